@@ -6,6 +6,7 @@ No sample is touched, but a few of those that have any length, since their type 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,7 +18,6 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
-from colabstage.h5.beside import FileBeside, beside
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -48,12 +48,13 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.options import ImageOptions, MaskOptions
+from colabstage.io.closing import Closing
 from colabstage.io.retry import translate_read_error
 from colabstage.io.units import format_count
 from colabstage.trees.contents import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -222,11 +223,11 @@ def open_fields(path: Path, fields: NamedFields | None) -> Any:
         As `open_h5`.
     """
     file = open_h5(path)
-    found = None if fields is None else beside(path, fields.y)
+    found = None if fields is None else _beside(path, fields.y)
     if fields is None or fields.y is None or found is None:
         return file
     try:
-        return FileBeside(file, open_h5(found[0]), fields.y, found[1])
+        return _FileBeside(file, open_h5(found[0]), fields.y, found[1])
     except BaseException:
         file.close()
         raise
@@ -460,3 +461,47 @@ def _json_attribute(file: Any, name: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+# Targets that lie in another file than their inputs, as PatchCamelyon has them.
+_IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
+
+
+def _beside(path: Path, name: str | None) -> tuple[Path, str] | None:
+    """Return the file and the name in it that `labels.h5/y` means, seen from `path`; `None` where a name is one of
+    `path` itself."""
+    found = _IN_FILE.fullmatch(name or "")
+    return None if found is None else (path.parent / found[1], found[2])
+
+
+class _FileBeside(Closing):
+    """An open `h5py.File`, with one name that leads into another; whatever else is asked of it, the first answers."""
+
+    def __init__(self, file: Any, other: Any, name: str, inner: str) -> None:
+        self._file = file
+        self._other = other
+        self._name = name
+        self._inner = inner
+
+    def __getitem__(self, name: str) -> Any:
+        return self._other[self._inner] if name == self._name else self._file[name]
+
+    def get(self, name: str, *, getlink: bool = False) -> Any:
+        """Return what the name leads to, or the link itself, as h5py does; `None` where there is none."""
+        if name == self._name:
+            return self._other.get(self._inner, getlink=getlink)
+        return self._file.get(name, getlink=getlink)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def close(self) -> None:
+        """Close both files."""
+        self._other.close()
+        self._file.close()

@@ -32,7 +32,6 @@ from colabstage.layouts.audio import AudioOptions, read_audio
 from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
 from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.detection import read_detection
-from colabstage.layouts.foreign import how_to_read
 from colabstage.layouts.image_boxes import NAME as DETECTION
 from colabstage.layouts.image_files import FILE_NAMES, IMAGES, guess_images, read_file_names, read_images
 from colabstage.layouts.names import count_kinds
@@ -136,7 +135,7 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
     if nearest is not None:
         return LayoutError(f"{nearest} {on_request}")
-    foreign = how_to_read(tree)
+    foreign = _how_to_read(tree)
     if foreign:
         return LayoutError(foreign)
     # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
@@ -285,3 +284,32 @@ def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
         msg = f"labels={labels!r} is a word; expected a list of columns, [{labels!r}]."
         raise OptionError(msg)
     return None if labels is None else tuple(labels)
+
+
+# Files that no layout here reads, and how to get them in.
+_AS_OBJECTS = "pass pack_dataset or stage_dataset a dataset object whose items are (x, y)"
+_UNREAD = (
+    ((".dcm", ".dicom"), "DICOM files", f"Read them by pydicom: {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
+    (
+        (".nii", ".nii.gz", ".mha", ".nrrd"),
+        "medical volumes",
+        f"Read them by nibabel: {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
+    ),
+    (
+        (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
+        "videos",
+        f"Take images out of them: ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
+    ),
+)
+
+
+def _how_to_read(tree: Tree) -> str:
+    """Return what to do with files of a tree that are of a kind known to be read by nobody here; "" where there are
+    none."""
+    for extensions, what, remedy in _UNREAD:
+        names = [entry.name for entry in tree.entries if entry.name.lower().endswith(extensions)]
+        if names:
+            return (
+                f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}'). Nothing here reads them. {remedy}"
+            )
+    return ""

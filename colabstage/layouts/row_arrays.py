@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.array_files import array_files, find_arrays
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers, make_targets
 from colabstage.layouts.image_boxes import split_of_word
+from colabstage.layouts.matlab5 import is_matlab5, matlab5_arrays
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.stored_arrays import join_sources
+from colabstage.layouts.published_arrays import published_arrays, published_files
+from colabstage.layouts.stored_arrays import NPY, hdf5_arrays, join_sources, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, Images, SampleTable, Values
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +29,12 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.stored_arrays import StoredArray
     from colabstage.layouts.table import Inputs, Targets
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.tree import FileEntry, Tree
 
+_NPZ = ".npz"
+_SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+# Arrays of whole datasets are few; so many files are one for each sample.
+_MAX_FILES = 256
 _X = {
     "x",
     "xs",
@@ -202,10 +208,10 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         EmptySourceError: there are no files of arrays.
         LayoutError: which array is which cannot be told, one cannot be read, or they are not of one length.
     """
-    if not array_files(tree):
+    if not _array_files(tree):
         msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
-    stored = {array.name: array for array in find_arrays(tree)}
+    stored = {array.name: array for array in _find_arrays(tree)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     chosen = (_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
     xs = [_usable(stored[one.x]) for one in chosen]
@@ -327,3 +333,39 @@ def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
         whole = values.astype(np.int64)
         return Values(whole), class_numbers(whole)
     return Values(values), ()
+
+
+def _array_files(tree: Tree) -> list[FileEntry]:
+    """Return the files of a tree that may hold arrays."""
+    return [*files_ending_in(tree.entries, _SUFFIXES), *published_files(tree)]
+
+
+def _find_arrays(tree: Tree) -> list[StoredArray]:
+    """Return all arrays of a tree, by file and key; headers are read, and no more.
+
+    Raises:
+        LayoutError: a file is not what its name says, or there are too many of them.
+    """
+    files = files_ending_in(tree.entries, _SUFFIXES)
+    if len(files) > _MAX_FILES:
+        msg = (
+            f"'{tree.label}' holds {len(files):,} files of arrays (first '{files[0].name}'); expected at most "
+            f"{_MAX_FILES}, each with the rows of many samples."
+        )
+        raise LayoutError(msg)
+    found: list[StoredArray] = []
+    for entry in files:
+        suffix = posixpath.splitext(entry.name)[1].lower()
+        if suffix == NPY:
+            found.append(read_npy(tree, entry, entry.name))
+        elif suffix == _NPZ:
+            try:
+                found += npz_arrays(tree, entry)
+            except CorruptArchiveError as error:
+                msg = f"'{entry.name}' cannot be read: {error}"
+                raise LayoutError(msg) from error
+        elif is_matlab5(tree, entry):
+            found += matlab5_arrays(tree, entry)
+        else:
+            found += hdf5_arrays(tree, entry)
+    return found + published_arrays(tree)

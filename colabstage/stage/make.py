@@ -1,4 +1,4 @@
-"""Bring a source here in the forms that were asked for: plain files, a pack, or both.
+"""Bring a source here in the forms that were asked for: plain files, a pack, or both; or a part of a pack.
 
 All is read and planned before anything is written; then archives begin to arrive, and what is made of them is made
 while they do.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import NotEnoughSpaceError, SourceChangedError
+from colabstage.h5.info import read_info
 from colabstage.h5.manifest import remove_manifest
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
@@ -18,12 +19,14 @@ from colabstage.io.progress import cancellation_of
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count
+from colabstage.load.partial import open_partial
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
 from colabstage.sources.folder import fetch_folder
 from colabstage.stage.cache import restore_name
+from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.report import StageFigures, StageReport
 from colabstage.trees.folder import FolderTree
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
+    from colabstage.stage.cache import CachedPack
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
@@ -258,3 +262,29 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         step.note = "; ".join(said)
     report.skipped = done.skipped
     report.note(*job.table.notes)
+
+
+def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
+    """Tell whether a pack is larger than what may be here."""
+    return request.disk_limit is not None and cached.manifest.size > request.disk_limit
+
+
+def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
+    """Open a pack of which no more than `disk_limit` is ever here.
+
+    Raises:
+        As `open_partial`.
+    """
+    request, report, limit = call.request, call.report, call.request.disk_limit
+    assert limit is not None
+    report.origin = "cache"
+    report.skipped = cached.manifest.skipped
+    with report.timed("open in part", unit="B") as step:
+        part = open_partial(cached.path, limit, local_dir=request.folder.parent)
+        step.amount = part.figures["fetched"]
+        step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
+    report.note(
+        f"The pack stays in the cache ('{cached.path}') and is read from there block by block; keep it there and "
+        "reachable while loaders run."
+    )
+    return StagedDataset(path=part.path, files=None, report=report, info=read_info(part.path), part=part)

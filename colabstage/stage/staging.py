@@ -45,8 +45,7 @@ from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
 from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.in_part import exceeds_limit, open_in_part
-from colabstage.stage.make import SourceListingError, figure_out, make_local
+from colabstage.stage.make import SourceListingError, exceeds_limit, figure_out, make_local, open_in_part
 from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
     LocalRecord,
