@@ -143,7 +143,7 @@ def write_page(sections: dict[str, str]) -> None:
 
 def write(name: str, output: str, code: int) -> None:
     """Put a benchmark's section into the page, in the place of its earlier one."""
-    verdict = "All promised ratios hold." if code == 0 else f"{_MISSED} (exit code {code})."
+    verdict = "No promised ratio was missed." if code == 0 else f"{_MISSED} (exit code {code})."
     when = time.strftime("%Y-%m-%d", time.gmtime())
     about = f"`python -m benchmarks.{name}`, {when}. {machine()}.{peers(name)} {verdict}"
     write_page({**read_sections(), name: f"\n{about}\n\n```text\n{output}\n```\n"})
