@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import unquote
 from xml.parsers import expat
 
 import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
-from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, split_name, split_of_path
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError
+from colabstage.layouts.yolo import read_class_file
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ class _Format(NamedTuple):
     """Whether each file is of one image, and called as that is."""
     polygons: bool = False
     """Whether outlines are common, of which the boxes around them are kept."""
+    numbered: bool = False
+    """Whether classes are numbers, which a list of names beside the images says more of."""
 
 
 def read_box_tools(tree: Tree) -> SampleTable:
@@ -126,8 +131,9 @@ def _table(
     tree: Tree, images: FileEntries, form: _Format, found: list[tuple[FileEntry, list[Annotated]]]
 ) -> SampleTable:
     lookups: dict[str, FileLookup] = {}
-    classes = sorted({shape.label for _, said in found for one in said for shape in one.shapes})
-    numbers = {name: float(number) for number, name in enumerate(classes)}
+    words = {shape.label for _, said in found for one in said for shape in one.shapes}
+    classes = _numbered(tree, form, words) if form.numbered else sorted(words)
+    numbers = {str(number) if form.numbered else name: float(number) for number, name in enumerate(classes)}
     samples: dict[str, LabelledImage] = {}
     missing, total, first = 0, 0, ""
     for file, said in found:
@@ -162,6 +168,16 @@ def _table(
     if form.polygons:
         notes.append("Of outlines the boxes around them are kept.")
     return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)
+
+
+def _numbered(tree: Tree, form: _Format, words: set[str]) -> list[str]:
+    """Return the names of classes that are written as numbers; the numbers themselves where no list names them."""
+    count = 1 + max(map(int, words), default=-1)
+    names = list(read_class_file(tree).names)
+    if names and count > len(names):
+        msg = f"{form.name}'s annotations have the class {count - 1}; {len(names)} are named ({names[0]}, …)."
+        raise BrokenDatasetError(msg)
+    return names or [str(number) for number in range(count)]
 
 
 def _around(file: str, shape: Shape) -> tuple[float, float, float, float]:
@@ -278,6 +294,65 @@ def _bdd(_: str, content: bytes) -> list[Annotated]:
     ]
 
 
+def _label_studio(_: str, content: bytes) -> list[Annotated]:
+    """Read Label Studio's JSON: boxes and outlines in hundredths of the image, boxes turned around their corner."""
+    found = json.loads(content)
+    if not isinstance(found, list) or not all(isinstance(one, dict) and "data" in one for one in found):
+        raise _NotThisFormatError
+    every = []
+    for one in found:
+        kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
+        if len(kept) > 1:
+            msg = f"task {one.get('id')} has {len(kept)} annotations, of several persons; export one of each task"
+            raise ValueError(msg)
+        shapes, size = [], (0, 0)
+        for region in (region for each in kept for region in each["result"]):
+            value, kind = region.get("value") or {}, str(region.get("type"))
+            if kind not in ("rectanglelabels", "polygonlabels"):
+                if kind.endswith("labels"):
+                    msg = f"a region is of the type {kind!r}; expected rectanglelabels and polygonlabels"
+                    raise ValueError(msg)
+                continue
+            size = (int(region["original_height"]), int(region["original_width"]))
+            (label,) = value[kind]
+            corners = value["points"] if kind == "polygonlabels" else _turned(value, size)
+            shapes.append(Shape(str(label), [(x * size[1] / 100, y * size[0] / 100) for x, y in corners]))
+        path = next((str(word) for word in one["data"].values() if is_image(str(word))), "")
+        # Files of the machine that it ran on come as a question: /data/local-files/?d=photos/a.jpg.
+        every.append(Annotated(unquote(path.rpartition("?d=")[2]), shapes, size))
+    return every if any(one.shapes for one in every) else []
+
+
+def _turned(value: dict[str, Any], size: tuple[int, int]) -> list[tuple[float, float]]:
+    """Return the corners of a box in hundredths, which is turned clockwise around its first in pixels."""
+    angle = math.radians(value.get("rotation") or 0)
+    across, down = value["width"] * size[1], value["height"] * size[0]
+    ends = [(0.0, 0.0), (across, 0.0), (across, down), (0.0, down)]
+    sine, cosine = math.sin(angle), math.cos(angle)
+    return [
+        (value["x"] + (x * cosine - y * sine) / size[1], value["y"] + (x * sine + y * cosine) / size[0])
+        for x, y in ends
+    ]
+
+
+def _keras_yolo(_: str, content: bytes) -> list[Annotated]:
+    """Read a line for each image: its path, and x0,y0,x1,y1,class of each box."""
+    every = []
+    for line in content.decode("utf-8-sig", "replace").splitlines():
+        found = _KERAS_LINE.fullmatch(line.strip())
+        if found is None and line.strip():
+            raise _NotThisFormatError
+        if found is not None:
+            boxes = [box.split(",") for box in found[2].split()]
+            every.append(
+                Annotated(
+                    found[1],
+                    [Shape(box[4], [(float(box[0]), float(box[1])), (float(box[2]), float(box[3]))]) for box in boxes],
+                )
+            )
+    return every if any(one.shapes for one in every) else []
+
+
 def _cvat(_: str, content: bytes) -> list[Annotated]:
     """Read CVAT's XML for images; entities, by which a small file grows to gigabytes, are refused."""
     every: list[Annotated] = []
@@ -356,8 +431,11 @@ FORMATS = (
         "Supervisely", ".json", (b'"objects"',), _supervisely, named=r"/ann/[^/]+\.json$", per_image=True, polygons=True
     ),
     _Format("BDD100K", ".json", (b'"box2d"', b'"category"'), _bdd),
+    _Format("Label Studio", ".json", (b'"annotations"', b'"original_width"'), _label_studio, polygons=True),
     _Format("CVAT", ".xml", (b"<annotations", b"<image"), _cvat, polygons=True),
     _Format("DOTA", ".txt", (), _dota, named=r"labelTxt[^/]*/", per_image=True, polygons=True),
     _Format("WIDER FACE", ".txt", (), _wider, named=r"_bbx_gt\.txt$"),
+    _Format("Keras YOLO", ".txt", (), _keras_yolo, named=r"(?:^|/)_annotations\.txt$", numbered=True),
 )
 _SNIFFED = 8
+_KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")

@@ -25,11 +25,12 @@ from colabstage.layouts.columns import (
     read_some_rows,
 )
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, FileLookup, listed, split_name, split_of_path
+from colabstage.layouts.reading import read_head
 from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from colabstage.layouts.columns import ColumnRoles
     from colabstage.layouts.table import Targets
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 NAME = "table"
 # A path, a label and a split need no header.
 _PLAIN_COLUMNS = 3
+# Enough for the names of the columns of a wide table.
+_HEADER_BYTES = 64 * 1024
+# A table that names so many times fewer files than another is no rival of it.
+_FEW = 10
 
 
 class _Row(NamedTuple):
@@ -206,7 +211,7 @@ class _TableSearch:
         if not files or not tables:
             msg = f"'{self.tree.label}' holds no {self.kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
             raise EmptySourceError(msg) if not files else LayoutError(msg)
-        found = self._with_paths(self._chosen(tables, self.choice.table), files)
+        found = self.with_paths(self._chosen(tables, self.choice.table), files)
         try:
             return self._read(found, files)
         except BrokenDatasetError:
@@ -229,10 +234,7 @@ class _TableSearch:
         boxes = box_columns(found[0].header) if self.choice.labels is None and self.kind.layout == NAME else None
         first = found[0]
         columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
-        if boxes is not None:
-            roles = find_roles(columns, labels=[boxes.label])
-        else:
-            roles = find_roles(columns, labels=self.choice.labels)
+        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(first, columns, notes)
         found = self._labelled(found, roles, notes)
         rows = [row for table in found for row in table.rows_with_files(files, roles, several=len(found) > 1)]
         notes += self._notes(found, rows, len(files), roles)
@@ -260,6 +262,23 @@ class _TableSearch:
             notes=tuple(notes),
         )
 
+    def _roles(self, table: _Found, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
+        """Return what the columns of a table are; where several may be the label, that which a competition asks for.
+
+        Raises:
+            LayoutError: as `find_roles`, and no example of what to submit helps.
+        """
+        try:
+            return find_roles(columns, labels=self.choice.labels)
+        except LayoutError:
+            for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(_is_submission):
+                first = read_head(self.tree, entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
+                asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
+                if len(asked) == 1 and self.choice.labels is None:
+                    notes.append(f"'{entry.name}' asks for '{asked[0]}', so that is the label.")
+                    return find_roles(columns, labels=asked)
+            raise
+
     def _chosen(self, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
         """Return the tables that count.
 
@@ -279,7 +298,7 @@ class _TableSearch:
         )
         raise BrokenDatasetError(msg)
 
-    def _with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_Found]:
+    def with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_Found]:
         """Return the tables that lead to files of the kind.
 
         Raises:
@@ -289,8 +308,7 @@ class _TableSearch:
         found = []
         lookups: dict[str, FileLookup] = {}
         for entry in tables:
-            # Whether a table is an example of what to submit to a competition: its labels are made up.
-            if "submission" in posixpath.basename(entry.name).lower():
+            if _is_submission(entry.name):
                 continue
             folder = posixpath.dirname(entry.name)
             if folder not in lookups:
@@ -340,6 +358,16 @@ class _TableSearch:
                     f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others
                 ]
                 return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
+        most = max(found, key=lambda table: len(table.files))
+        few = [table for table in found if _FEW * len(table.files) <= len(most.files)]
+        # ChestX-ray14: labels of all images, and boxes of one in a hundred.
+        if len(few) == len(found) - 1 and any(map(is_label_name, most.header)):
+            notes += [
+                f"'{table.name}' names {len(table.files):,} {self.kind.noun}, and '{most.name}' {len(most.files):,}: "
+                "the former was left out."
+                for table in few
+            ]
+            return [most]
         msg = (
             f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called "
             "train, test "
@@ -374,6 +402,46 @@ class _TableSearch:
         if unused:
             notes.append(f"{unused:,} {self.kind.noun} that no row names were left out.")
         return notes
+
+
+def _is_submission(name: str) -> bool:
+    """Tell whether a table is an example of what to submit to a competition: its labels are made up."""
+    return "submission" in posixpath.basename(name).lower()
+
+
+def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
+    """Tell whether all tables that lead to images say of each the class that it has by another way: each in a column
+    that has one word for each class, whatever its other columns are.
+
+    Args:
+        tree: the dataset's files.
+        class_of: the class of images by name.
+    """
+    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    search = _TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), TableChoice())
+    try:
+        found = search.with_paths(list(files_ending_in(tree.entries, TABLE_EXTENSIONS)), files)
+    except LayoutError:
+        return False
+    # The German traffic signs have a table in the folder of each class; together they say of each which it is.
+    alike: dict[tuple[str, ...], list[_Found]] = {}
+    for table in found:
+        alike.setdefault(tuple(table.header), []).append(table)
+    return all(_has_classes(tables, files, class_of) for tables in alike.values())
+
+
+def _has_classes(tables: list[_Found], files: FileEntries, class_of: Mapping[str, str]) -> bool:
+    said: list[set[tuple[str, str]]] = [set() for _ in tables[0].header]
+    for table in tables:
+        for row in table.rows:
+            there = table.lookup.search(row[table.path], split=table.split) if len(row) == len(said) else ()
+            if len(there) == 1 and (name := class_of.get(files.names[there[0]])) is not None:
+                for column, cell in zip(said, row, strict=True):
+                    column.add((name, cell))
+    return any(
+        len(pairs) > 1 and len({name for name, _ in pairs}) == len({cell for _, cell in pairs}) == len(pairs)
+        for pairs in said
+    )
 
 
 def _path_column(

@@ -16,10 +16,12 @@ from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.array_folders import read_array_folder
 from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
 from colabstage.layouts.class_folders import read_image_folder
-from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.columns import is_table
+from colabstage.layouts.csv_table import read_table, tables_that_agree
 from colabstage.layouts.detection import read_detection
 from colabstage.layouts.names import (
     ANNOTATION_EXTENSIONS,
+    IMAGE_EXTENSIONS,
     is_note,
     is_role_folder,
     is_split_folder,
@@ -28,11 +30,12 @@ from colabstage.layouts.names import (
     split_name,
 )
 from colabstage.layouts.pairs import read_pairs
-from colabstage.layouts.reading import read_head
+from colabstage.layouts.reading import read_files, read_head
 from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import FileEntries, files_ending_in
+from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,6 +51,8 @@ _HEADS = 16
 _NAMED = 3
 _INNERMOST = "layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
 _AGREEING = 0.9
+# Of images that are there twice, so many are read to see that they are the same.
+_COMPARED = 8
 _WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
 _CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -55,8 +60,9 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 
 
-def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read the table of a tree, unless its images have masks as well.
+def guess_table(tree: Tree, is_more: bool) -> SampleTable:
+    """Read the table of a tree, unless its images have masks as well; where its labels cannot be told, folders of
+    classes that agree with a column of it.
 
     Raises:
         LayoutError: no table leads to images, or one that cannot be read as labels stands beside masks.
@@ -68,6 +74,9 @@ def guess_table(tree: Tree, _is_more: bool) -> SampleTable:
         if _has_masks(tree):
             msg = f"The images of '{tree.label}' have masks, and the table beside them no labels: {error}"
             raise LayoutError(msg) from error
+        by_folder = _folders_that_agree(tree, is_more)
+        if by_folder is not None:
+            return by_folder
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise BrokenDatasetError(msg) from error
     if _has_masks(tree):
@@ -106,6 +115,19 @@ def _leads_to_images(tree: Tree) -> bool:
     except LayoutError:
         return False
     return True
+
+
+def _folders_that_agree(tree: Tree, is_more: bool) -> SampleTable | None:
+    """Return the folders of classes of a tree, where all its tables say the same as they do; `None` where there are
+    none."""
+    try:
+        found = guess_image_folder(tree, is_more)
+    except LayoutError:
+        return None
+    if not tables_that_agree(tree, dict(_class_of(found))):
+        return None
+    note = "Tables beside the folders have a column that says the same classes; their other columns were left out."
+    return replace(found, notes=(*found.notes, note))
 
 
 def _has_masks(tree: Tree) -> bool:
@@ -177,12 +199,19 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
         EmptySourceError, BrokenDatasetError: as `read_image_folder`.
         NearMissError: something else could; the message says what, and what to write.
     """
+    copy = _second_copy(tree)
+    seen = PartOfTree(tree, FileEntries.of(tree.entries).where(lambda name: name not in copy)) if copy else tree
     try:
-        found = read_image_folder(tree)
+        found = read_image_folder(seen)
     except (EmptySourceError, BrokenDatasetError):
         raise
     except LayoutError as error:
         raise NearMissError(str(error)) from error
+    if copy and isinstance(found.inputs.source, TreeFiles):
+        # What packing reads is the tree itself, which may be an archive that is read while it arrives.
+        inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
+        note = f"{len(copy):,} images were left out: they are the others once more (first '{min(copy)}')."
+        found = replace(found, inputs=inputs, notes=(*found.notes, note))
     sounds = files_ending_in(tree.entries, SOUND_EXTENSIONS)
     if 2 * len(sounds) > len(found):
         msg = (
@@ -190,7 +219,36 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
             f'(first \'{sounds[0].name}\'). Say which are meant: layout="image_folder" or layout="audio".'
         )
         raise BrokenDatasetError(msg)
-    return _undoubted(tree, found, is_more=is_more)
+    return _undoubted(seen, found, is_more=is_more)
+
+
+def _second_copy(tree: Tree) -> frozenset[str]:
+    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do: in
+    cell_images/cell_images, beside the folders of cell_images. By names and sizes, and the content of a few."""
+    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    if not files:
+        return frozenset()
+    top = "".join(f"{folder}/" for folder in shared_folders(files.names))
+    deepest = max(files.names, key=lambda name: name.count("/")).removeprefix(top).split("/")
+    # The original of the deepest has its path but for the folders of the copy.
+    originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
+    starts = [originals[name] for name in files.names if name in originals]
+    if not starts:
+        return frozenset()
+    folder = f"{top}{'/'.join(deepest[: min(starts)])}/"
+    entries = {entry.name: entry for entry in files}
+    pairs = [
+        (entry, entries[original])
+        for entry in files
+        if entry.name.startswith(folder)
+        and (original := top + entry.name.removeprefix(folder)) in entries
+        and entries[original].size == entry.size
+    ]
+    if 2 * len(pairs) != len(files):
+        return frozenset()
+    step = 1 + len(pairs) // _COMPARED
+    ones, others = (read_files(tree, side, lambda _, data: data) for side in zip(*pairs[::step], strict=True))
+    return frozenset(entry.name for entry, _ in pairs) if ones == others else frozenset()
 
 
 def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
@@ -373,9 +431,10 @@ class _ClassFolders:
             return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
         enough = min(_NAMED, len(self.found))
         competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
-        competing = next((name for name, does in competes.items() if does), None)
-        if competing is not None:
-            return _Named(_says_more(competing, "this file"))
+        competing = [name for name, does in competes.items() if does]
+        are_tables = all(map(is_table, competing))
+        if competing and not (are_tables and tables_that_agree(self.tree, dict(_class_of(self.found)))):
+            return _Named(_says_more(competing[0], "this file"))
         agreeing = [name for name, does in competes.items() if does is False]
         return _Named(
             lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]

@@ -7,6 +7,7 @@ by a signal. Every value is one byte range of the file, so its place is all that
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 import struct
@@ -31,7 +32,8 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
+from colabstage.layouts.tfrecord import MessageError, Span, message_fields
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -222,6 +224,22 @@ _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
 # What writers note beside the samples.
 _NOTES = re.compile(rb"num[-_]samples|length|len|nsamples|keys|meta|__.*__", re.DOTALL)
 _MAX_LABEL_BYTES = 64 * 1024
+# Of a message of Caffe's: its pixels, or the file of an image, and the fields that are numbers (channels, height,
+# width, label, encoded).
+_DATA, _NUMBERS = 4, (1, 2, 3, 5, 7)
+# The numbers before the pixels, and how an image file begins.
+_HEAD_BYTES = 64
+
+
+class _Datum(NamedTuple):
+    """What a value of Caffe's says of its image."""
+
+    data: Span
+    """Where its bytes lie in the value."""
+    shape: tuple[int, ...]
+    """Channels, height and width of pixels; () of an image file."""
+    label: int
+    """Its class; 0 where it says none, as protobuf has it."""
 
 
 class _Scanned(NamedTuple):
@@ -233,6 +251,8 @@ class _Scanned(NamedTuple):
     """Its images by name."""
     labels: dict[str, bytes]
     """Their labels by the same names, where there are any."""
+    datums: dict[str, _Datum]
+    """What Caffe's messages say of them, by the same names; empty where values are images themselves."""
 
 
 class _Targets(NamedTuple):
@@ -247,11 +267,12 @@ class _Targets(NamedTuple):
 
 
 def read_lmdb(tree: Tree) -> SampleTable:
-    """Make a table of a tree with LMDB databases (data.mdb, or a file .lmdb) whose values are image files.
+    """Make a table of a tree with LMDB databases (data.mdb, or a file .lmdb) whose values are image files, or Caffe's
+    messages of one or of its pixels, uint8 `(channels, height, width)`.
 
-    y: with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or texts as uint8
-    `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits are those that
-    all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
+    y: Caffe's label; with keys as image-000000001 and label-000000001, whole numbers as they are, other numbers, or
+    texts as uint8 `(N, L)`, UTF-8 with zeros up to the longest; with keys as cat/1.jpg the folder; else none. Splits
+    are those that all databases are called after (train/data.mdb, val.lmdb). Nothing is unpickled.
 
     Raises:
         EmptySourceError: there is no such database.
@@ -273,12 +294,15 @@ def read_lmdb(tree: Tree) -> SampleTable:
         msg = f"The databases in '{tree.label}' hold no values."
         raise EmptySourceError(msg)
     source = ShardParts(shards, parts, names)
-    targets = _targets(scanned, names)
+    if any(found.datums for found in scanned):
+        inputs, targets = _of_caffe(scanned, source)
+    else:
+        inputs, targets = Images(source), _targets(scanned, names)
     splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
-        inputs=Images(source),
+        inputs=inputs,
         targets=targets.values,
         splits=None if splits is None else tuple(splits[part.shard] for part in parts),
         classes=targets.classes,
@@ -293,7 +317,7 @@ def _is_database(name: str) -> bool:
 
 def _scan(shard: Shard, number: int) -> _Scanned:
     window = ScanWindow(shard.content)
-    found = _Scanned(shard, {}, {})
+    found = _Scanned(shard, {}, {}, {})
     for value in scan_values(window):
         if _NOTES.fullmatch(value.key):
             continue
@@ -305,14 +329,45 @@ def _scan(shard: Shard, number: int) -> _Scanned:
                 raise BrokenDatasetError(msg)
             found.labels[name] = window.pread(value.size, value.start)
             continue
-        if not found.images:
-            # Every other value is looked at when it is decoded.
-            head = window.pread(min(value.size, 16), value.start)
-            if not head.startswith(IMAGE_HEADS):
-                raise _no_images(shard, name, head)
         found.images[name] = Part(number, value.start, value.size)
+        if len(found.images) == 1 or found.datums:
+            # Every other image file is looked at when it is decoded.
+            head = window.pread(min(value.size, _HEAD_BYTES), value.start)
+            if head.startswith(IMAGE_HEADS):
+                continue
+            datum = _read_datum(window, value, head)
+            if datum is None:
+                raise _no_images(shard, name, head[:16])
+            found.datums[name] = datum
+            found.images[name] = Part(number, value.start + datum.data.start, datum.data.end - datum.data.start)
     rest_shard(shard)
     return found
+
+
+def _read_datum(window: ScanWindow, value: Value, head: bytes) -> _Datum | None:
+    """Return what Caffe's message of an image says, `None` where a value is none; its pixels are passed over."""
+    fields: dict[int, Span | int] = {}
+    try:
+        # Protobuf writes fields by number: what says the size stands before the pixels, and the label behind them.
+        for field, found in message_fields(head, Span(0, value.size)):
+            fields[field] = found
+            if field == _DATA:
+                break
+        data = fields.pop(_DATA, 0)
+        if not isinstance(data, Span):
+            return None
+        tail = window.pread(value.size - data.end, value.start + data.end) if data.end < value.size else b""
+        fields |= dict(message_fields(tail, Span(0, len(tail))))
+    except (MessageError, IndexError):
+        return None
+    numbers = [found for field in _NUMBERS if isinstance(found := fields.pop(field, 0), int)]
+    if fields or len(numbers) < len(_NUMBERS):
+        return None
+    *shape, label, encoded = numbers
+    is_file = head[data.start :].startswith(IMAGE_HEADS)
+    fits = is_file if encoded else 0 < data.end - data.start == math.prod(shape)
+    # Negative numbers are written in two's complement of 64 bits.
+    return _Datum(data, () if encoded else tuple(shape), label - (label >> 63 << 64)) if fits else None
 
 
 def _key_name(key: bytes) -> str:
@@ -332,6 +387,29 @@ def _no_images(shard: Shard, name: str, head: bytes) -> LayoutError:
         "pack_dataset the dataset object that you train with."
     )
     return LayoutError(msg)
+
+
+def _of_caffe(scanned: Sequence[_Scanned], source: ShardParts) -> tuple[Images | Arrays, _Targets]:
+    """Return the inputs and targets of databases of Caffe's messages."""
+    datums = [datum for found in scanned for datum in found.datums.values()]
+    if len(datums) != len(source):
+        msg = (
+            f"'{scanned[0].shard.name}' and others hold messages of Caffe's, and {len(source) - len(datums):,} values "
+            "that are none. Stage them apart."
+        )
+        raise BrokenDatasetError(msg)
+    odd = next((number for number, datum in enumerate(datums) if datum.shape != datums[0].shape), None)
+    if odd is not None:
+        msg = (
+            f"'{source.name(odd)}' has pixels of the shape {datums[odd].shape}, and '{source.name(0)}' of "
+            f"{datums[0].shape}; expected one. Have convert_imageset resize them, or write image files (--encoded)."
+        )
+        raise BrokenDatasetError(msg)
+    labels = Values(np.array([datum.label for datum in datums], np.int64))
+    if not datums[0].shape:
+        return Images(source), _Targets(labels)
+    note = "Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them."
+    return Arrays(source, datums[0].shape, np.dtype(np.uint8)), _Targets(labels, notes=(note,))
 
 
 def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:

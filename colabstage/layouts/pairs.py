@@ -115,6 +115,7 @@ _MASK_SUFFIXES = (
     "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
     "-mask", "_annot", "_seg", "_gt", "_L", "_P",
 )  # fmt: skip
+_OBJECTS = frozenset({"instances", "instance", "panoptic"})
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 # Masks with a palette are at times GIFs, which no layout takes for images.
 _MASK_EXTENSIONS = IMAGE_EXTENSIONS
@@ -175,6 +176,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     source = TreeFiles(tree, [mask for _, mask in pairs])
     targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
     found = [split_of_path(image.name) for image, _ in pairs]
+    objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
     return SampleTable(
         layout=NAME,
         keys=tuple(image.name for image, _ in pairs),
@@ -187,7 +189,8 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
             f"{count:,} {kind} were left out."
             for count, kind in (
                 (len(sides.images) - len(pairs), "images that have no mask"),
-                (len(sides.masks) - len(pairs), "masks that have no image"),
+                (objects, "masks that number single objects"),
+                (len(sides.masks) - len(pairs) - objects, "masks that have no image"),
             )
             if count
         ),
@@ -275,13 +278,20 @@ def _matched(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
     images = set(sides.images.values())
     for mask, place in sides.masks.items():
         other = by_place.setdefault(place, mask)
-        if other is not mask and place in images:
+        if other is not mask and _is_of_objects(other) != _is_of_objects(mask):
+            by_place[place] = mask if _is_of_objects(other) else other
+        elif other is not mask and place in images:
             msg = (
                 f"'{other.name}' and '{mask.name}' are masks of the same image; expected one for each. Say which "
                 "folder or suffix counts: layout=image_masks(masks='NAME'), from colabstage.options; or join them."
             )
             raise NearMissError(msg)
     return [(image, by_place[place]) for image, place in sides.images.items() if place in by_place]
+
+
+def _is_of_objects(mask: FileEntry) -> bool:
+    """Tell whether a mask numbers the single objects, as Mapillary has them beside those that number the classes."""
+    return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
 
 
 def _by_stem(sides: _Sides) -> _Sides | None:

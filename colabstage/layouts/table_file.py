@@ -10,13 +10,13 @@ from colabstage.layouts.audio import read_audio
 from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import NAME, read_table
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.trees.tree import TreeView
+from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 _SUFFIXES = (".csv", ".tsv")
 
@@ -34,7 +34,8 @@ class TableFile:
         Raises:
             LayoutError: it leads to neither.
         """
-        seen = _OneTable(tree, self.name)
+        entries = [entry for entry in tree.entries if entry.name == self.name or not is_table(entry.name)]
+        seen = PartOfTree(tree, entries)
         try:
             return read_table(seen)
         except BrokenDatasetError:
@@ -49,15 +50,3 @@ class TableFile:
 def is_table_file(path: Path, layout: object) -> bool:
     """Tell whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
     return layout in ("auto", NAME) and path.suffix.lower() in _SUFFIXES and not path.is_dir()
-
-
-class _OneTable(TreeView):
-    """A tree without its other tables; its opener closes it."""
-
-    def __init__(self, tree: Tree, name: str) -> None:
-        self._tree = tree
-        self.kind, self.label, self.notes = tree.kind, tree.label, tree.notes
-        self.entries = tuple(entry for entry in tree.entries if entry.name == name or not is_table(entry.name))
-
-    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
-        return self._tree.origin(entry)

@@ -134,11 +134,11 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
-        for field, features in _fields(data, Span(0, len(data))):
+        for field, features in message_fields(data, Span(0, len(data))):
             # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
             if field != 1 or not isinstance(features, Span):
                 continue
-            for number, entry in _fields(data, features):
+            for number, entry in message_fields(data, features):
                 # A map is written as messages of key and value.
                 if number == 1 and isinstance(entry, Span):
                     name, feature = _entry(data, entry)
@@ -151,13 +151,13 @@ def parse_example(data: bytes) -> dict[str, Feature]:
 
 def _entry(data: bytes, entry: Span) -> tuple[str, Feature]:
     name, feature = "", Span(0, 0)
-    for number, value in _fields(data, entry):
+    for number, value in message_fields(data, entry):
         if number == 1 and isinstance(value, Span):
             name = data[value.start : value.end].decode()
         elif number == 2 and isinstance(value, Span):
             feature = value
     found: Feature = []
-    for kind, values in _fields(data, feature):
+    for kind, values in message_fields(data, feature):
         if isinstance(values, Span):
             # Of several values in one feature the last counts, as protobuf has it for a oneof.
             found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
@@ -165,12 +165,12 @@ def _entry(data: bytes, entry: Span) -> tuple[str, Feature]:
 
 
 def _strings(data: bytes, values: Span) -> Feature:
-    return [value for _, value in _fields(data, values) if isinstance(value, Span)]
+    return [value for _, value in message_fields(data, values) if isinstance(value, Span)]
 
 
 def _floats(data: bytes, values: Span) -> Feature:
     found: list[float] = []
-    for _, value in _fields(data, values):
+    for _, value in message_fields(data, values):
         # Packed, as every writer of today has it; one by one is what the format allows as well.
         if isinstance(value, Span):
             found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
@@ -181,7 +181,7 @@ def _floats(data: bytes, values: Span) -> Feature:
 
 def _integers(data: bytes, values: Span) -> Feature:
     found: list[int] = []
-    for _, value in _fields(data, values):
+    for _, value in message_fields(data, values):
         if not isinstance(value, Span):
             found.append(_signed(value))
             continue
@@ -197,8 +197,12 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
-    """Yield the fields of a message: number, and a span of bytes or a whole number."""
+def message_fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
+    """Yield the fields of a protobuf message: number, and a span of bytes or a whole number.
+
+    Raises:
+        MessageError, IndexError: it is no such message, or cut.
+    """
     at = span.start
     while at < span.end:
         tag, at = _varint(data, at)

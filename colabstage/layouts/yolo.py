@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
 
-_LISTS = ("classes.txt", "obj.names", "classes.names", "_darknet.labels")
+_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels")
 _EXTENSIONS = (".txt", ".names", ".labels", ".yaml", ".yml")
 _MENTIONS_NAMES = re.compile(r"^names\s*:", re.MULTILINE)
 

@@ -206,6 +206,17 @@ class TreeView(Tree):
         return tree.chunks(own)
 
 
+class PartOfTree(TreeView):
+    """Some files of a tree; whoever opened that closes it."""
+
+    def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
+        self._tree = tree
+        self.kind, self.label, self.notes, self.entries = tree.kind, tree.label, tree.notes, entries
+
+    def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
+        return self._tree.origin(entry)
+
+
 class _GivenTree(Tree):
     """Somebody's own object that has files, as a tree."""
 

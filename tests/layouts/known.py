@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colabstage.layouts.tfrecord import masked_crc32c
+from colabstage.trees.entries import FileEntries
+from colabstage.trees.tree import FileEntry, Tree
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -74,6 +76,36 @@ def known(
         content = text if isinstance(text, bytes) else (text if isinstance(text, str) else json.dumps(text)).encode()
         files |= dict.fromkeys(each(pattern), content)
     return Known(name, files, layout, found, error, write)
+
+
+class _Bytes:
+    """A file in memory."""
+
+    def __init__(self, label: str, content: bytes) -> None:
+        self.label = label
+        self.size = len(content)
+        self._content = content
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._content[offset : offset + length]
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryTree(Tree):
+    """Files in memory."""
+
+    kind = "folder"
+    label = "dataset"
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self._files = files
+        names = sorted(files)
+        self.entries = FileEntries.of(FileEntry(name, len(files[name]), 0, n) for n, name in enumerate(names))
+
+    def open(self, entry: FileEntry) -> _Bytes:
+        return _Bytes(entry.name, self._files[entry.name])
 
 
 # --- contents ---------------------------------------------------------------------------------------------------------
@@ -225,6 +257,21 @@ def via(pattern: str) -> dict[str, Any]:
     }
 
 
+def label_studio(*paths: str) -> list[dict[str, Any]]:
+    """Label Studio's JSON, with a box and a polygon in each image."""
+    region = {"original_width": 64, "original_height": 48, "image_rotation": 0}
+    box = {"x": 50, "y": 25, "width": 25, "height": 50, "rotation": 0, "rectanglelabels": ["cat"]}
+    outline = {"points": [[10, 10], [20, 10], [15, 30]], "polygonlabels": ["dog"]}
+    regions = [
+        {**region, "type": "rectanglelabels", "value": box},
+        {**region, "type": "polygonlabels", "value": outline},
+    ]
+    return [
+        {"id": n, "data": {"image": path}, "annotations": [{"was_cancelled": False, "result": regions}]}
+        for n, path in enumerate(paths, 1)
+    ]
+
+
 def bdd(pattern: str) -> list[dict[str, Any]]:
     """BDD100K's JSON, with a box in each image."""
     box = {"category": "car", "box2d": {"x1": 5.0, "y1": 6.0, "x2": 40.0, "y2": 30.0}}
@@ -236,28 +283,3 @@ DOTA = (
     "imagesource:GoogleEarth\ngsd:0.146343590398\n"
     "5.0 6.0 40.0 6.0 40.0 30.0 5.0 30.0 plane 0\n1.0 2.0 9.0 2.0 9.0 8.0 1.0 8.0 ship 1\n"
 )
-
-
-_SPELLED = {"image_folder": "folders of classes", "table": "a table", "file_names": "names of files",
-            "pairs": "images and masks", "detection": "boxes", "images": "images without labels",
-            "coco_classes": "classes in COCO's JSON", "arrays": "arrays", "audio": "clips of sound",
-            "tokens": "tokens", "webdataset": "tars", "tfrecord": "TFRecords"}  # fmt: skip
-
-
-def page_rows(datasets: list[Known]) -> list[str]:
-    """The rows of the table in docs/datasets.md, in alphabetical order."""
-    return [_page_row(one) for one in sorted(datasets, key=lambda one: one.name.lower())]
-
-
-def _page_row(one: Known) -> str:
-    folders = sorted({folder for name in one.files if (folder := name.rpartition("/")[0])})
-    shown = ", ".join(f"`{folder}/`" for folder in folders[:_SHOWN]) or f"`{min(one.files)}`"
-    if not one.error:
-        return f"| {one.name} | {shown} | {_SPELLED[one.layout]} | nothing |"
-    line = one.write.replace("|", r"\|")
-    write = f"`layout={line}`" if one.write else "the error says what is missing"
-    read = _SPELLED[one.layout] if one.write else "not read by itself"
-    return f"| {one.name} | {shown} | {read} | {write} |"
-
-
-_SHOWN = 2

@@ -299,8 +299,31 @@ WRONG: dict[str, tuple[Files, str]] = {
         r"'rot', 'scab'.*Stage one of the outer",
     ),
     "brain tumour, wrapped and not": (
-        images("brain_tumor_dataset/yes/{}.jpg", "brain_tumor_dataset/no/{}.jpg", "yes/{}.jpg", "no/{}.jpg"),
+        # One image differs from its copy: then neither is the other once more.
+        images("brain_tumor_dataset/yes/{}.jpg", "brain_tumor_dataset/no/{}.jpg", "yes/{}.jpg", "no/{}.jpg")
+        | {"yes/2.jpg": "a", "brain_tumor_dataset/yes/2.jpg": "b"},
         r"'brain_tumor_dataset' holds the folders 'no', 'yes'",
+    ),
+    "folders and a table of two other words": (
+        images("x/{}.jpg", "y/1{}.jpg")
+        | {"t.csv": csv("path,colour,size", *rows("{}.jpg,{},{}", ["red", "blue"], "ab"), *rows("1{}.jpg,red,a"))},
+        r"Which of the columns 'colour', 'size'.*layout=\"image_folder\"",
+    ),
+    "a competition that asks for two columns": (
+        images("{}.jpg")
+        | {
+            "train.csv": csv("image,colour,size", *rows("{}.jpg,{},{}", ["red", "blue"], "aabb")),
+            "sample_submission.csv": csv("image,colour,size", "9.jpg,red,a"),
+        },
+        r"Which of the columns 'colour', 'size'",
+    ),
+    "tables of many and of few, neither called a label": (
+        images("{:02}.jpg", count=12)
+        | {
+            "all.csv": csv("image,colour", *rows("{:02}.jpg,{}", ["red", "blue"], count=12)),
+            "few.csv": csv("image,label", "03.jpg,cat"),
+        },
+        r"Several tables.*table_rows\(table=",
     ),
     "Covid radiography": (
         images("COVID/images/{}.png", "COVID/masks/x{}.png", "Normal/images/{}.png", "Normal/masks/x{}.png"),
