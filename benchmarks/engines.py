@@ -37,7 +37,7 @@ from PIL import Image
 
 from benchmarks._photographs import photograph
 from benchmarks.read_pixels import describe_machine
-from colabstage.images.resample import scale_by_torch
+from colabstage.images.geometry import scale_by_torch
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores

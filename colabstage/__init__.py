@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from colabstage.diagnose.gpu_monitor import GpuMonitor
     from colabstage.diagnose.profile import LoaderProfile, profile_loader
     from colabstage.errors import ColabstageError
-    from colabstage.load.cuda import CudaDataLoader
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.device import CudaDataLoader
     from colabstage.load.frameworks.hugging_face import to_hf
     from colabstage.load.frameworks.keras import to_keras
     from colabstage.load.frameworks.tensorflow import to_tf_data
@@ -31,8 +31,13 @@ if TYPE_CHECKING:
     from colabstage.stage.run import plan_stage, stage_dataset
     from colabstage.ui.notebook.browser import browse_dataset
     from colabstage.ui.notebook.form import stage_form
-    from colabstage.ui.plots.dataset import plot_class_balance, plot_image_sizes
-    from colabstage.ui.plots.training import ThroughputRecorder, plot_epochs, plot_throughput
+    from colabstage.ui.plots import (
+        ThroughputRecorder,
+        plot_class_balance,
+        plot_epochs,
+        plot_image_sizes,
+        plot_throughput,
+    )
 
     __version__: str
 
@@ -72,11 +77,11 @@ __all__ = [
 
 _HOMES = {
     "ColabstageError": "errors",
-    "CudaDataLoader": "load.cuda",
+    "CudaDataLoader": "load.device",
     "GpuMonitor": "diagnose.gpu_monitor",
     "LoaderProfile": "diagnose.profile",
     "StagedDataset": "stage.dataset",
-    "ThroughputRecorder": "ui.plots.training",
+    "ThroughputRecorder": "ui.plots",
     "autotune_loader": "diagnose.autotune",
     "browse_dataset": "ui.notebook.browser",
     "compare_sources": "diagnose.compare",
@@ -89,10 +94,10 @@ _HOMES = {
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
     "plan_stage": "stage.run",
-    "plot_class_balance": "ui.plots.dataset",
-    "plot_epochs": "ui.plots.training",
-    "plot_image_sizes": "ui.plots.dataset",
-    "plot_throughput": "ui.plots.training",
+    "plot_class_balance": "ui.plots",
+    "plot_epochs": "ui.plots",
+    "plot_image_sizes": "ui.plots",
+    "plot_throughput": "ui.plots",
     "profile_loader": "diagnose.profile",
     "publish_file": "stage.publish",
     "refresh_drive": "machine.drive",

@@ -309,7 +309,7 @@ def profiled_loader(loader: object) -> ProfiledLoader:
     if {"keras.PyDataset", "keras.Sequence"} & names:
         return profiled_keras(loader)
     if "tensorflow.DatasetV2" in names:
-        from colabstage.diagnose.tf_loader import profiled_tf
+        from colabstage.diagnose.loaders import profiled_tf
 
         return profiled_tf(loader)
     return profiled_iterable(loader)

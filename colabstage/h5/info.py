@@ -48,7 +48,7 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.options import ImageOptions, MaskOptions
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.io.retry import translate_read_error
 from colabstage.io.units import format_count
 from colabstage.trees.contents import HEAD_BYTES, describe_contents

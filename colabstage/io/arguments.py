@@ -2,7 +2,8 @@
 
 A verb is written with `**options: Unpack[...]`, which type checkers read. What a person sees of it (the signature, the
 Tab key's offers, the docstring) has each argument by name, and a name that it does not have is refused as Python
-refuses one. Names of before work for one more release.
+refuses one. Names of before work for one more release: those of arguments, and those that are public and have moved to
+another module, whose old place loads nothing until somebody asks it for a name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
@@ -191,3 +193,27 @@ def _entries(speller: Speller, names: frozenset[str] | None) -> str:
         return ""
     entries = re.findall(r"^\S.*\n(?: +.*\n)*", textwrap.dedent(found[1]), re.MULTILINE)
     return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
+
+
+def moved(old: str, new: str, names: frozenset[str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a module whose public names have moved.
+
+    Args:
+        old: the module's own name.
+        new: the module in which the names are now.
+        names: the names.
+    """
+
+    def look_up(name: str) -> object:
+        if name not in names:
+            msg = f"module {old!r} has no attribute {name!r}"
+            raise AttributeError(msg, name=name)
+        # The caller is the line that imports: below it are this function and Python's own import.
+        warnings.warn(
+            f"{old}.{name} is {new}.{name} now; the old name goes with the next release.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(import_module(new), name)
+
+    return look_up

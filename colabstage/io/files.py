@@ -1,4 +1,6 @@
-"""Files: folders to write in, JSON that is whole or absent, block hashes, reads and writes that go on, a local lock."""
+"""Files: folders to write in, JSON that is whole or absent, block hashes, reads and writes that go on, a local lock;
+and what holds one until its `close`, as a context manager.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError, said_by
 from colabstage.io.ownership import atomic_path, remove_named
@@ -20,6 +22,7 @@ from colabstage.io.temporaries import walk_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
 
     import filelock
 
@@ -27,6 +30,22 @@ if TYPE_CHECKING:
 
 # A lock that is free so soon is not worth a word.
 _SOON_S = 0.5
+
+
+class Closing:
+    """Let go at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def disk_use(path: Path) -> int:

@@ -13,7 +13,7 @@ import os
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING, Any
 
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.io.temporaries import begin_journal
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Find the layout of a tree: each reader is asked in turn, the weakest last; and the layouts that take options.
 
 What a layout with options returns goes wherever a layout does, to other processes too. Whoever gives the same options
-again gets the pack that was made with them.
+again gets the pack that was made with them. One of these is a folder read by one table that is named by itself, where
+others lie beside it: the source `photos/labels.csv`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
@@ -30,6 +31,7 @@ from colabstage.layouts import (
 )
 from colabstage.layouts.audio import AudioOptions, read_audio
 from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
+from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.detection import read_detection
 from colabstage.layouts.image_boxes import NAME as DETECTION
@@ -38,9 +40,11 @@ from colabstage.layouts.names import count_kinds
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError
 from colabstage.layouts.tokens import TokenOptions, read_tokens
+from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from colabstage.layouts.audio import SoundDtype
     from colabstage.layouts.table import SampleTable
@@ -48,6 +52,8 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import Tree
 
 LayoutFunction = Callable[["Tree"], "SampleTable"]
+
+_TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 class LayoutReader(NamedTuple):
@@ -313,3 +319,34 @@ def _how_to_read(tree: Tree) -> str:
                 f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}'). Nothing here reads them. {remedy}"
             )
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """The layout of a folder whose samples one table lists."""
+
+    name: str
+    """The table, in the folder; other tables do not count."""
+
+    def __call__(self, tree: Tree) -> SampleTable:
+        """Return the samples that the table names: images, or else clips of sound.
+
+        Raises:
+            LayoutError: it leads to neither.
+        """
+        entries = [entry for entry in tree.entries if entry.name == self.name or not is_table(entry.name)]
+        seen = PartOfTree(tree, entries)
+        try:
+            return read_table(seen)
+        except BrokenDatasetError:
+            raise
+        except LayoutError as error:
+            try:
+                return read_audio(seen)
+            except LayoutError:
+                raise error from None
+
+
+def is_table_file(path: Path, layout: object) -> bool:
+    """Tell whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
+    return layout in ("auto", csv_table.NAME) and path.suffix.lower() in _TABLE_SUFFIXES and not path.is_dir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colabstage.io.moved import moved
+from colabstage.io.arguments import moved
 
 __getattr__ = moved(
     __name__, "colabstage.options", frozenset({"array_rows", "audio_clips", "table_rows", "token_blocks"})

@@ -1,25 +1,28 @@
-"""Samples that are the rows of arrays, in .npy, .npz and HDF5 files: which are inputs, which targets.
+"""Samples that are the rows of arrays, in .npy, .npz, HDF5 and MATLAB's files: which are inputs, which targets.
 
-That is decided by what people call them, in pure code; only then is more than headers read.
+That is decided by what people call them, in pure code; only then is more than headers read. MATLAB's .mat files of
+version 5 to 7 are no HDF5 files: scipy reads them, where it is installed.
 """
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.columns import class_numbers, make_targets
 from colabstage.layouts.image_boxes import split_of_word
-from colabstage.layouts.matlab5 import is_matlab5, matlab5_arrays
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.published_arrays import published_arrays, published_files
-from colabstage.layouts.stored_arrays import NPY, hdf5_arrays, join_sources, npz_arrays, read_npy
+from colabstage.layouts.reading import open_member, read_head, stamp_of
+from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, Images, SampleTable, Values
+from colabstage.trees.archive_bytes import SourceFile
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -27,9 +30,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.stored_arrays import StoredArray
     from colabstage.layouts.table import Inputs, Targets
     from colabstage.trees.tree import FileEntry, Tree
+
+_HEAD = b"MATLAB 5.0 MAT-file"
+_SVHN = re.compile(r"(train|test|extra)_32x32\.mat$")
+_NUMBERS = {
+    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "single", "double", "logical",
+}  # fmt: skip
 
 _NPZ = ".npz"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
@@ -56,7 +64,74 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # What numpy.savez calls arrays that are given to it without names.
 _NUMBERED = re.compile(r"arr_\d+")
-_SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".hdf", ".he5", ".mat")
+
+
+def is_matlab5(tree: Tree, entry: FileEntry) -> bool:
+    """Tell whether a .mat file is of the old kind."""
+    return entry.name.lower().endswith(".mat") and read_head(tree, entry, len(_HEAD)) == _HEAD
+
+
+def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+    """Return the arrays of numbers in a file, samples first: of three axes and more, MATLAB's last one is the first.
+
+    Raises:
+        MissingDependencyError: scipy is not installed.
+        LayoutError: the file is damaged.
+    """
+    try:
+        from scipy import io as matlab
+    except ImportError as error:
+        msg = (
+            f"'{entry.name}' is a MATLAB file of version 5, which needs scipy. Install it with: pip install scipy. "
+            "Or save it with '-v7.3'."
+        )
+        raise MissingDependencyError(msg) from error
+    try:
+        described = matlab.whosmat(SourceFile(open_member(tree, entry)))
+    except Exception as error:  # scipy raises whatever the bytes happen to lead to
+        msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
+        raise LayoutError(msg) from error
+    return [
+        _MatlabArray(tree, entry, name).stored(tuple(shape))
+        for name, shape, kind in described
+        if kind in _NUMBERS and np.prod(shape, dtype=object) > 0
+    ]
+
+
+class _MatlabArray:
+    """One array of a file, read when it is first needed and then held: it is packed as a whole in there."""
+
+    def __init__(self, tree: Tree, entry: FileEntry, name: str) -> None:
+        self._tree = tree
+        self._entry = entry
+        self._name = name
+
+    def stored(self, shape: tuple[int, ...]) -> StoredArray:
+        if len(shape) > 2:
+            shape = (shape[-1], *shape[:-1])
+        name, stamp = f"{self._entry.name}/{self._name}", stamp_of(self._entry)
+        # The header does not say how wide the numbers are that it calls double: they may be kept as smaller ones.
+        return StoredArray(
+            name, shape, self.values.dtype, lambda: HeldRows(self.values, name, stamp), lambda: self.values
+        )
+
+    @functools.cached_property
+    def values(self) -> NDArray[Any]:
+        from scipy import io as matlab
+
+        try:
+            held = matlab.loadmat(SourceFile(open_member(self._tree, self._entry)), variable_names=[self._name])
+            values = np.asarray(held[self._name])
+        except Exception as error:
+            msg = f"'{self._name}' of '{self._entry.name}' cannot be read: {error}."
+            raise LayoutError(msg) from error
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        if values.ndim > 2:
+            values = np.moveaxis(values, -1, 0)
+        # SVHN counts its digits as MATLAB does, from 1, and the zero is its tenth.
+        if _SVHN.search(self._entry.name) and self._name == "y":
+            values = values % 10
+        return values
 
 
 class SplitArrays(NamedTuple):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from colabstage.io.moved import moved
+from colabstage.io.arguments import moved
 
 __getattr__ = moved(__name__, "colabstage.options", frozenset({"TreeFiles"}))

@@ -13,11 +13,11 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
+from colabstage.io.files import Closing
 from colabstage.io.progress import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from types import TracebackType
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ class Iteration(Generic[S, T]):
         self._source.close()
 
 
-class Iterated:
+class Iterated(Closing):
     """Be a loader that knows its running iterations; as a context, it ends them."""
 
     # Held weakly: a loop that was left ends its thread without being asked.
@@ -291,11 +291,3 @@ class Iterated:
             iteration = one()
             if iteration is not None:
                 iteration.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -17,11 +17,10 @@ from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import remove_own, temp_beside
-from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Masks
-from colabstage.layouts.table_file import TableFile, is_table_file
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.pack.resizer import expects_torch

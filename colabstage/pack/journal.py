@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.io.journal import Journal, walk_journal
 from colabstage.io.temporaries import current_world
 

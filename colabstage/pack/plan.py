@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts
+    from colabstage.images.geometry import Resizer
     from colabstage.images.options import ImageOptions
-    from colabstage.images.resample import Resizer
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from colabstage.images.resample import can_torch_resize
+from colabstage.images.geometry import can_torch_resize
 
 if TYPE_CHECKING:
     from colabstage.pack.job import PackJob

@@ -18,7 +18,7 @@ from colabstage.images.complete import check_complete
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import cut_own

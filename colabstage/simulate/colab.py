@@ -6,19 +6,24 @@
 The package asks in the same order, says the same words and raises the same exceptions by name as the real one;
 `ColabKnobs` decides what goes wrong. Other `google.*` packages stay importable.
 
-`colab_drive` is the one that matters, with the order of its steps; `colab_modules` holds the others.
+`google.colab.drive` is the one that matters, with the order of its steps; `colab_modules` holds the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import shutil
+import subprocess
 import sys
+import threading
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.simulate.colab_drive import drive_module
+from colabstage.machine.mounts import list_mounts
 from colabstage.simulate.colab_machine import (
     ColabKnobs,
     PracticeDrive,
@@ -41,7 +46,233 @@ from colabstage.simulate.colab_modules import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+_UNSUPPORTED = (
+    "Mounting drive is unsupported in this environment. Use PyDrive2 instead. See examples at "
+    "https://colab.research.google.com/notebooks/io.ipynb#scrollTo=7taylj9wpsA2."
+)
+_ROOT_TIMEOUT = (
+    ": timeout during initial read of root folder; for more info: "
+    "https://research.google.com/colaboratory/faq.html#drive-timeout"
+)
+_ROOT_TIMEOUT_MARK = "QueryManager timed out"
+_POLICY = "The domain policy has disabled Drive File Stream: https://support.google.com/a/answer/7496409"
+_DAY_MS = 24 * 60 * 60 * 1000
+_UMOUNT_S = 10.0
+# Longer than anybody practises.
+_SHELL_S = 600
+
+
+class TIMEOUT(Exception):  # noqa: N818 - the name of the exception it stands for
+    """What pexpect raises when the client says nothing; code that knows it only by name must cope."""
+
+
+TIMEOUT.__module__ = "pexpect.exceptions"
+
+
+class _Environment(NamedTuple):
+    """What the real module reads from the environment each time."""
+
+    home: str
+    root_dir: str
+    dev: str
+    path: str
+    config_dir: str
+
+
+def drive_module(colab: SimulatedColab) -> ModuleType:
+    """Build the stand-in `google.colab.drive`, which does what the real module was seen to do, step by step.
+
+    That a permission is asked for before anything is looked at, that a forced remount kills the client, and that the
+    mount point is judged last, are all on purpose: they are what code that mounts Drive has to live with. So are these:
+
+    - What is mounted at the place is unmounted plainly, by force and then without. A mount in which anything is open,
+      or stands, is busy: it stays, its client dead, and the next client fails for it. One at another place is not
+      unmounted at all: its client is killed, and it stays, dead, beside the new one.
+    - The client's shell starts where the caller stands. After a failure something of it goes on waiting there, and what
+      stands in a mount keeps it busy, also for every later try.
+    - Why a mount failed is looked up in all of the client's log, also in what an earlier failure wrote there.
+    - A time is handed on in whole seconds, rounded down, and none at all means for ever.
+    """
+
+    def mount(mountpoint: str, force_remount: bool = False, timeout_ms: int = 120000, readonly: bool = False) -> None:
+        _mount(mountpoint, force_remount=force_remount, timeout_ms=timeout_ms, ephemeral=True, readonly=readonly)
+
+    def _mount(
+        mountpoint: str,
+        force_remount: bool = False,
+        timeout_ms: int = 120000,
+        ephemeral: bool = False,
+        readonly: bool = False,
+    ) -> None:
+        colab.calls.append("drive.mount")
+        _check_environment(colab, mountpoint, ephemeral=ephemeral)
+        answered = True
+        if ephemeral:
+            answered = colab.request_auth("dfs_ephemeral", timeout_s=int(timeout_ms / 1000))
+        mountpoint = os.path.expanduser(mountpoint)  # noqa: PTH111 - a string stays one in every message
+        if not force_remount and _is_folder(Path(mountpoint, "My Drive")):
+            print(
+                f"Drive already mounted at {mountpoint}; to attempt to forcibly remount, call "
+                f'drive.mount("{mountpoint}", force_remount=True).'
+            )
+            return
+        _make_settings_folder()
+        place = Path(mountpoint)
+        with _client_shell(colab, place):
+            _end_client(colab, place)
+            _check_mountpoint(place)
+            _start_client(colab, place, answered=answered, readonly=readonly)
+        print(f"Mounted at {mountpoint}")
+
+    def flush_and_unmount(timeout_ms: int = _DAY_MS) -> None:
+        colab.calls.append("drive.flush_and_unmount")
+        if colab.marker("/var/colab/mp").exists():
+            msg = "google.colab.drive is unsupported in this environment."
+            raise NotImplementedError(msg)
+        _env()
+        if colab.drive is None or colab.drive.mountpoint is None:
+            print("Drive not mounted, so nothing to flush and unmount.")
+            return
+        if colab.knobs.flush == "fails" or not colab.drive.flush(timeout_s=int(timeout_ms / 1000)):
+            msg = "flush_and_unmount failed"
+            raise ValueError(msg)
+        _unmount_soon(colab)
+
+    module: Any = ModuleType("google.colab.drive")
+    module.__all__ = ["flush_and_unmount", "mount"]
+    mount._DEBUG = False  # type: ignore[attr-defined]
+    module.mount, module.flush_and_unmount = mount, flush_and_unmount
+    module._mount, module._env, module._logs_dir, module._timeouts_path = _mount, _env, _logs_dir, _timeouts_path
+    return module  # type: ignore[no-any-return]
+
+
+def _check_environment(colab: SimulatedColab, mountpoint: str, *, ephemeral: bool) -> None:
+    if not colab.marker("/var/colab/hostname").exists():
+        raise NotImplementedError(_UNSUPPORTED)
+    if " " in mountpoint:
+        msg = "Mountpoint must not contain a space."
+        raise ValueError(msg)
+    if os.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE":
+        msg = "google.colab.drive.mount is not supported in Colab Enterprise."
+        raise NotImplementedError(msg)
+    _ = os.environ["TBE_EPHEM_CREDS_ADDR" if ephemeral else "TBE_CREDS_ADDR"]
+
+
+def _is_folder(path: Path) -> bool:
+    """Ask as `os.path.isdir` does, for which a dead mount is simply not there."""
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir lets the errno of a dead mount through
+
+
+def _make_settings_folder() -> None:
+    folder = Path(_env().config_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        msg = f"{folder} must be a directory if present"
+        raise ValueError(msg) from None
+
+
+@contextlib.contextmanager
+def _client_shell(colab: SimulatedColab, place: Path) -> Any:
+    """Have the client's shell stand where the caller stands; after a failure it goes on standing there."""
+    standing = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # noqa: PTH115 - of a dead mount, too
+    if not Path(standing).is_relative_to(place):
+        yield
+        return
+    shell = subprocess.Popen(["sleep", str(_SHELL_S)], stdin=subprocess.DEVNULL)
+    colab.shells.append(shell)
+    yield
+    shell.kill()
+    shell.wait()
+
+
+def _is_mounted(place: Path) -> bool:
+    return any(mount.mountpoint == place for mount in list_mounts())
+
+
+def _end_client(colab: SimulatedColab, place: Path) -> None:
+    """Unmount plainly, then kill whatever client there is."""
+    colab.wait_unmounted()
+    if _is_mounted(place):
+        tools = ["umount", "-f"], ["umount"], ["fusermount3", "-u", "-q"]
+        for tool in [tool for tool in tools if shutil.which(tool[0])]:
+            command = [*tool, str(place)]
+            if subprocess.run(command, capture_output=True, timeout=_UMOUNT_S, check=False, cwd="/").returncode == 0:
+                break
+    if colab.drive is not None and colab.drive.mountpoint is not None:
+        colab.drive.kill()
+        # Only this place was unmounted: where the client was mounted elsewhere, its dead mount stays.
+        if colab.drive.mountpoint == place and not _is_mounted(place):
+            colab.drive.unmount()
+
+
+def _check_mountpoint(place: Path) -> None:
+    # With os.path throughout, for which a dead mount is not there; Path lets its errno through.
+    if os.path.islink(place):  # noqa: PTH114
+        msg = "Mountpoint must not be a symlink"
+        raise ValueError(msg)
+    if _is_folder(place) and any(place.iterdir()):
+        msg = "Mountpoint must not already contain files"
+        raise ValueError(msg)
+    if not _is_folder(place) and os.path.exists(place):  # noqa: PTH110
+        msg = "Mountpoint must either be a directory or not exist"
+        raise ValueError(msg)
+    if not place.parent.exists():
+        msg = "Mountpoint must be in a directory that exists"
+        raise ValueError(msg)
+
+
+def _start_client(colab: SimulatedColab, place: Path, *, answered: bool, readonly: bool) -> None:
+    log = Path(_logs_dir(), "drive_fs.txt")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    problem = colab.knobs.mount
+    with log.open("a", encoding="utf-8") as file:
+        file.write("practice client starting\n")
+        if problem == "root_too_large":
+            file.write(f"{_ROOT_TIMEOUT_MARK}\n")
+    if problem == "hangs":
+        msg = "Timeout exceeded."
+        raise TIMEOUT(msg)
+    if problem == "policy_disabled":
+        raise ValueError(_POLICY)
+    fails = problem in {"client_exits", "root_too_large"} or (colab.knobs.remount == "fails" and colab.was_flushed)
+    # On a dead mount that could not be taken away no client can mount.
+    if fails or not answered or _is_mounted(place):
+        said = log.read_text(encoding="utf-8", errors="replace")
+        msg = "mount failed" + (_ROOT_TIMEOUT if _ROOT_TIMEOUT_MARK in said else "")
+        raise ValueError(msg)
+    place.mkdir(exist_ok=True)
+    colab.practice_drive().mount(place, readonly=readonly)
+    if problem == "dies":
+        with contextlib.suppress(OSError):
+            colab.practice_drive().kill()
+
+
+def _unmount_soon(colab: SimulatedColab) -> None:
+    """Unmount at once, or a little later, as the knobs say; the caller is told at once that all is done."""
+    drive, lag_s = colab.practice_drive(), colab.knobs.unmount_lag_s
+    colab.was_flushed = True
+    if not lag_s:
+        drive.unmount()
+        return
+    colab.leaving = threading.Timer(lag_s, drive.unmount)
+    colab.leaving.start()
+
+
+def _env() -> _Environment:
+    home = os.environ["HOME"]
+    root = os.path.realpath(Path(os.environ["CLOUDSDK_CONFIG"], "../.."))
+    path = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin:."
+    return _Environment(home, root, "/dev/fuse", path, f"{home}/.config/Google")
+
+
+def _logs_dir() -> str:
+    return f"{_env().config_dir}/DriveFS/Logs/"
+
+
+def _timeouts_path() -> str:
+    return str(Path(_logs_dir(), "timeouts.txt"))
 
 
 @contextlib.contextmanager

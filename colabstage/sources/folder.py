@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
-from colabstage.io.closing import Closing
-from colabstage.io.files import hash_ranges
+from colabstage.io.files import Closing, hash_ranges
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import put_folder
 from colabstage.io.retry import typed_write_errors

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.machine.drive_client import ask_md5s

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.io.closing import Closing
-from colabstage.io.files import disk_use, read_json, write_json
+from colabstage.io.files import Closing, disk_use, read_json, write_json
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError, said_by
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import (
     FolderPage,

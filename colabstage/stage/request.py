@@ -162,7 +162,7 @@ def make_request(
         )
         raise OptionError(msg)
     # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
-    from colabstage.layouts.table_file import TableFile, is_table_file
+    from colabstage.layouts.detect import TableFile, is_table_file
 
     packing = read_options(PackOptions, options, arguments)
     parsed = parse_source(source)

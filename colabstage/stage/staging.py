@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
     ArchiveError,
@@ -27,7 +27,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.files import Closing, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes, format_count
@@ -64,7 +64,6 @@ from colabstage.stage.request import lock_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
@@ -115,7 +114,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             return _stage(call, source, cache, wait=wait)
 
 
-class SourceOnce:
+class SourceOnce(Closing):
     """The source of one call, opened when it is first needed and once; a context manager that lets go of it."""
 
     def __init__(self, call: StageCall) -> None:
@@ -152,14 +151,6 @@ class SourceOnce:
         """Let go of it; `open` opens it anew."""
         self._stack.close()
         self.opened = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Freshness(NamedTuple):

@@ -8,8 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceNotFoundError
-from colabstage.io.closing import Closing
-from colabstage.io.files import pread_exactly
+from colabstage.io.files import Closing, pread_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Callable

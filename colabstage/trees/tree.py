@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import SourceReadError
-from colabstage.io.closing import Closing
-from colabstage.io.files import block_ranges
+from colabstage.io.files import Closing, block_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

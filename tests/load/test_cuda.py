@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from colabstage.errors import OptionError
-from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.device import CudaDataLoader
 from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
-from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.device import CudaDataLoader
 from colabstage.load.loader import make_loader
 
 if TYPE_CHECKING:

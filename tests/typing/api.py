@@ -10,14 +10,13 @@ from typing import Any, assert_type
 from matplotlib.figure import Figure
 
 import colabstage
-from colabstage.diagnose.comparison import SourceComparison
+from colabstage.diagnose.compare import SourceComparison
 from colabstage.diagnose.doctor import DoctorReport
-from colabstage.diagnose.gpu_figures import GpuSample
-from colabstage.diagnose.gpu_monitor import GpuMonitor
+from colabstage.diagnose.gpu_monitor import GpuMonitor, GpuSample
 from colabstage.errors import ColabstageError
 from colabstage.h5.info import PackInfo
-from colabstage.load.cuda import CudaDataLoader
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.device import CudaDataLoader
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.loader import Loader
 from colabstage.machine.drive import FlushReport
@@ -29,7 +28,7 @@ from colabstage.stage.publish import PublishReport, RestoreReport
 from colabstage.stage.report import StagePlan, StageReport
 from colabstage.ui.notebook.browser import DatasetBrowser
 from colabstage.ui.notebook.form import StageForm
-from colabstage.ui.plots.training import SessionTimes
+from colabstage.ui.plots import SessionTimes
 
 
 def staging() -> None:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import PixelRoom, decode_image, decode_image_into, probe_image
+from colabstage.images.decode import PixelRoom, decode_image, decode_image_into, decode_region, probe_image
+from colabstage.images.geometry import scale_by_torch
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
-from colabstage.images.region import decode_region
-from colabstage.images.resample import scale_by_torch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

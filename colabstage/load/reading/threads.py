@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from colabstage.io.files import Closing
 from colabstage.io.progress import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 # More parts than threads, taken one after the other: a thread that wakes late, or whose core has other work, then takes
 # fewer of them, instead of having the others wait. Halves were a quarter slower than eighths by two threads. Each is a
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PARTS_A_THREAD = 2
 
 
-class ThreadPool:
+class ThreadPool(Closing):
     """Hold `threads` threads, the caller's own among them. Idle ones wait; `close` ends them.
 
     Attributes:
@@ -98,14 +98,6 @@ class ThreadPool:
         """End the threads. Calling it twice is fine."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _taken(left: deque[int]) -> int | None:

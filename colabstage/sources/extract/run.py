@@ -8,8 +8,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from colabstage.io.closing import Closing
-from colabstage.io.files import hash_block
+from colabstage.io.files import Closing, hash_block
 from colabstage.io.journal import Journal, read_journal
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.io.clock import SYSTEM_CLOCK
-from colabstage.io.closing import Closing
+from colabstage.io.files import Closing
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import Tree
     from colabstage.ui.demo.report import Narrator
     from colabstage.ui.demo.train import GreyImages, Training
-    from colabstage.ui.plots.training import SessionTimes
+    from colabstage.ui.plots import SessionTimes
 
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
@@ -79,7 +79,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
     for name in _MODULES:
         import_module(name)
     from colabstage.ui.demo.train import one_thread
-    from colabstage.ui.plots.training import plot_epochs
+    from colabstage.ui.plots import plot_epochs
 
     with tempfile.TemporaryDirectory(prefix="colabstage-demo-") as home, one_thread():
         result = _run_sessions(size, time_scale, Path(home), out / "demo.png", narrator)
@@ -97,7 +97,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
 
 def times_of(training: Training) -> SessionTimes:
     """Return what the chart shows of a training."""
-    from colabstage.ui.plots.training import SessionTimes
+    from colabstage.ui.plots import SessionTimes
 
     seconds = [epoch.seconds for epoch in training.epochs]
     return SessionTimes(seconds, training.first_batch_s, training.total_s)

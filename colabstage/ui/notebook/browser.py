@@ -18,15 +18,14 @@ from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
 from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.ui.notebook.saved import as_images, show_with_picture
-from colabstage.ui.samples.labels import Labels, read_labels
-from colabstage.ui.samples.source import Sample, open_source, read_samples
+from colabstage.ui.samples import Labels, Sample, open_source, read_labels, read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.ui.samples.source import Samples, Source
+    from colabstage.ui.samples import Samples, Source
 
 _COLUMNS = (
     "display:grid!important;grid-template-columns:repeat(auto-fill,minmax(132px,1fr));grid-auto-rows:176px;gap:8px"

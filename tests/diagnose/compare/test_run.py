@@ -20,7 +20,7 @@ from colabstage.simulate.knobs import DriveKnobs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.diagnose.comparison import SourceComparison
+    from colabstage.diagnose.compare import SourceComparison
     from colabstage.io.progress import ProgressStep
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.diagnose.gpu_figures import GpuSample, draw_blocks, figure_out, history, summarise
+from colabstage.diagnose.gpu_monitor import GpuSample, draw_blocks, figure_out, history, summarise
 from colabstage.machine.gpu import GpuProcess, GpuReading
 
 GB = 1_000_000_000

@@ -20,7 +20,7 @@ from colabstage.stage.report import StageReport
 from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
 from colabstage.ui.demo.run import SIDE, times_of, write_digits
 from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader
-from colabstage.ui.plots.training import plot_epochs
+from colabstage.ui.plots import plot_epochs
 from tests.ui.conftest import COMMAND, Done, Run, practice_environment
 
 pytestmark = [

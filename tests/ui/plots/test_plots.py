@@ -17,12 +17,13 @@ from tests.ui.packs import CLASSES, photos, write_boxed, write_pack
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
-from colabstage.ui.plots.dataset import plot_class_balance, plot_image_sizes
-from colabstage.ui.plots.training import (
+from colabstage.ui.plots import (
     RecordedStep,
     SessionTimes,
     ThroughputRecorder,
+    plot_class_balance,
     plot_epochs,
+    plot_image_sizes,
     plot_throughput,
     rates_of,
 )

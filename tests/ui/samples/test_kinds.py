@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.ui.samples.source import Kind, channels_first, kind_of
+from colabstage.ui.samples import Kind, channels_first, kind_of
 
 
 @pytest.mark.parametrize(

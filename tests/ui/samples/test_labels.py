@@ -8,8 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.ui.samples.labels import Labels, class_name, read_labels
-from colabstage.ui.samples.source import open_source
+from colabstage.ui.samples import Labels, class_name, open_source, read_labels
 from tests.ui.packs import CLASSES, masks, photos, write_boxed, write_pack
 
 if TYPE_CHECKING:

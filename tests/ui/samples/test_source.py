@@ -10,7 +10,7 @@ import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.ui.samples.source import open_source, read_samples
+from colabstage.ui.samples import open_source, read_samples
 from tests.ui.packs import photos, write_boxed, write_pack
 
 

@@ -18,7 +18,7 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.ui.notebook.browser import Browsing, bar_order
 from colabstage.ui.notebook.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
-from colabstage.ui.samples.source import Sample, open_source
+from colabstage.ui.samples import Sample, open_source
 from tests.ui.packs import PACKS, photos, write_boxed
 
 if TYPE_CHECKING:

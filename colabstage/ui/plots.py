@@ -1,18 +1,28 @@
-"""What training costs: each way's epochs before and after, and how fast each step of a work was."""
+"""Plots of a dataset (how many samples each class has, which sizes images have) and of training (where the time goes).
+
+All are drawn on white paper of their own, in the same colours.
+"""
 
 from __future__ import annotations
 
+import io
+import os
+import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from colabstage.diagnose.drawing import new_figure
-from colabstage.errors import OptionError
+from colabstage.errors import EmptySourceError, OptionError
 from colabstage.io.progress import cancellation_of, resolve_progress
-from colabstage.io.units import format_duration, format_rate
+from colabstage.io.units import format_count, format_duration, format_rate
 from colabstage.stage.report import StageReport
-from colabstage.ui.plots.style import FAST, INK, MUTED, SERIES, SLOW, add_title, plain_axes, plain_bars
+from colabstage.trees.open import open_tree, recognise
+from colabstage.ui.samples import channels_first, kind_of, open_source, read_labels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,14 +30,210 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
     from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.ui.samples import Samples
+
+INK = "#1f2933"
+MUTED = "#66727f"
+# Told apart by people who see red and green alike, and in grey as well.
+SLOW = "#c8553d"
+FAST = "#2a7f9e"
+SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
+
+# More bars than this cannot be read on one page.
+_MOST_CLASSES = 40
+_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 
 _WIDTH = 11.0
 # Finer than a person sees in a figure of minutes, and 600 numbers a minute.
 _MARK_S = 0.1
 # Points of one line; where more were noted, rates are of longer stretches.
 _MOST_POINTS = 300
+
+
+def add_title(figure: Figure, title: str, note: str) -> None:
+    """Write a headline at the left, and a muted line below it; neither where it is empty."""
+    if title or note:
+        # Room for the note, which is a text of its own because a title has one colour.
+        lines = "\n" * (2 if note else 1)
+        figure.suptitle(f"{title}{lines}", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
+    if note:
+        height = float(figure.get_size_inches()[1])
+        figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
+
+
+def plain_bars(axis: Axes) -> None:
+    """Leave nothing but the line that bars begin at."""
+    axis.set_xticks([])
+    axis.spines[:].set_visible(False)
+    axis.spines["left"].set_visible(True)
+    axis.spines["left"].set_color(MUTED)
+    axis.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
+
+
+def plain_axes(axis: Axes) -> None:
+    """Draw axes at the left and below, with a faint grid."""
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(MUTED)
+    axis.tick_params(colors=INK, labelsize=9)
+
+
+def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
+    """Draw how many samples of each class there are in every split. Only targets are read.
+
+    >>> plot_class_balance(data)  # doctest: +SKIP
+
+    Args:
+        data: what `stage_dataset` returns, a `dataset_h5`, or the path of an HDF5 file or a pattern of several.
+        title: the headline.
+
+    Returns:
+        A matplotlib figure on white that a notebook shows; of more than 40 classes the most and the least frequent.
+
+    Raises:
+        OptionError: targets are no classes; the message says what they are.
+        MissingDependencyError: matplotlib is not installed.
+        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+    """
+    source = open_source(data)
+    labels = {split: read_labels(source, split) for split in source.rows}
+    # One split without classes is enough to refuse: half a figure would be read as all of it.
+    why = next((one.why_none for one in labels.values() if one.why_none), None)
+    if why is not None:
+        msg = f"'{source.name}' has no classes to count: {why}."
+        raise OptionError(msg)
+    counts: dict[str, dict[str, int]] = {}  # by class in label order, then by split
+    for split, one in labels.items():
+        for name, count in zip(one.names, one.counts.tolist(), strict=True):
+            counts.setdefault(name, {})[split] = count
+    shown, left = _shown(counts)
+    figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
+    add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
+    for number, (axis, split) in enumerate(
+        zip(figure.subplots(1, len(labels), sharey=True, squeeze=False)[0], labels, strict=True)
+    ):
+        values = [counts[name].get(split, 0) for name in shown]
+        bars = axis.barh(range(len(shown)), values, color=SERIES[number % len(SERIES)], height=0.7)
+        axis.bar_label(bars, [f"{value:,}" for value in values], padding=4, color=INK, fontsize=9)
+        axis.set_title(f"{split} ({source.rows[split]:,})", loc="left", color=INK, fontsize=10.5)
+        # Room for the number behind the longest bar.
+        axis.set_xlim(0, max(*values, 1) * 1.25)
+        axis.set_yticks(range(len(shown)), shown)
+        plain_bars(axis)
+        axis.tick_params(axis="y", labelleft=number == 0)
+        if number == 0:
+            axis.invert_yaxis()
+    return figure
+
+
+def _shown(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
+    """Return the classes that are drawn, and how many are not: all, or the most and the least frequent."""
+    if len(counts) <= _MOST_CLASSES:
+        return list(counts), 0
+    # The two ends are what a balance is about.
+    by_count = sorted(counts, key=lambda name: -sum(counts[name].values()))
+    half = _MOST_CLASSES // 2
+    return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
+
+
+def plot_image_sizes(
+    data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
+) -> Figure:
+    """Draw width and height of images; of files only headers are read.
+
+    >>> plot_image_sizes("photos", most=500)  # doctest: +SKIP
+
+    Args:
+        data: what `stage_dataset` returns, a `dataset_h5`, the path of an HDF5 file or a pattern of several; or a local
+            folder or archive of image files, before it is staged.
+        split: which; the first by default.
+        most: images that are looked at, spread evenly.
+        title: the headline.
+
+    Returns:
+        A matplotlib figure on white that a notebook shows.
+
+    Raises:
+        OptionError: samples are no images, or `most` is less than one.
+        EmptySourceError: the folder or archive has no images. ArchiveError: the archive cannot be read.
+        SplitNotFoundError: there is no such split.
+        MissingDependencyError: matplotlib is not installed.
+        SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
+    """
+    if most < 1:
+        msg = f"most={most} cannot work; expected 1 or more."
+        raise OptionError(msg)
+    path = Path(data).expanduser() if isinstance(data, str | os.PathLike) else None
+    if path is not None and path.exists() and recognise(path) is not None:
+        sizes, of = _of_files(path, most)
+    else:
+        sizes, of = _of_split(data, split, most)
+    return _draw(sizes, of, title)
+
+
+def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
+    source = open_source(data)
+    reader = source.reader(next(iter(source.rows)) if split is None else split)
+    # Spread over all rows, because files are often sorted by class, and classes differ in size.
+    rows = np.unique(np.linspace(0, max(0, len(reader) - 1), min(most, len(reader))).astype(np.int64))
+    # Headers tell the size of files; pixels are all of one, which the file says.
+    if reader.encoded and reader.row_shape is None:
+        return reader.image_sizes(rows), len(reader)
+    shape = reader.row_shape
+    if shape is None or kind_of(shape, reader.row_dtype, source.layout) != "image":
+        msg = f"The samples of '{source.name}' are no images, so they have no height and width."
+        raise OptionError(msg)
+    size = shape[1:] if channels_first(shape) else shape[:2]
+    return np.broadcast_to(np.array(size, np.int64), (len(rows), 2)), len(reader)
+
+
+def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
+    from PIL import Image, UnidentifiedImageError
+
+    sizes = []
+    with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
+        entries = [entry for entry in tree.entries if Path(entry.name).suffix.lower() in _SUFFIXES]
+        for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
+            lies_at = tree.path_of(entries[number])
+            try:
+                # Of a file on its own only the header is read.
+                with Image.open(lies_at or io.BytesIO(tree.read(entries[number]))) as image:
+                    sizes.append((image.height, image.width))
+            # One of them may be broken; staging is what tells of it.
+            except (OSError, UnidentifiedImageError):
+                continue
+    if not sizes:
+        msg = f"'{path}' has no images that can be read. Expected files such as .jpg and .png in it."
+        raise EmptySourceError(msg)
+    return np.array(sizes, np.int64), len(entries)
+
+
+def _draw(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
+    heights, widths = sizes[:, 0], sizes[:, 1]
+    figure = new_figure(7.2, 4.6)
+    looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")
+    middle = f"{int(np.median(widths)):,} x {int(np.median(heights)):,}"
+    add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
+    axis = figure.subplots()
+    points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
+    # The area, and not the width, of a dot is what people compare; its root keeps rare sizes visible.
+    area = 14 + 220 * np.sqrt(counts / counts.sum())
+    axis.scatter(points[:, 0], points[:, 1], s=area, color=FAST, alpha=0.45, linewidths=0)
+    axis.plot(np.median(widths), np.median(heights), marker="x", color=SLOW, markersize=9, markeredgewidth=2)
+    longest = float(sizes.max()) * 1.08 + 1
+    # Above it stand portraits, below it landscapes: what `resize="stretch"` would distort.
+    axis.plot([0, longest], [0, longest], color=MUTED, linewidth=0.8, linestyle=":")
+    axis.text(longest * 0.985, longest * 0.94, "square", color=MUTED, fontsize=8.5, ha="right")
+    axis.set_xlim(0, longest)
+    axis.set_ylim(0, longest)
+    axis.set_xlabel("width, pixels", color=INK)
+    axis.set_ylabel("height, pixels", color=INK)
+    plain_axes(axis)
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
