@@ -182,12 +182,28 @@ def autotune_loader(
     cores, memory = usable()
     began = time.monotonic()
     # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
-    if _is_ours(dataset):
-        make, name = _our_maker(dataset, batch_size, device, shuffle), "make_loader"
+    from colabstage.load.dataset import dataset_h5
+
+    if isinstance(dataset, dataset_h5):
+        from colabstage.load.loader import make_loader
+
+        make, name = (
+            (lambda options: make_loader(dataset, batch_size, device=device, shuffle=shuffle, **options)),
+            "make_loader",
+        )
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
-        candidates = our_candidates(cores, fits=_fits(dataset, memory), per_sample=_per_sample(dataset))
+        candidates = our_candidates(
+            cores,
+            fits=bool(dataset.reader.stored_bytes < memory / 2),
+            per_sample=dataset.per_sample or bool(dataset.reader.encoded),
+        )
     else:
-        make, name = _stock_maker(dataset, batch_size, collate_fn, shuffle), "DataLoader"
+        from torch.utils.data import DataLoader
+
+        make, name = (
+            (lambda options: DataLoader(dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn, **options)),
+            "DataLoader",
+        )
         roots, candidates = (dataset, collate_fn), stock_candidates(cores)
     with (
         preserve_randomness(),
@@ -344,29 +360,3 @@ def _timed(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
             if mean_s > _CLEARLY_WORSE * limits.best_s:
                 return replace(trial, batch_s=mean_s, batches=count, stopped=True)
     return replace(trial, batch_s=(time.perf_counter() - counted_from) / max(1, count - skipped), batches=count)
-
-
-def _is_ours(dataset: object) -> bool:
-    from colabstage.load.dataset import dataset_h5
-
-    return isinstance(dataset, dataset_h5)
-
-
-def _per_sample(dataset: Any) -> bool:
-    return dataset.per_sample or bool(dataset.reader.encoded)
-
-
-def _fits(dataset: Any, memory: int) -> bool:
-    return bool(dataset.reader.stored_bytes < memory / 2)
-
-
-def _our_maker(dataset: Any, batch_size: int, device: Any, shuffle: bool) -> Callable[[dict[str, Any]], Any]:
-    from colabstage.load.loader import make_loader
-
-    return lambda options: make_loader(dataset, batch_size, device=device, shuffle=shuffle, **options)
-
-
-def _stock_maker(dataset: Any, batch_size: int, collate_fn: Any, shuffle: bool) -> Callable[[dict[str, Any]], Any]:
-    from torch.utils.data import DataLoader
-
-    return lambda options: DataLoader(dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn, **options)

@@ -233,7 +233,14 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     except subprocess.TimeoutExpired:
         return _unreachable(path, "no answer before the deadline")
     finally:
-        _end_child(child)
+        # Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel.
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        if child.poll() is None:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_END_S)
     if child.returncode:
         # A traceback's last line says what went wrong.
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
@@ -249,17 +256,6 @@ def dataset_from_json(raw: dict[str, Any]) -> DatasetFacts:
 
 def _unreachable(path: Path, why: str) -> DatasetFacts:
     return DatasetFacts(str(path), "unreachable", slow_mount=slow_reason(mount_of(path)), problem=why)
-
-
-def _end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel."""
-    for stream in (child.stdout, child.stderr):
-        if stream is not None:
-            stream.close()
-    if child.poll() is None:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
 
 
 def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
@@ -370,7 +366,13 @@ def gather_facts(
         mounts = pool.submit(_probe_mounts, timeout_s)
         gpu = pool.submit(_inspect_gpus, timeout_s)
         here, resources = _inspect_platform(timeout_s), read_resources()
-        workers, workers_from = (num_workers, "asked") if num_workers is not None else (_running_workers(), "running")
+        # Count the processes that multiprocessing has started here and that still run, `DataLoader` workers as a
+        # rule.
+        workers, workers_from = (
+            (num_workers, "asked")
+            if num_workers is not None
+            else ((len(multiprocessing.active_children()) or None), "running")
+        )
         return MachineFacts(
             platform=here,
             disk=_inspect_disk(here, timeout_s),
@@ -507,11 +509,6 @@ def _inspect_package(name: str) -> PackageFacts:
     # Not imported to find out: torch alone takes seconds, and a broken one would end the check.
     loaded = sys.modules.get(name)
     return PackageFacts(installed, None if loaded is None else str(getattr(loaded, "__version__", "")) or None)
-
-
-def _running_workers() -> int | None:
-    """Count the processes that multiprocessing has started here and that still run, `DataLoader` workers as a rule."""
-    return len(multiprocessing.active_children()) or None
 
 
 def _inspect_gpus(timeout_s: float) -> GpuFacts:

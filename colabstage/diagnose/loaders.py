@@ -128,7 +128,8 @@ def known_stages(*datasets: object) -> dict[CodeType, StageName]:
 
 
 def _note(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
-    for part in (function, *_members(function)):
+    members = getattr(function, "transforms", None)
+    for part in (function, *(list(members) if isinstance(members, list | tuple) else [])):
         bound = getattr(part, "__func__", part)
         code = getattr(bound, "__code__", None)
         if code is None and part is not None:
@@ -144,11 +145,6 @@ def _note(known: dict[CodeType, StageName], function: object, stage: StageName) 
 def note_collate(known: dict[CodeType, StageName], function: object) -> None:
     """Take note of what makes batches of samples."""
     _note(known, function, "collate")
-
-
-def _members(function: object) -> list[object]:
-    members = getattr(function, "transforms", None)
-    return list(members) if isinstance(members, list | tuple) else []
 
 
 def gives_the_same(dataset: Any) -> bool:
@@ -360,7 +356,11 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
     Iterating a shuffled dataset moves the seed of its next epoch on. So a copy is iterated: the pipeline's graph, in
     which shuffling has a seed of its own.
     """
-    chain = _chain(dataset)
+    # The pipeline's links, from the source on; of links with several inputs, the first.
+    chain = [dataset]
+    while inputs := chain[-1]._inputs():
+        chain.append(inputs[0])
+    chain.reverse()
     maps = [link for link in chain if hasattr(link, "_map_func")]
     python = any(_PYTHON & _operations(link) for link in maps)
     prefetched = "Prefetch" in type(chain[-1]).__name__
@@ -387,14 +387,6 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
         consumer_seen=False,
         notes=notes,
     )
-
-
-def _chain(dataset: Any) -> list[Any]:
-    """Return the pipeline's links, from the source on; of links with several inputs, the first."""
-    chain = [dataset]
-    while inputs := chain[-1]._inputs():
-        chain.append(inputs[0])
-    return chain[::-1]
 
 
 def _rebuilt(dataset: Any) -> Any:

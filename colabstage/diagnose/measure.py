@@ -121,7 +121,13 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         OptionError: the loader has no batch.
     """
     # Runs of their own: sampling stacks slows a loader, so no time that counts is taken while it goes on.
-    alone, together, step, stages = _parts_of(options)
+    parts = [
+        _PARTS[0],
+        _PARTS[1] if options.step is not None or options.device is not None else 0.0,
+        _PARTS[2] if options.step is not None else 0.0,
+        _PARTS[3],
+    ]
+    alone, together, step, stages = tuple(options.seconds * part / sum(parts) for part in parts)
     feed = _Feed(profiled.start, once=profiled.once, clock=options.clock)
     with _closing(feed, profiled):
         gaps, batch = _run_alone(feed, alone)
@@ -138,7 +144,8 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         can_pack=profiled.can_pack(),
     )
     ahead = setting.workers * setting.prefetch
-    load_s = _steady(gaps, ahead)
+    # The mean without the first few, which had been made before anybody asked, where enough others are left.
+    load_s = _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
     facts = LoaderFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
     if options.step is not None:
@@ -150,16 +157,6 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     return Measured(replace(facts, costs=_costs(facts, batch)), tuple(spans))
 
 
-def _parts_of(options: MeasureOptions) -> tuple[float, ...]:
-    parts = [
-        _PARTS[0],
-        _PARTS[1] if options.step is not None or options.device is not None else 0.0,
-        _PARTS[2] if options.step is not None else 0.0,
-        _PARTS[3],
-    ]
-    return tuple(options.seconds * part / sum(parts) for part in parts)
-
-
 @contextmanager
 def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
     try:
@@ -167,10 +164,6 @@ def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
     finally:
         feed.close()
         profiled.close()
-
-
-def _sampler(profiled: ProfiledLoader) -> StackSampler:
-    return StackSampler(profiled.known, threading.get_ident() if profiled.consumer_seen else None)
 
 
 def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
@@ -288,11 +281,6 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _steady(gaps: list[float], ahead: int) -> float:
-    """Return the mean without the first few, which had been made before anybody asked, where enough others are left."""
-    return _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
-
-
 def _with_run(facts: LoaderFacts, spans: list[Span], ahead: int) -> LoaderFacts:
     kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
     if not kept:
@@ -308,7 +296,7 @@ def _with_stages(
 ) -> LoaderFacts:
     if profiled.stages is not None:
         return replace(facts, stages=profiled.stages(seconds))
-    sampler = _sampler(profiled)
+    sampler = StackSampler(profiled.known, threading.get_ident() if profiled.consumer_seen else None)
     if profiled.once:
         # Nothing is left of it that could be looked at.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))

@@ -454,7 +454,11 @@ def _open_pillow(data: bytes) -> Image.Image:
 
     try:
         if _is_heic(data):
-            _read_heic()
+            # Have Pillow read HEIC, where the package is installed that does it.
+            with suppress(ImportError):
+                import pillow_heif
+
+                pillow_heif.register_heif_opener()
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         msg = f"{_explain_bytes(data)} no image format that can be read here.{_remedy(data)}"
@@ -473,14 +477,6 @@ _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 def _is_heic(data: bytes) -> bool:
     """Tell whether a file begins as photographs of phones do."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
-
-
-def _read_heic() -> None:
-    """Have Pillow read HEIC, where the package is installed that does it."""
-    with suppress(ImportError):
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
 
 
 def _remedy(data: bytes) -> str:
