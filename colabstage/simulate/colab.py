@@ -117,7 +117,12 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
                 f'drive.mount("{mountpoint}", force_remount=True).'
             )
             return
-        _make_settings_folder()
+        folder = Path(_env().config_dir)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            msg = f"{folder} must be a directory if present"
+            raise ValueError(msg) from None
         place = Path(mountpoint)
         with _client_shell(colab, place):
             _end_client(colab, place)
@@ -162,15 +167,6 @@ def _check_environment(colab: SimulatedColab, mountpoint: str, *, ephemeral: boo
 def _is_folder(path: Path) -> bool:
     """Ask as `os.path.isdir` does, for which a dead mount is simply not there."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir lets the errno of a dead mount through
-
-
-def _make_settings_folder() -> None:
-    folder = Path(_env().config_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        msg = f"{folder} must be a directory if present"
-        raise ValueError(msg) from None
 
 
 @contextlib.contextmanager

@@ -74,11 +74,6 @@ def is_dead(mountpoint: Path) -> bool:
     return False
 
 
-def _is_mounted(mountpoint: Path) -> bool:
-    """Ask the mount table, which a dead mount is in as well."""
-    return any(mount.mountpoint == mountpoint for mount in list_mounts())
-
-
 def make_mountpoint(mountpoint: Path) -> None:
     """Have an empty folder to mount on, without a dead mount that an earlier process left there.
 
@@ -280,7 +275,8 @@ class SimulatedDrive:
             self._server.kill()
             self._server.wait(_ANSWER_S)
         deadline = time.monotonic() + _ANSWER_S
-        if not _is_mounted(self.mountpoint):  # somebody has taken the mount away
+        # Ask the mount table, which a dead mount is in as well.
+        if not any(mount.mountpoint == self.mountpoint for mount in list_mounts()):  # somebody has taken the mount away
             return
         # The kernel may still answer for the dead from what it remembers.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):

@@ -371,8 +371,8 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
         path = str(row["name"])
         size = size_of(row) or 0
         raw = path.removeprefix(f"{root}/") if root else path.lstrip("/")
-        # Nobody's file, however many consoles make one.
-        if _is_marker(raw, size):
+        # Nobody's file, but one that stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`.
+        if size == 0 and (not raw or raw.endswith(("/", "_$folder$"))):
             continue
         name = clean_member_name(label, raw)
         if is_junk(name):
@@ -387,16 +387,7 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
             sizes[name] = size
             listed.members[name] = _Member(path, version_of(row))
             listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
-    return _without_empty_folders(label, listed, sizes)
-
-
-def _is_marker(raw: str, size: int) -> bool:
-    """Return whether an object only stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`."""
-    return size == 0 and (not raw or raw.endswith(("/", "_$folder$")))
-
-
-def _without_empty_folders(label: str, listed: _Listed, sizes: dict[str, int]) -> _Listed:
-    """Leave out empty objects that others lie below, markers of folders as well; refuse one with content."""
+    # Leave out empty objects that others lie below, markers of folders as well; refuse one with content.
     # A name cannot be a file and a folder here, though buckets allow it.
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
     check_collisions(label, [name for name in sizes if name not in markers], [])

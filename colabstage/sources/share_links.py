@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import (
     ChecksumMismatchError,
-    NotEnoughSpaceError,
     OptionError,
     SourceReadError,
     TargetExistsError,
@@ -24,8 +22,8 @@ from colabstage.io.files import disk_use, hash_block, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import remove_own, rename_own
-from colabstage.io.units import format_bytes
 from colabstage.io.workspace import open_workspace
+from colabstage.machine.resources import check_space
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_download import (
     FileTask,
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Progress
     from colabstage.sources.remote import Checksum
-    from colabstage.sources.share_service import SharedFolder
 
 __all__ = ["ShareLink", "download_share_link", "parse_share_link", "share_link_facts"]
 
@@ -75,16 +72,13 @@ def share_link_facts(
         try:
             found = web.resolve(link)
             if found.kind == "folder":
-                return _folder_facts(found, web.list_folder(found))
+                shared = web.list_folder(found)
+                listing = "\n".join(f"{file.link.id} {file.name}" for file in shared.files)
+                version = hash_block(listing.encode())
+                return RemoteFacts(found.label, shared.name, None, version, ranges=False, connections=1)
             return web.facts(found)
         except (TransientError, SourceReadError):
             return None
-
-
-def _folder_facts(link: ShareLink, shared: SharedFolder) -> RemoteFacts:
-    listing = "\n".join(f"{file.link.id} {file.name}" for file in shared.files)
-    version = hash_block(listing.encode())
-    return RemoteFacts(link.label, shared.name, None, version, ranges=False, connections=1)
 
 
 def download_share_link(
@@ -226,7 +220,8 @@ def _download_all(call: _Call, tasks: Sequence[FileTask], work: Path) -> None:
     sizes = [task.facts.size for task in tasks]
     # A size that nobody knows is found to be too much when the disk is full.
     total = sum(size or 0 for size in sizes)
-    _check_room(call.folder, total - disk_use(work), tasks)
+    what = f"'{tasks[0].facts.name}'" if len(tasks) == 1 else f"The folder of {len(tasks)} files"
+    check_space(call.folder, total - disk_use(work), what, remedy="Free some space, or choose another folder.")
     stop = StopSignal(call.cancellation)
     known = None if None in sizes else total
     with (
@@ -252,17 +247,6 @@ def _await_all(futures: Sequence[Future[None]]) -> None:
         done, waiting = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in done:
             future.result()
-
-
-def _check_room(folder: Path, needed: int, tasks: Sequence[FileTask]) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        what = f"'{tasks[0].facts.name}' needs" if len(tasks) == 1 else f"The {len(tasks)} files of the folder need"
-        msg = (
-            f"{what} {format_bytes(needed)}, but '{folder}' has {format_bytes(free)} free. Free some space, or choose "
-            "another folder."
-        )
-        raise NotEnoughSpaceError(msg)
 
 
 def _compare(files: Path, tasks: Sequence[FileTask], link: ShareLink) -> None:

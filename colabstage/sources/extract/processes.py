@@ -179,7 +179,10 @@ class ProcessPool:
             CancelledError: the caller asked to stop.
             Exception: what a process found wrong.
         """
-        shares = _share(len(batches), len(self._members))
+        # A run of neighbours for each: two processes in one folder would wait for each other at every new file.
+        workers = len(self._members)
+        edges = [len(batches) * worker // workers for worker in range(workers + 1)]
+        shares = [collections.deque(range(start, end)) for start, end in itertools.pairwise(edges)]
         finished = 0
         last_sign = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -208,12 +211,6 @@ class ProcessPool:
                             finished += 1
                             done(batches[member.in_hand.popleft()])
                     _feed(member, share, shares, batches, jobs_of)
-
-
-def _share(count: int, workers: int) -> list[collections.deque[int]]:
-    """Return a run of neighbours for each: two processes in one folder would wait for each other at every new file."""
-    edges = [count * worker // workers for worker in range(workers + 1)]
-    return [collections.deque(range(start, end)) for start, end in itertools.pairwise(edges)]
 
 
 def _feed(

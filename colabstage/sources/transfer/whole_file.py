@@ -309,7 +309,11 @@ class _Fetch:
         if checksum is None or digest == checksum.digest:
             move_to(self.target)
             return
-        damaged = _free_name(self.target)
+        # A name beside `target` that says what it is, and that nothing has.
+        names = itertools.chain(
+            [f"{self.target.name}.damaged"], (f"{self.target.name}.damaged-{n}" for n in itertools.count(2))
+        )
+        damaged = next(path for path in map(self.target.with_name, names) if not os.path.lexists(path))
         move_to(damaged)
         msg = (
             f"'{label}' came whole, but its {checksum.algorithm} is {digest}, not {checksum.digest}. It is kept as "
@@ -355,9 +359,3 @@ class _Follower:
                 self._hasher.update(self._copy.read_here(_HASH_PIECE_BYTES, offset))
         except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
             self._error = error
-
-
-def _free_name(target: Path) -> Path:
-    """Return a name beside `target` that says what it is, and that nothing has."""
-    names = itertools.chain([f"{target.name}.damaged"], (f"{target.name}.damaged-{n}" for n in itertools.count(2)))
-    return next(path for path in map(target.with_name, names) if not os.path.lexists(path))

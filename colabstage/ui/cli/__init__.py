@@ -16,15 +16,10 @@ def main() -> None:
         print("colabstage: Interrupted. Nothing was changed.", file=sys.stderr)
         sys.exit(130)
     finally:
-        _flush_for_readers()
-
-
-def _flush_for_readers() -> None:
-    """Write what is left for standard output; whoever read it may have left, as `head` does, which is no failure.
-
-    Python would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on SIGPIPE").
-    """
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Write what is left for standard output; whoever read it may have left, as `head` does, which is no failure.
+        # Python would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on
+        # SIGPIPE").
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

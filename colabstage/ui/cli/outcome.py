@@ -165,16 +165,12 @@ def say_usage_error(error: Exception) -> None:
     context: Any = getattr(error, "ctx", None)
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     command = "colabstage" if context is None else context.command_path
-    nearest = _nearest_command(message, context)
-    end = "" if f"{message}{nearest}".endswith((".", "?", "!")) else "."
-    _say(f"{message}{nearest}{end} See: {command} --help")
-
-
-def _nearest_command(message: str, context: Any) -> str:
-    """Name the command that was meant, where typer's version does not say it itself."""
+    # Name the command that was meant, where typer's version does not say it itself.
     typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
     near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
-    return f" Did you mean '{near[0]}'?" if near else ""
+    nearest = f" Did you mean '{near[0]}'?" if near else ""
+    end = "" if f"{message}{nearest}".endswith((".", "?", "!")) else "."
+    _say(f"{message}{nearest}{end} See: {command} --help")
 
 
 def say_interrupted() -> int:
