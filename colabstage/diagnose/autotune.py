@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import batch_size_of, usable
@@ -80,13 +81,13 @@ class TunedLoader:
     """How many times faster than the default, torch's `DataLoader` without workers or `make_loader`'s own choice."""
     seconds: float
     """How long the search took."""
-    _make: Callable[[dict[str, Any]], Any] = field(repr=False)
+    _make: Callable[..., Any] = field(repr=False)
     notes: tuple[str, ...] = ()
     """What else a person should know."""
 
     def loader(self) -> Any:
         """Return the best loader, made anew."""
-        return self._make(self.options)
+        return self._make(**self.options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -181,16 +182,15 @@ def autotune_loader(
         raise OptionError(msg)
     cores, memory = usable()
     began = time.monotonic()
-    # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
     from colabstage.load.dataset import dataset_h5
 
+    make: Callable[..., Any]
+    # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
     if isinstance(dataset, dataset_h5):
         from colabstage.load.loader import make_loader
 
-        make, name = (
-            (lambda options: make_loader(dataset, batch_size, device=device, shuffle=shuffle, **options)),
-            "make_loader",
-        )
+        name = "make_loader"
+        make = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
         candidates = our_candidates(
             cores,
@@ -200,10 +200,8 @@ def autotune_loader(
     else:
         from torch.utils.data import DataLoader
 
-        make, name = (
-            (lambda options: DataLoader(dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn, **options)),
-            "DataLoader",
-        )
+        name = "DataLoader"
+        make = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
         roots, candidates = (dataset, collate_fn), stock_candidates(cores)
     with (
         preserve_randomness(),
@@ -278,7 +276,7 @@ def next_round(trials: Sequence[Trial]) -> list[Candidate]:
 
 def _search(
     candidates: list[Candidate],
-    make: Callable[[dict[str, Any]], Any],
+    make: Callable[..., Any],
     step: Callable[[Any], object] | None,
     budget: float,
 ) -> list[Trial]:
@@ -313,14 +311,14 @@ class _Limits:
     """The seconds from batch to batch of the best so far."""
 
 
-def _try(candidate: Candidate, make: Callable[[dict[str, Any]], Any], limits: _Limits) -> Trial:
+def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Trial:
     """Run one candidate for so long; an error in it is its result."""
     trial = Trial(candidate)
     loader: Any = None
     iterator: Any = None
     try:
         began = time.perf_counter()
-        loader = make(candidate.options)
+        loader = make(**candidate.options)
         iterator = iter(loader)
         batch = next(iterator)
         trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])
