@@ -1,8 +1,8 @@
 """Create a packed file so that its bytes can be written without HDF5.
 
 Every large dataset is contiguous, unfiltered, page-aligned, allocated at once and never filled. Its offset in the
-file is therefore final before one sample is decoded: any number of threads write samples straight into their places
-with `pwrite`, without HDF5's global lock and in any order, and plain h5py reads the result.
+file is therefore final before the first sample is decoded: any number of threads write samples straight to their
+positions with `pwrite`, without HDF5's global lock and in any order, and plain h5py reads the result.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
 _ALIGNMENT_BYTES = 4096
+# Strings are encoded and written in slices, so that the keys of millions of samples never exist twice in memory.
 _TEXTS_AT_ONCE = 16_384
 
 
@@ -32,11 +33,11 @@ class ReservedDataset:
     """A dataset whose bytes are written later."""
 
     name: str
-    """Path in the file; missing groups are made."""
+    """Path in the file; missing groups are created."""
     shape: tuple[int, ...]
-    """As HDF5 stores them, native byte order."""
+    """As HDF5 stores it."""
     dtype: np.dtype[Any]
-    """As HDF5 stores them, native byte order."""
+    """As HDF5 stores it, in native byte order."""
 
     @property
     def nbytes(self) -> int:
@@ -49,18 +50,18 @@ class ReservedDataset:
 
 @dataclass(frozen=True, slots=True)
 class PackContent:
-    """All that a new file holds before its samples."""
+    """Everything that a new file holds before its samples."""
 
     reserved: Sequence[ReservedDataset]
     """Datasets to be written later, in file order."""
     arrays: Mapping[str, NDArray[Any]]
     """Small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8."""
     attributes: Mapping[str, Any]
-    """Of the root; mappings and sequences are stored as JSON."""
+    """Attributes of the root; mappings and sequences are stored as JSON."""
     group_attributes: Mapping[str, Mapping[str, Any]]
-    """Group name to its attributes, likewise."""
+    """Attributes of groups, by the group's name; stored like those of the root."""
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Columns of text by name, stored likewise, in slices, so that there may be millions of them."""
+    """Columns of text by name, stored as fixed-length UTF-8 slice by slice, so that millions of rows are fine."""
 
     @property
     def nbytes(self) -> int:
@@ -84,6 +85,8 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
     with _new_file(path) as file:
         file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
         _set_attributes(file, content.attributes)
+        # Sorted here and below: HDF5 lays objects out in the order of their creation, and that of a set of strings
+        # differs from one process to the next.
         for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys() | content.texts.keys()):
             _make_group(file, name.rpartition("/")[0])
         for name in sorted(content.arrays.keys() | content.texts.keys()):
@@ -102,38 +105,46 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
 
 
 def _new_file(path: Path) -> Any:
-    """Return an empty file, open for writing. The high-level way would note the time in the root group."""
+    """Return an empty file, open for writing."""
     import h5py
     from h5py import h5f, h5p
 
+    # By the low-level interface: `h5py.File` would store the time of creation in the root group, and the same samples
+    # would no longer make the same bytes.
     creation = h5p.create(h5p.FILE_CREATE)
     creation.set_obj_track_times(False)
     access = h5p.create(h5p.FILE_ACCESS)
+    # As `h5py.File` does it: closing the file closes the objects in it, so nothing is written after that.
     access.set_fclose_degree(h5f.CLOSE_STRONG)
+    # Both bounds, because the layout of the metadata must not depend on the version of HDF5 that is installed.
     access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    # Small objects stay packed together; only what has a page or more starts on a page.
     access.set_alignment(_ALIGNMENT_BYTES, _ALIGNMENT_BYTES)
-    access.set_file_locking(False, True)  # h5py takes them by position
+    # Nobody else knows the temporary name, and a network file system may refuse locks.
+    access.set_file_locking(False, True)  # positional in h5py
     return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, fcpl=creation, fapl=access))
 
 
 def _make_group(file: Any, name: str) -> None:
-    """Make a group that does not note when; the root is there already."""
+    """Create a group unless it exists, as the root does."""
     from h5py import h5g, h5p
 
     if name and name not in file:
+        # HDF5 before 2.0 stores the second in which a group was created unless it is told not to.
         creation = h5p.create(h5p.GROUP_CREATE)
         creation.set_obj_track_times(False)
         h5g.create(file.id, name.encode(), gcpl=creation)
 
 
 def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
-    """Return the offsets that `create_pack` returned for this very content, read from the file it made.
+    """Return the offsets that `create_pack` returned for this content, read from the file it created.
 
-    `None` when the file is not that file any more.
+    `None` when the file no longer is that file.
     """
     import h5py
 
     try:
+        # As it was created: HDF5 opens a file a second time in one process only with the same choice.
         with h5py.File(path, "r", locking=False) as file:
             offsets: dict[str, int] = {}
             for spec in content.reserved:
@@ -143,6 +154,7 @@ def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
                 if spec.nbytes:
                     offsets[spec.name] = dataset.id.get_offset()
             return offsets
+    # The process that wrote it may have been killed at any byte, and h5py answers that in all of these ways.
     except (OSError, KeyError, RuntimeError, AttributeError):
         return None
 
@@ -153,7 +165,9 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
 
     properties = h5p.create(h5p.DATASET_CREATE)
     properties.set_layout(h5d.CONTIGUOUS)
+    # By default HDF5 gives a contiguous dataset its offset at the first write, which here HDF5 never does.
     properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    # Filling would write every byte twice, and would make the sparse file a full one before the work begins.
     properties.set_fill_time(h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
     links = h5p.create(h5p.LINK_CREATE)
@@ -175,7 +189,7 @@ def _stored_bytes(array: NDArray[Any]) -> int:
 
 
 def _encode(text: object) -> bytes:
-    # A file name need not be UTF-8; what HDF5 is told to be has to.
+    # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
     return str(text).encode(errors="backslashreplace")
 
 
@@ -195,6 +209,7 @@ def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     import h5py
     import numpy as np
 
+    # HDF5 has no strings of zero bytes.
     length = _longest(texts) or 1
     dataset = file.create_dataset(
         name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False

@@ -1,6 +1,6 @@
-"""What a file of `X_<split>`/`Y_<split>` holds, ours or anybody's, by its headers.
+"""What a file of `X_<split>`/`Y_<split>` holds, whoever wrote it, according to its headers.
 
-No sample is touched, but a few of those that have any length, since their type says nothing of their size.
+No samples are read, except for a few rows of variable length, whose type says nothing about their size.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ class FieldInfo:
     kind: Literal["fixed", "encoded", "boxes", "ragged", "texts"]
     """`"fixed"`, one dataset whose first axis is the row; `"encoded"`, a group of `bytes` and `offsets`; `"boxes"`, a
     group of `boxes`, further columns, and `offsets`; `"ragged"`, one dataset of any number of values in each row, and
-    `"texts"`, one of a text in each, both only in files of others."""
+    `"texts"`, one string in each row, both only in files from other tools."""
     rows: int
     """N."""
     shape: tuple[int, ...] | None
-    """Of one row; empty for a scalar; `None` for all kinds but `"fixed"`, whose rows have their own."""
+    """Of one row; empty for a scalar; `None` for every kind but `"fixed"`, because rows then differ in shape."""
     dtype: np.dtype[Any]
-    """As stored; uint8 for encoded rows, that of the places for boxes, of one value for ragged rows."""
+    """As stored; uint8 for encoded rows, that of the coordinates for boxes, that of one value for ragged rows."""
     nbytes: int
     """Length of the samples in the file, in bytes (before any filter); an estimate for ragged rows and texts."""
     image: ImageOptions | None = None
-    """How encoded inputs are decoded; `None` for all else."""
+    """How encoded inputs are decoded; `None` for everything else."""
     mask: MaskOptions | None = None
-    """How encoded masks are decoded; `None` for all else."""
+    """How encoded masks are decoded; `None` for everything else."""
     columns: tuple[str, ...] = ()
-    """What is known of each box, `"boxes"` first."""
+    """What is known about each box, `"boxes"` first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class SplitInfo:
     """One split of a file."""
 
     name: str
-    """What it is called: "train", "test"."""
+    """Its name: "train", "test"."""
     x: FieldInfo
     """Its inputs."""
     y: FieldInfo | None
@@ -107,38 +107,38 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True)
 class PackInfo:
-    """What a file holds, by its headers."""
+    """What a file holds, according to its headers."""
 
     path: Path
     """The file."""
     format_version: int | None
     """`None` for a file that colabstage did not write."""
     layout: str | None
-    """As the file says them."""
+    """The layout that it was packed from, in the file's own words."""
     classes: tuple[str, ...]
     """Names of the classes in label order; empty where the file has none."""
     splits: Mapping[str, SplitInfo]
     """The splits by name."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """As the file says them."""
+    """The options that it was packed with, in the file's own words."""
     source: str | None = None
-    """As the file says them."""
+    """The address that it was packed from, in the file's own words."""
     skipped: tuple[str, ...] = ()
     """One sentence for each sample left out."""
     encoding_reason: str | None = None
-    """How samples are stored, and why; `None` where the file does not say."""
+    """Why samples are stored the way they are; `None` where the file does not say."""
     encoding: str | None = None
-    """How samples are stored, and why; `None` where the file does not say."""
+    """How samples are stored; `None` where the file does not say."""
     shard_set: str | None = None
-    """Of a shard, what all that were written with it have in common."""
+    """For a shard, the value that all shards of the same run share."""
     resizer: str | None = None
-    """What scaled the images while they were packed, `None` where the file does not say."""
+    """What resized the images while they were packed; `None` where the file does not say."""
 
     def split(self, name: str) -> SplitInfo:
         """Return the split called `name`.
 
         Raises:
-            SplitNotFoundError: there is none; the message lists those there are.
+            SplitNotFoundError: there is none; the message lists the splits that exist.
         """
         try:
             return self.splits[name]
@@ -151,14 +151,14 @@ class PackInfo:
 
 
 class NamedFields(NamedTuple):
-    """What the inputs and targets of a file are called that has its own names for them."""
+    """The names of inputs and targets in a file that does not call them `X_<split>` and `Y_<split>`."""
 
     split: str
-    """The split that they are taken for."""
+    """The split that they are read as."""
     x: str
     """The dataset of inputs, by its path in the file."""
     y: str | None = None
-    """That of targets, of another file with the file in front (`labels.h5/y`); `None` for none."""
+    """The dataset of targets; with the file in front (`labels.h5/y`) where that is another one; `None` for none."""
 
 
 def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
@@ -166,7 +166,7 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
 
     Raises:
         SourceNotFoundError: there is no such file.
-        PackFormatError: it is not HDF5, or has no `X_<split>`, or nothing of a name in `fields`.
+        PackFormatError: it is not HDF5, has no `X_<split>`, or lacks a name in `fields`.
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
@@ -190,7 +190,7 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
 
 
 def open_h5(path: Path) -> Any:
-    """Open a file with h5py for reading; without HDF5's file lock where it cannot be had.
+    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
 
     Returns:
         An `h5py.File`; the caller closes it.
@@ -234,7 +234,9 @@ def open_fields(path: Path, fields: NamedFields | None) -> Any:
 
 
 def _open_error(path: Path, size: int, error: OSError) -> Exception:
+    # HDF5 has neither types nor codes for these: its own words are all there is to tell them apart.
     text = str(error)
+    # Errors with a number come from the disk or the mount and say nothing about the file.
     if error.errno is not None:
         return translate_read_error(error, str(path), 1)
     if "truncated file" in text:
@@ -245,6 +247,7 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
     if "signature not found" in text:
         with open(path, "rb") as handle:
             head = handle.read(HEAD_BYTES)
+        # Copying tools allocate first: a copy that was killed has the right length and holds zeros.
         if not head.strip(b"\0"):
             found = "begins with zeros" if head else "is empty"
             msg = f"'{path}' {found} ({size:,} bytes), so a copy of it never finished. Copy or stage it again."
@@ -286,7 +289,7 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
             "dataset_h5(path, x='NAME', y='NAME')."
         )
         raise PackFormatError(msg)
-    # In the order people say them, then the others by name.
+    # The usual splits in the usual order, then the others by name.
     order = {name: number for number, name in enumerate(FAMILIAR_SPLITS)}
     names.sort(key=lambda name: (order.get(name, len(order)), name))
     return {name: _read_split(file, name, path) for name in names}
@@ -294,7 +297,7 @@ def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:
 
 def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitInfo]:
     for name in (fields.x, fields.y):
-        # By its link: what leads nowhere has an error of its own.
+        # By the link and not by what it leads to, because a link that leads nowhere gets an error of its own.
         if name is not None and file.get(name, getlink=True) is None:
             there = ", ".join(sorted(file)[:8]) or "nothing"
             msg = f"'{path}' has no dataset called {name!r}. It holds: {there}."
@@ -313,7 +316,7 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
 
 
 def _matched(found: SplitInfo, path: Path) -> SplitInfo:
-    """Return a split that has one target for each input."""
+    """Return the split, once it is known to have one target for each input."""
     x, y = found.x, found.y
     if x.kind == "boxes":
         msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
@@ -325,13 +328,13 @@ def _matched(found: SplitInfo, path: Path) -> SplitInfo:
 
 
 def _spelled(file: Any, name: str, path: Path) -> str | None:
-    """Return how the file itself spells a name: `y_train` beside `X_train` is scikit-learn's way; `None` where it has
-    none.
+    """Return how the file spells a name, which may differ in case; `None` where it has no such name.
 
     Raises:
         PackFormatError: it has several.
     """
-    # By the names alone: for h5py, a link that leads nowhere is not in its file.
+    # scikit-learn's convention is `y_train` beside `X_train`. Names are compared one by one because h5py's `in` answers
+    # False for a link that leads nowhere.
     found = [one for one in file if one.casefold() == name.casefold()]
     if len(found) > 1:
         msg = f"'{path}' has {' and '.join(sorted(found))}; expected one of them. Rename or delete the other."
@@ -344,6 +347,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     import numpy as np
 
     node = follow(file, name, path)
+    # Before anything else asks for the dtype, which fails without saying which dataset it is.
     if isinstance(node, h5py.Dataset):
         check_type(node, name, path)
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
@@ -373,7 +377,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
 
 
 def _coding(group: Any) -> dict[str, Any]:
-    """Return how the bytes of a group are decoded: as masks where it says so, else as images."""
+    """Return how the bytes of a group are decoded: as masks where its attributes say so, otherwise as images."""
     text = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
     if text is not None:
         return {"mask": mask_options_from_json(text)}
@@ -408,7 +412,8 @@ def mask_options_to_json(options: MaskOptions) -> dict[str, Any]:
 
 
 def mask_options_from_json(text: str) -> MaskOptions:
-    """Read a group's `mask_options` attribute; what is not there has its default."""
+    """Read a group's `mask_options` attribute; missing options have their defaults."""
+    # Defaults, because options were added over time and older packs are still read.
     raw = json.loads(text)
     size, colors = raw.get("size"), raw.get("colors")
     return MaskOptions(
@@ -420,17 +425,17 @@ def mask_options_from_json(text: str) -> MaskOptions:
 
 
 def image_options_to_json(options: ImageOptions) -> dict[str, Any]:
-    """Return the value of a group's `image_options` attribute. Of files `"auto"` makes `"rgb"`, which every reader
-    knows."""
+    """Return the value of a group's `image_options` attribute."""
     return {
         "size": None if options.size is None else list(options.size),
+        # Readers of earlier versions do not know "auto", which decodes files to RGB anyway.
         "color_mode": "rgb" if options.color_mode == "auto" else options.color_mode,
         "resize": options.resize,
     }
 
 
 def image_options_from_json(text: str) -> ImageOptions:
-    """Read a group's `image_options` attribute; what is not there has its default."""
+    """Read a group's `image_options` attribute; missing options have their defaults."""
     raw = json.loads(text)
     size = raw.get("size")
     return ImageOptions(
@@ -443,6 +448,7 @@ def image_options_from_json(text: str) -> ImageOptions:
 def _texts(file: Any, name: str) -> tuple[str, ...]:
     if name not in file:
         return ()
+    # Files from other tools may hold strings of variable length, whose references HDF5 follows unchecked.
     HeapReferences(file[name], name).check()
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 
@@ -458,24 +464,24 @@ def _json_attribute(file: Any, name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(text)
+    # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
 
 
-# Targets that lie in another file than their inputs, as PatchCamelyon has them.
+# PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
 
 
 def _beside(path: Path, name: str | None) -> tuple[Path, str] | None:
-    """Return the file and the name in it that `labels.h5/y` means, seen from `path`; `None` where a name is one of
-    `path` itself."""
+    """Return the file and the name in it that `labels.h5/y` means, relative to `path`; `None` for a name in `path`."""
     found = _IN_FILE.fullmatch(name or "")
     return None if found is None else (path.parent / found[1], found[2])
 
 
 class _FileBeside(Closing):
-    """An open `h5py.File`, with one name that leads into another; whatever else is asked of it, the first answers."""
+    """An open `h5py.File`, one name of which leads into another file; every other request goes to the first file."""
 
     def __init__(self, file: Any, other: Any, name: str, inner: str) -> None:
         self._file = file
@@ -487,7 +493,7 @@ class _FileBeside(Closing):
         return self._other[self._inner] if name == self._name else self._file[name]
 
     def get(self, name: str, *, getlink: bool = False) -> Any:
-        """Return what the name leads to, or the link itself, as h5py does; `None` where there is none."""
+        """Return the object or the link of this name, as h5py does; `None` where there is none."""
         if name == self._name:
             return self._other.get(self._inner, getlink=getlink)
         return self._file.get(name, getlink=getlink)

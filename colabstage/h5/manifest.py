@@ -1,8 +1,8 @@
 """The sidecar `NAME.h5.json`: what makes a packed file trustworthy.
 
-A pack counts as whole only when its manifest stands beside it and agrees. The manifest is written last, and holds a
-hash for every block: a file whose tail is zeros opens without error and returns wrong data, which only hashes can
-tell, and blocks can be checked in parallel and repaired one by one.
+A pack counts as complete only when there is a manifest beside it that agrees with it. The manifest is written last, and
+holds a hash for every block: a file whose tail is zeros opens without an error and returns wrong data, which only
+hashes detect, and blocks can be checked in parallel and repaired one by one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManifestState:
-    """What the manifest beside a file is worth."""
+    """Whether the manifest beside a file can be relied on."""
 
     state: Literal["agrees", "differs", "missing", "unreadable", "newer"]
-    """`agrees`, by the file's length; `differs`, by its length; `missing`; `unreadable`; `newer` than this version
-    reads."""
+    """`agrees` or `differs`, compared by length; `missing`; `unreadable`; `newer` than this version reads."""
     detail: str
     """The same in a sentence."""
     written_by: str = ""
-    """The version of colabstage."""
+    """The version of colabstage that wrote it."""
 
 
 def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
-    """Judge the manifest beside a file of `nbytes` bytes by its length alone; no block is read."""
+    """Judge the manifest beside a file of `nbytes` bytes by the length alone; no block is read."""
     sidecar = manifest_path(path)
     if not sidecar.exists():
         return ManifestState("missing", f"none beside it ('{sidecar.name}'), so nothing vouches for its bytes")
@@ -56,12 +55,12 @@ def look_at_manifest(path: Path, nbytes: int) -> ManifestState:
 
 
 MANIFEST_VERSION = 1
-# 8 MiB: long enough that a mount reads at full speed and a table of a 100 GB pack stays under a megabyte, short
-# enough that repairing one costs nothing.
+# 8 MiB: long enough that a mount reads at full speed and the hashes of a 100 GB pack stay under a megabyte, short
+# enough that reading one again costs next to nothing.
 BLOCK_BYTES = 8 * 1024 * 1024
-# A block is held in memory while it is copied or compared, whatever a manifest says.
+# A block is held in memory while it is copied or compared, so a manifest must not be able to ask for any length.
 _MOST_BLOCK_BYTES = 256 * 1024 * 1024
-# How every manifest begins: by it what a copy or a disk has cut is still known for ours.
+# Every manifest begins like this, so one that was cut off by a full disk is still recognised as ours.
 _BEGINNING = b'{\n "block_bytes": '
 _HASH = re.compile("[0-9a-f]{16}")
 
@@ -77,7 +76,7 @@ class Manifest:
     hashes: tuple[str, ...]
     """xxh3-64 of each block, 16 hexadecimal digits."""
     key: str = ""
-    """Which source and options made it, as `stage` names them."""
+    """The key of the source and options that it was made from, as `stage` computes it."""
     identity: dict[str, Any] = field(default_factory=dict)
     """The source's state at that time."""
     samples: dict[str, int] = field(default_factory=dict)
@@ -85,18 +84,18 @@ class Manifest:
     skipped: tuple[str, ...] = ()
     """One sentence for each sample left out."""
     written_by: str = ""
-    """The version of colabstage."""
+    """The version of colabstage that wrote it."""
     shard: str = ""
-    """Of a shard, which one of which set; empty for other files."""
+    """For a shard, which one it is and of which set; empty for other files."""
     version: int = MANIFEST_VERSION
-    """The format of the manifest; only grows when an older reader would be misled."""
+    """The format of the manifest; it grows only when an older reader would be misled."""
 
     @property
     def agrees(self) -> bool:
         """Tell whether it has a hash for each block of a file of its size, and no row count is negative."""
         if self.size < 0 or not 1 <= self.block_bytes <= _MOST_BLOCK_BYTES or min(self.samples.values(), default=0) < 0:
             return False
-        # Counted, not listed: a size that is a lie may be any number.
+        # The ranges are counted and not listed, because the size in a damaged manifest may be any number.
         return len(self.hashes) == -(-self.size // self.block_bytes) and all(map(_HASH.fullmatch, self.hashes))
 
     @property
@@ -106,12 +105,12 @@ class Manifest:
 
 
 _FIELDS = frozenset(one.name for one in fields(Manifest))
-# Written from the first version on.
+# `shard` was added later; everything else is in the manifests of the first version too.
 _NEEDED = _FIELDS - {"shard"}
 
 
 def manifest_path(file: Path) -> Path:
-    """Return where a file's manifest stands."""
+    """Return the path of a file's manifest."""
     return file.with_name(f"{file.name}.json")
 
 
@@ -125,8 +124,8 @@ def is_manifest(path: Path) -> bool:
 
 
 def is_as_written(file: Path) -> bool:
-    """Tell whether a file is one of ours that nobody has written to since: its manifest's length, and time or
-    hashes."""
+    """Tell whether a file is a pack that nobody has written to since, by its length and by its time or hashes."""
+    # A link is somebody's decision about where the file is kept, and not ours to replace.
     if file.is_symlink() or not file.is_file():
         return False
     found = file.stat()
@@ -136,28 +135,30 @@ def is_as_written(file: Path) -> bool:
         return False
     if manifest is None or manifest.size != found.st_size:
         return False
-    # A file gets its manifest when it is finished, so one that was written to since is the later of the two.
+    # The manifest is written after the file, so a file that was written to since then is the later of the two. A copy
+    # may not keep times, so a later file is not yet a changed one: its hashes decide.
     if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
         return True
     return not damaged_blocks(file, manifest, threads=usable_cores())
 
 
 def remove_manifest(file: Path) -> None:
-    """Remove the manifest of `file`, after which nothing vouches for it; anybody else's file of that name stays."""
+    """Remove the manifest of `file`, which then no longer counts as complete; a file of that name that is not a
+    manifest stays."""
     remove_vouched(manifest_path(file), is_manifest)
 
 
 def sweep_leftovers(file: Path, *, empty: bool = False) -> None:
-    """Remove what dead processes left of a file and of its manifest; `empty` as for `sweep_orphans`."""
+    """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
     for path in (file, manifest_path(file)):
         sweep_orphans(file.parent, name=path.name, empty=empty)
 
 
 def check_place_of_manifest(file: Path) -> None:
-    """Refuse a file whose manifest would take the place of somebody's.
+    """Refuse a file whose manifest would replace a file that colabstage did not write.
 
     Raises:
-        TargetExistsError: what has the manifest's name is none that colabstage wrote.
+        TargetExistsError: there is such a file under the manifest's name.
     """
     beside = manifest_path(file)
     if beside.exists() and not is_manifest(beside):
@@ -169,12 +170,12 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def write_manifest(file: Path, manifest: Manifest) -> None:
-    """Write the manifest of `file`, atomically; from then on the file counts as whole."""
+    """Write the manifest of `file` atomically; from then on the file counts as complete."""
     write_json(manifest_path(file), asdict(manifest))
 
 
 def read_manifest(file: Path) -> Manifest | None:
-    """Read the manifest of `file`; `None` when there is none, or it is not whole.
+    """Read the manifest of `file`; `None` when there is none, or it is incomplete.
 
     Raises:
         NewerFormatError: a newer colabstage wrote it.
@@ -183,7 +184,7 @@ def read_manifest(file: Path) -> Manifest | None:
 
 
 def parse_manifest(raw: object, label: str) -> Manifest | None:
-    """Make a manifest of what its JSON holds; `None` where that is no whole one.
+    """Make a manifest of parsed JSON; `None` where that is not a complete one.
 
     Raises:
         NewerFormatError: a newer colabstage wrote it.
@@ -196,6 +197,7 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
             "Update with: pip install -U colabstage"
         )
         raise NewerFormatError(msg)
+    # Fields that this version does not know are ignored: a new version number announces those that matter.
     known = {name: value for name, value in raw.items() if name in _FIELDS}
     manifest = read_fields(Manifest, known) if known.keys() >= _NEEDED else None
     return manifest if manifest is not None and manifest.agrees else None
@@ -204,13 +206,13 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
 def damaged_blocks(
     file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None
 ) -> list[int]:
-    """Return the numbers of the blocks whose bytes are not those that were written; read in parallel."""
+    """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel."""
     found = hash_ranges(file, manifest.ranges, threads=threads, cancellation=cancellation)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
 def manifest_of_bytes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> Manifest:
-    """Hash every block of a finished file; nothing is said of what it holds."""
+    """Hash every block of a finished file; the manifest says nothing about its contents."""
     size = file.stat().st_size
     hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=threads, cancellation=cancellation)
     return Manifest(size, BLOCK_BYTES, tuple(hashes))
@@ -221,7 +223,7 @@ def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: C
 
     Raises:
         SourceNotFoundError: the file is not there.
-        DamagedPackError: it has another length, or blocks of it are not what was written; the message says which.
+        DamagedPackError: its length, or some of its blocks, are not what was written; the message says which.
     """
     try:
         size = file.stat().st_size

@@ -1,8 +1,8 @@
-"""Packs of several files: which they are by their names, and what they must have in common to be read as one.
+"""Packs of several files: how their names tell them, and what they must have in common to be read as one.
 
 `NAME-00002-of-00008.h5` is one of eight shards that were written together. `NAME-append-00001.h5` was added later to
-`NAME.h5`, or to its shards. What was there keeps its name then, because records, manifests and other machines refer to
-it by that; and it keeps its rows' numbers, because what was added comes last.
+`NAME.h5`, or to its shards. Existing files keep their names then, because records, manifests and other machines refer
+to them; and rows keep their numbers, because what was added is read last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FieldSchema:
     kind: str
     """What a row is, in words."""
     facts: Mapping[str, Any]
-    """Whatever else must agree, by name."""
+    """Everything else that must agree, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,17 @@ class PackSchema:
 
 def rows_schema(shape: tuple[int, ...], dtype: np.dtype[Any]) -> FieldSchema:
     """Return the schema of rows of one shape."""
+    # Readers return native byte order whatever is stored, so files may differ in it.
     return FieldSchema("values of one shape", {"shape": shape, "dtype": str(dtype.newbyteorder("="))})
 
 
 def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
-    """Return any number of boxes, with `columns` known of each."""
+    """Return the schema of any number of boxes in each row, described by `columns`."""
     return FieldSchema("boxes", {"columns": tuple(sorted(columns))})
 
 
 def field_schema(info: FieldInfo) -> FieldSchema:
-    """Return what a file says of one of its fields."""
+    """Return the schema of one field of a file."""
     if info.kind == "fixed" and info.shape is not None:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
@@ -77,7 +78,7 @@ def field_schema(info: FieldInfo) -> FieldSchema:
 
 
 def pack_schema(info: PackInfo, split: str) -> PackSchema:
-    """Return what a file says of one of its splits.
+    """Return the schema of one split of a file.
 
     Raises:
         SplitNotFoundError: it has no such split.
@@ -87,7 +88,7 @@ def pack_schema(info: PackInfo, split: str) -> PackSchema:
 
 
 def schema_difference(expected: PackSchema, found: PackSchema) -> str | None:
-    """Say in what the second differs from the first, in words that need no subject; `None` when they agree."""
+    """Say how the second differs from the first, as a clause ("its classes are …"); `None` when they agree."""
     if expected.classes != found.classes:
         return f"its classes are {_list(found.classes)} instead of {_list(expected.classes)}"
     return _field_difference("inputs", expected.x, found.x) or _field_difference("targets", expected.y, found.y)
@@ -117,7 +118,7 @@ def check_schemas(infos: list[PackInfo], split: str) -> None:
     """Make sure that files can be read as one.
 
     Raises:
-        PackFormatError: one differs from the first; the message says in what.
+        PackFormatError: one differs from the first; the message says how.
     """
     first = infos[0]
     expected = pack_schema(first, split)
@@ -136,20 +137,20 @@ _NAMES_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """A file as part of a dataset; ascending in the order of their rows."""
+    """The name of a file as part of a dataset; names sort in the order of the rows."""
 
     folder: str
-    """Of the dataset: "." , "NAME" and ".h5"."""
+    """The folder of the dataset, such as "."."""
     stem: str
-    """Of the dataset: "." , "NAME" and ".h5"."""
+    """The name of the dataset without its suffix, such as "NAME"."""
     suffix: str
-    """Of the dataset: "." , "NAME" and ".h5"."""
+    """The suffix of the dataset, such as ".h5"."""
     appended: bool
     """Whether it was added later."""
     number: int
-    """Among the shards, from 0, or among those added, from 1; 0 for a file that stands alone."""
+    """Its number among the shards, from 0, or among the appended files, from 1; 0 for a single file."""
     count: int
-    """Of all shards, 0 for what is none."""
+    """How many shards there are; 0 where the file is not a shard."""
 
     @classmethod
     def of(cls, path: Path) -> PartName:
@@ -173,41 +174,43 @@ def shard_path(target: Path, number: int, count: int) -> Path:
 
 
 def shard_pattern(target: Path, count: int) -> Path:
-    """Return a pattern that all shards match; `dataset_h5` reads it."""
+    """Return a pattern that matches all shards, for `dataset_h5`."""
     return target.with_name(f"{glob.escape(target.stem)}-?????-of-{count:05}{target.suffix}")
 
 
 def appended_path(target: Path, number: int) -> Path:
-    """Return the name of what was added to the dataset `target` as its `number`-th, from 1."""
+    """Return the name of the `number`-th file appended to the dataset `target`, from 1."""
     return target.with_name(f"{target.stem}-append-{number:05}{target.suffix}")
 
 
 def shards_beside(target: Path) -> list[Path]:
-    """Return all shards of the dataset `target` that there are, of any count, in order."""
+    """Return all existing shards of the dataset `target`, of any count, in order."""
     return _named(target, "-?????-of-?????")
 
 
 def appended_beside(target: Path) -> list[Path]:
-    """Return all that was added to the dataset `target`, in order."""
+    """Return all files appended to the dataset `target`, in order."""
     return _named(target, "-append-?????")
 
 
 def _named(target: Path, pattern: str) -> list[Path]:
     wanted = f"{glob.escape(target.stem)}{pattern}{glob.escape(target.suffix)}"
+    # `NAME-append-?????` also matches parts of a dataset whose own name ends so; the stem tells them apart.
     found = [path for path in target.parent.glob(wanted) if PartName.of(path).stem == target.stem]
     return sorted(found, key=PartName.of)
 
 
 def next_appended(target: Path) -> Path:
-    """Return the name for what is added to the dataset `target` now.
+    """Return the name of the next file to append to the dataset `target`.
 
     Raises:
-        OptionError: there are as many as names can tell apart.
+        OptionError: the numbers are used up.
     """
     found = appended_beside(target)
+    # After the last one and not in a gap: a file in between would change the numbers of the rows behind it.
     number = PartName.of(found[-1]).number + 1 if found else 1
     if number > _MAX_PARTS:
-        msg = f"'{target}' has {number - 1:,} appended files; pack all of it anew into one."
+        msg = f"'{target}' has {number - 1:,} appended files; pack all of it into one file again."
         raise OptionError(msg)
     return appended_path(target, number)
 
@@ -215,22 +218,24 @@ def next_appended(target: Path) -> Path:
 def find_parts(files: Files) -> tuple[Path, ...]:
     """Return the files that are to be read as one, in the order of their rows; absolute.
 
-    One path is that file alone, also when there are shards or appended files of its name. A pattern (`*`, `?`, `[`) is
-    all that match it: of each name the one file, its shards, then what was appended. A list is taken as it is.
+    A path means that file alone, even when shards or appended files of its name exist. A pattern (`*`, `?`, `[`) means
+    every file that matches: for each name the single file, its shards, then the appended files. A list is taken as it
+    is.
 
     Raises:
-        SourceNotFoundError: nothing matches the pattern, or shards are missing of a set.
+        SourceNotFoundError: nothing matches the pattern, or shards of a set are missing.
         DamagedPackError: shards of two sets match it.
         OptionError: the list is empty.
     """
     if isinstance(files, str | os.PathLike):
         path = Path(files).expanduser().absolute()
+        # A file whose name happens to contain a star or a bracket is that file.
         if path.exists() or not glob.has_magic(str(path)):
             return (path,)
         return _matching(path)
     parts = tuple(Path(part).expanduser().absolute() for part in files)
     if not parts:
-        msg = "The list of files is empty; expected one HDF5 file at least."
+        msg = "The list of files is empty; expected at least one HDF5 file."
         raise OptionError(msg)
     return parts
 
@@ -253,6 +258,7 @@ def _check_whole_set(names: Iterable[PartName]) -> None:
     shards = [name for name in names if name.count]
     if not shards:
         return
+    # A missing shard would only show as fewer rows, and two sets read together as rows that occur twice.
     first = shards[0]
     target = Path(first.folder) / f"{first.stem}{first.suffix}"
     counts = sorted({name.count for name in shards})

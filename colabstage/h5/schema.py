@@ -1,4 +1,4 @@
-"""The names that a packed file uses; the recipe's own (`X_train`, `Y_train`, …), so that plain h5py code reads it."""
+"""The names that a packed file uses: the customary ones (`X_train`, `Y_train`, …), so that plain h5py code reads it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from colabstage.errors import OptionError
 
-# Raised whenever a file written now could be misread by code written before.
+# Goes up whenever a file written now could be misread by an earlier version.
 FORMAT_VERSION = 1
 
 FORMAT_ATTRIBUTE = "colabstage_format"
@@ -20,7 +20,7 @@ BYTES = "bytes"
 OFFSETS = "offsets"
 BOXES = "boxes"
 
-# In the order people say them.
+# In the order in which people name them.
 FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")

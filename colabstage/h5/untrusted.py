@@ -1,12 +1,13 @@
-"""HDF5 files of others, looked at before HDF5 does: links, heaps, and rows of any length.
+"""HDF5 files from other tools: links, heaps and rows of variable length are checked before HDF5 follows them.
 
-HDF5 follows links into other files and references into its heaps without looking, and answers damage in no agreed way,
-or with a crash or an endless loop. What it would follow is checked here first; what it raises is translated here.
+HDF5 follows links into other files and references into its heaps without checking them, and responds to damage with any
+of several errors, a crash or an endless loop. What it would follow is checked here first; what it raises is translated
+here.
 
-Every address that HDF5 tells of a dataset behind an external link counts in the other file. Values of a virtual dataset
-whose source is missing, and of external storage that is too short, it makes up: they read as zeros. Rows of any length
-are references into heaps; HDF5 believes the lengths in them, so that a damaged one overwrites memory or asks for
-gigabytes of it.
+The address that HDF5 gives of a dataset behind an external link is a position in the other file. HDF5 makes up the
+values of a virtual dataset whose source is missing, and of external storage that is too short: they read as zeros. Rows
+of variable length are references into heaps; HDF5 believes the lengths in them, so a damaged one makes it overwrite
+memory, or allocate gigabytes.
 """
 
 from __future__ import annotations
@@ -37,39 +38,40 @@ if TYPE_CHECKING:
     HeadReader = Callable[[int], tuple[int, ...]]
     from collections.abc import Sequence
 
-# A heap begins with its name, version 1 and three zeros.
+# A heap begins with its signature, version 1 and three zeros.
 HEAP = b"GCOL\x01\0\0\0"
-# The least a heap has, and each of its objects: index, references, reserved, length.
+# A heap's header, and that of each of its objects: index, references, reserved, length.
 HEAP_HEAD_BYTES = 16
 OBJECT_HEAD = struct.Struct("<HHIQ")
-# Read at once of a heap: of one with rows of many bytes, little more than the heads of its objects.
+# Read at once: objects are found by their headers alone, so long rows are skipped and not read.
 _HEAP_WINDOW_BYTES = 4096
+# HDF5 writes heaps of 4 KiB by default; a shuffled epoch comes back to each of them.
 _HEAPS_KEPT = 4096
-# What a row of any length is in the file: how many values, the heap's address, the object's number in it.
+# A row of variable length in the file: how many values, the heap's address, the object's number in it.
 _REFERENCE = np.dtype([("count", "<u4"), ("heap", "<u8"), ("number", "<u4")])
+# Chunks of references that were decompressed, kept because a shuffled epoch needs them again.
 _KEPT_BYTES = 64 * 1024 * 1024
 _REFERENCES_READ = 65_536
-# Rows that far apart, in the mean, have their references read one by one.
+# Where rows are further apart than this, on average, their references are read one by one.
 _DENSE = 64
 
-# Virtual datasets of virtual datasets: deeper ones are a ring.
+# Virtual datasets may refer to virtual datasets; nobody nests them this deep, so this is a cycle.
 _MAX_DEPTH = 16
 
 
 def open_with_any_locking(path: Path) -> Any:
-    """Open with the default locking; where that is refused, with none.
-
-    Not without from the start: HDF5 opens a file a second time in one process only with the same choice, and people's
-    own is the default. Network file systems refuse locks, and so does somebody who writes.
-    """
+    """Open with the default locking; where that is refused, without."""
     import h5py
 
+    # Not without locks from the start: HDF5 opens a file a second time in one process only with the same choice, and
+    # the user's own code has the default. Network file systems refuse locks, and so does a file that is being written.
     for locking in (None, False):
         try:
             return h5py.File(path, "r", locking=locking)
         except OSError as error:
             if "lock" not in str(error):
                 raise
+    # The process may have it open with `locking=True`, and HDF5 then accepts nothing else.
     return h5py.File(path, "r", locking=True)
 
 
@@ -85,6 +87,7 @@ def follow(file: Any, name: str, path: Path) -> Any:
         return file[name]
     except (KeyError, OSError) as error:
         link = file.get(name, getlink=True)
+        # A hard link points into the same file, so this is damage and not a missing file.
         if isinstance(link, h5py.HardLink):
             raise
         where = f"'{link.path}'"
@@ -98,10 +101,10 @@ def follow(file: Any, name: str, path: Path) -> Any:
 
 
 def check_type(dataset: Any, name: str, path: Path) -> None:
-    """Make sure that the values of an open dataset have a type that numpy has.
+    """Make sure that numpy has the type of an open dataset's values.
 
     Raises:
-        PackFormatError: they are times, or floats of 128 bits as other machines have them.
+        PackFormatError: it has not: they are times, for example, or floats of 128 bits from another machine.
     """
     from h5py import h5t
 
@@ -110,38 +113,38 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
     except (TypeError, ValueError) as error:
         kinds = {h5t.TIME: "times", h5t.FLOAT: "floats", h5t.INTEGER: "whole numbers", h5t.BITFIELD: "bits"}
         kind = kinds.get(dataset.id.get_type().get_class())
-        # Of other classes, nobody can tell odd from damaged.
+        # For other classes of types there is no telling an unusual one from a damaged one.
         if kind is None:
             raise
         msg = (
-            f"{name} in '{path}' holds {kind} of {8 * dataset.id.get_type().get_size()} bits in a form that numpy has "
-            f"not ({error}); expected numbers. Store them as numbers of 8 to 64 bits."
+            f"{name} in '{path}' holds {kind} of {8 * dataset.id.get_type().get_size()} bits in a form that numpy does "
+            f"not have ({error}); expected numbers. Store them as numbers of 8 to 64 bits."
         )
         raise PackFormatError(msg) from error
 
 
 def is_elsewhere(dataset: Any, file: Any) -> bool:
-    """Return whether an open object lies in another file than `file`, in which it was found."""
+    """Return whether an open object is stored in another file than `file`, in which it was found."""
     from h5py import h5o
 
-    # The number of an opened file, which two handles of one file share.
+    # HDF5's number of the open file, which two handles of one file share; paths would differ by links.
     return bool(h5o.get_info(dataset.id).fileno != h5o.get_info(file["/"].id).fileno)
 
 
 def home_of(dataset: Any, path: Path) -> Path | None:
-    """Return the file that an open dataset lies in, where a link led there from `path`; `None` where it is `path`."""
+    """Return the file that stores an open dataset, where a link led there from `path`; `None` where that is `path`."""
     home = Path(dataset.file.filename).absolute()
     return None if home == path or home.samefile(path) else home
 
 
 def check_parts(dataset: Any, name: str, path: Path, *, depth: int = 0) -> None:
-    """Make sure that all files are there that an open dataset's values lie in.
+    """Make sure that all files exist that hold values of an open dataset.
 
     Raises:
-        PackFormatError: one is not, or is too short; HDF5 would make up its values.
+        PackFormatError: one is missing or too short; HDF5 would make up its values.
     """
     if dataset.is_virtual:
-        # With a prefix, where HDF5 looks for them is somebody's own choice.
+        # With a prefix HDF5 searches where the user told it to, which cannot be predicted here.
         if "HDF5_VDS_PREFIX" not in os.environ:
             _check_sources(dataset, name, path, depth)
     elif dataset.external and "HDF5_EXTFILE_PREFIX" not in os.environ:
@@ -151,11 +154,11 @@ def check_parts(dataset: Any, name: str, path: Path, *, depth: int = 0) -> None:
 def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
     own = Path(dataset.file.filename)
     wanted: dict[str, set[str]] = {}
-    # Without asking which part of each is meant, which h5py cannot say of none.
+    # Not `dataset.virtual_sources()`, which fails where the selection of a source is empty.
     properties = dataset.id.get_create_plist()
     for number in range(properties.get_virtual_count()):
         written, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
-        # With %b there are as many files as are found, and the dataset is as long as that.
+        # %b is a pattern: the dataset is as long as the files that HDF5 finds, so none of them can be missing.
         if "%b" not in written and "%b" not in part:
             wanted.setdefault(written, set()).add(part)
     for written, parts in wanted.items():
@@ -173,7 +176,7 @@ def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
 
 
 def _places(written: str, own: Path) -> Iterable[Path]:
-    """Return where HDF5 looks for the source of a virtual dataset, in its order."""
+    """Return where HDF5 looks for the source of a virtual dataset, in HDF5's order."""
     given = Path(written)
     bare = Path(given.name) if given.is_absolute() else given
     return [*([given] if given.is_absolute() else []), own.parent / bare, bare]
@@ -182,6 +185,7 @@ def _places(written: str, own: Path) -> Iterable[Path]:
 def _check_external(dataset: Any, name: str, path: Path) -> None:
     left = int(dataset.nbytes)
     for written, offset, size in dataset.external:
+        # The last file may have no limit, which h5py gives as a very large size.
         wanted = min(left, int(size))
         try:
             there = Path(os.fsdecode(written)).stat().st_size
@@ -201,25 +205,26 @@ def _missing(name: str, path: Path, what: str) -> PackFormatError:
 
 
 def heap_lengths(read_head: HeadReader, start: int, heap_bytes: int, stop: int) -> list[tuple[int, int]]:
-    """Return number (0 is free space) and length of each object of a heap whose head lies before `stop`.
+    """Return the number (0 is free space) and length of each object of a heap whose header is before `stop`.
 
     Args:
-        read_head: gives the four parts of an object's head at a place.
-        start: the heap's first byte, in the same places.
+        read_head: returns the four fields of the object header at a position.
+        start: the position of the heap's first byte.
         heap_bytes: its length.
-        stop: where what can be read ends.
+        stop: the end of what can be read.
 
     Raises:
-        ValueError: one of them does not lead to the next: HDF5 would search for ever.
+        ValueError: an object's length does not lead to the next one: HDF5 would search for ever.
     """
     end = start + heap_bytes
     position, last = start + HEAP_HEAD_BYTES, min(end, stop) - OBJECT_HEAD.size
     found = []
     while position <= last:
         number, _, _, length = read_head(position)
-        # The length of free space counts its own head, that of others does not.
+        # Objects are padded to 8 bytes. The length of free space includes its header, that of objects does not.
         step = OBJECT_HEAD.size + (length + 7) // 8 * 8 if number else length
         if not OBJECT_HEAD.size <= step <= end - position:
+            # Zero repeats this object for ever; a length beyond the end makes HDF5 read whatever follows.
             msg = f"the object {number} of {length:,} bytes leads nowhere"
             raise ValueError(msg)
         found.append((number, length))
@@ -228,15 +233,15 @@ def heap_lengths(read_head: HeadReader, start: int, heap_bytes: int, stop: int) 
 
 
 class HeapReferences:
-    """The references of a dataset of rows of any length, checked before HDF5 follows them; from several threads."""
+    """The references of a dataset of variable-length rows, checked before HDF5 follows them; thread-safe."""
 
     def __init__(self, dataset: Any, name: str, source: ByteSource | None = None) -> None:
         """Take an open `h5py.Dataset` of such rows; no row is read yet.
 
         Args:
             dataset: the rows.
-            name: of it, for messages.
-            source: the bytes of its file, where that has no path.
+            name: the dataset's name, for messages.
+            source: the bytes of its file, where that has no path (a file inside an archive).
         """
         import h5py
 
@@ -246,9 +251,10 @@ class HeapReferences:
         self._source = source
         base = h5py.check_vlen_dtype(dataset.dtype)
         self._item_bytes = np.dtype(base).itemsize if isinstance(base, np.dtype) else 1
-        # Addresses of eight bytes are all that anybody writes.
+        # The file may declare shorter addresses, but every writer of today uses eight bytes; others go unchecked.
         usual = tuple(dataset.file.id.get_create_plist().get_sizes()) == (8, 8)
         self._applies = base is not None and usual and not dataset.is_virtual
+        # MATLAB, for one, puts a block of its own in front, and HDF5 counts addresses from behind it.
         self._shift = int(dataset.file.userblock_size)
         self._heaps: OrderedDict[int, dict[int, int]] = OrderedDict()
         self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
@@ -257,12 +263,12 @@ class HeapReferences:
         self._lock = threading.Lock()
 
     def check(self, rows: NDArray[np.intp] | None = None) -> None:
-        """Check the references of some rows, ascending, of a dataset of one axis; of all of any dataset by default.
+        """Check the references of some rows, in ascending order, of a dataset of one axis; by default all of them.
 
-        Each is checked once.
+        Each row is checked once.
 
         Raises:
-            DamagedPackError: one does not lead to an object of its length.
+            DamagedPackError: a reference does not lead to an object of its length.
             OSError: the file cannot be read.
         """
         if rows is not None:
@@ -272,7 +278,9 @@ class HeapReferences:
         with self._lock:
             file = self._source or LocalBytes(self._path)
             for references in self._references(file, rows):
+                # Empty rows refer to nothing, whatever their address says.
                 filled = references[references["count"] > 0]
+                # One heap holds many rows, so each is read once for all of them.
                 filled = filled[np.argsort(filled["heap"], kind="stable")]
                 heaps, starts = np.unique(filled["heap"], return_index=True)
                 for heap, wanted in zip(heaps.tolist(), np.split(filled, starts[1:]), strict=False):
@@ -281,6 +289,7 @@ class HeapReferences:
             self._checked[rows] = True
 
     def _check_heap(self, file: ByteSource, start: int, wanted: NDArray[Any]) -> None:
+        """Compare the lengths of some rows with those that the heap at `start` has for them."""
         lengths = self._heaps.get(start)
         if lengths is None:
             lengths = self._heaps[start] = self._read_heap(file, start)
@@ -349,7 +358,9 @@ class HeapReferences:
         return found
 
     def _chunk(self, corner: tuple[int, ...]) -> NDArray[Any]:
-        """Return the references of one chunk: its bytes, put into a dataset of plain bytes with the same filters."""
+        """Return the references of one chunk, decompressed."""
+        # h5py has no function that only undoes filters, and reading the row would follow its reference. So the bytes go
+        # into a dataset of plain bytes with the same filters, and are read from there.
         skipped, stored = self._dataset.id.read_direct_chunk(corner)
         own = self._dataset.id.get_create_plist()
         filters = [own.get_filter(place)[:3] for place in range(own.get_nfilters()) if not skipped >> place & 1]
@@ -370,10 +381,10 @@ class HeapReferences:
 
 
 def _plain_dataset(shape: tuple[int, ...], filters: Iterable[tuple[int, int, tuple[int, ...]]]) -> Any:
-    """Return a dataset in memory of one chunk of as many bytes as references have, behind `filters`."""
+    """Return a dataset in memory: one chunk of as many bytes as the references have, with `filters`."""
     import h5py
 
-    # Names of files in memory must differ as well.
+    # HDF5 refuses a second file of one name, even if both are in memory only.
     file = h5py.File(f"colabstage-{uuid.uuid4().hex}", "w", driver="core", backing_store=False)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_chunk(shape)
@@ -384,21 +395,21 @@ def _plain_dataset(shape: tuple[int, ...], filters: Iterable[tuple[int, int, tup
     return h5py.Dataset(h5py.h5d.create(file.id, b"references", kind, space, properties))
 
 
-# What HDF5 writes besides samples lies at a file's two ends, up to files with very many datasets.
+# HDF5 keeps metadata at the two ends of a file, except in files of very many datasets.
 _LOOKED_BYTES = 1024 * 1024
 
 
 def check_heaps(path: Path) -> None:
-    """Look through the heaps at the file's two ends for what makes HDF5 search for ever.
-
-    HDF5 goes from object to object by their lengths, and checks none: one of 0 bytes, or of nearly 2**64, is an endless
-    loop inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes 13 hung
-    when they were opened, all of them here. Takes a few milliseconds at most.
+    """Check the heaps at the file's two ends for lengths that make HDF5 search for ever. Takes a few milliseconds.
 
     Raises:
         DamagedPackError: there is such an object.
         OSError: the file cannot be read.
     """
+    # HDF5 goes from object to object by their lengths and checks none of them: a length of 0, or of nearly 2**64, is an
+    # endless loop inside the library, which no signal and no other thread can end. Of 4,000 files with scrambled bytes,
+    # 13 hung when they were opened, all of them here. A child process with a deadline would find them too, and take a
+    # third of a second for each file.
     with open(path, "rb") as handle:
         size = handle.seek(0, 2)
         for start in sorted({0, max(0, size - _LOOKED_BYTES)}):
@@ -408,7 +419,7 @@ def check_heaps(path: Path) -> None:
             while place >= 0:
                 if not _is_sound(data, place):
                     msg = (
-                        f"'{path}' is damaged at byte {start + place:,}, where HDF5 would search its texts for ever. "
+                        f"'{path}' is damaged at byte {start + place:,}: HDF5 would search its strings for ever. "
                         "Stage or copy it again."
                     )
                     raise DamagedPackError(msg)
@@ -417,6 +428,7 @@ def check_heaps(path: Path) -> None:
 
 def _is_sound(data: bytes, place: int) -> bool:
     """Tell whether the objects of the heap at `place` follow each other up to its end, or to the end of `data`."""
+    # Cut off by the window, not by damage; samples may also hold these bytes by chance.
     if place + HEAP_HEAD_BYTES > len(data):
         return True
     length = int.from_bytes(data[place + 8 : place + 16], "little")
@@ -429,7 +441,7 @@ def _is_sound(data: bytes, place: int) -> bool:
 
 @contextmanager
 def reading_contents(path: Path) -> Iterator[None]:
-    """Say it as a damaged file when h5py answers in any of the ways it has for bytes that are not what they were.
+    """Translate every error with which h5py responds to damaged bytes into one for a damaged file.
 
     Raises:
         DamagedPackError: in place of what h5py raised.
@@ -452,13 +464,12 @@ def _damaged(path: Path, error: Exception) -> DamagedPackError:
     )
 
 
-# Rows that are looked at for their length.
+# Rows whose lengths are read for an estimate.
 _PROBED = 128
 
 
 def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
-    """Return what an open `h5py.Dataset` holds a row of: any number of values, or a text; `None` where it is
-    neither."""
+    """Return what each row of an open `h5py.Dataset` is: any number of values, or a string; `None` for neither."""
     from h5py import check_string_dtype
 
     if len(dataset.shape) != 1:
@@ -469,18 +480,17 @@ def ragged_kind(dataset: Any) -> Literal["ragged", "texts"] | None:
 
 
 def element_dtype(dataset: Any) -> np.dtype[Any]:
-    """Return the dtype of one value of a row of any length, in native byte order; of texts that of their bytes."""
+    """Return the dtype of one value of a variable-length row, in native byte order; for strings that of their bytes."""
     import numpy as np
     from h5py import check_vlen_dtype
 
-    # Only the kind of number: h5py keeps the names of an enumeration beside it.
+    # By its string, which drops what h5py attaches to the dtype of an enumeration.
     base = check_vlen_dtype(dataset.dtype)
     return np.dtype(np.uint8) if base is None or base is str or base is bytes else np.dtype(base.str)
 
 
 def ragged_trouble(dataset: Any) -> str | None:
-    """Say why rows of any length cannot be read, as a sentence; `None` where they can, or where rows are something
-    else."""
+    """Say in a sentence why rows of variable length cannot be read; `None` where they can, or rows are fixed."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     is_text = check_string_dtype(dataset.dtype) is not None
@@ -493,7 +503,7 @@ def ragged_trouble(dataset: Any) -> str | None:
 
 
 def _element_trouble(dataset: Any) -> str | None:
-    """Say why values inside rows cannot be read: "" where they can, `None` where rows are not of any length."""
+    """Say why values inside rows cannot be read: "" where they can, `None` where rows have a fixed length."""
     import numpy as np
     from h5py import check_vlen_dtype, h5t
 
@@ -510,24 +520,21 @@ def _element_trouble(dataset: Any) -> str | None:
         same = same or (stored.get_class() == h5t.ENUM and stored.get_super().equal(h5t.py_create(np.dtype(base.str))))
     if base.isnative and same:
         return ""
-    # h5py 3.16 gives the bytes of such values as they lie in the file, and calls them native ones.
+    # h5py 3.16 returns the bytes of such values as they are stored, labelled as native.
     return (
-        "The values inside its rows are numbers of another form than this machine's, of the other byte order perhaps, "
-        "and h5py hands out the wrong ones. Write them as native numbers."
+        "The values inside its rows are stored in another form than this machine's, perhaps in the other byte order, "
+        "and h5py returns wrong numbers for them. Write them as native numbers."
     )
 
 
 def _named(base: Any) -> str:
     if getattr(base, "names", None):
         return f"compounds of {', '.join(base.names)}"
-    return "arrays" if getattr(base, "subdtype", None) else "rows of any length again, or texts"
+    return "arrays" if getattr(base, "subdtype", None) else "rows of variable length again, or strings"
 
 
 def estimate_bytes(dataset: Any) -> int:
-    """Return about how many bytes the values of all rows have, by the mean of a few; exact for texts of one length.
-
-    Never more than the file, where no values lie twice.
-    """
+    """Estimate how many bytes the values of all rows have, from the mean of a few; exact for strings of one length."""
     import numpy as np
 
     count = int(dataset.shape[0])
@@ -539,4 +546,5 @@ def estimate_bytes(dataset: Any) -> int:
     HeapReferences(dataset, str(dataset.name).lstrip("/")).check(rows)
     found: Sequence[Any] = dataset[rows].tolist()
     mean = sum(len(row) * getattr(row, "itemsize", 1) for row in found) / len(rows)
+    # No value is stored twice, so there cannot be more than the file has.
     return min(int(mean * count), int(dataset.file.id.get_filesize()))

@@ -310,7 +310,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "words"),
     [
-        ((3,), h5py.vlen_dtype(h5py.vlen_dtype(np.uint8)), "rows of any length again"),
+        ((3,), h5py.vlen_dtype(h5py.vlen_dtype(np.uint8)), "rows of variable length again"),
         ((3,), h5py.vlen_dtype(np.dtype([("a", "f4"), ("b", "i2")])), "compounds of a, b"),
         ((3,), h5py.vlen_dtype(np.dtype(">f4")), "Write them as native numbers"),
         ((3, 2), h5py.vlen_dtype(np.float32), "array of lists of values.*one in each row"),
