@@ -1,17 +1,17 @@
-"""Google Drive on Colab: mount it, make new files visible, push what was written; and find it in the file system.
+"""Google Drive on Colab: mount it, make new files visible, push what was written, and find it in the file system.
 
-The client behind the mount decides how this is done:
+The client behind the mount determines how this is done:
 
-- Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is looked at
-  before anything is asked.
-- `force_remount=True` kills the client with SIGKILL; what it has not uploaded waits in its cache, and nobody can tell
-  from outside how much that is. So a living client is never forced: refreshing pushes first, then mounts again.
+- Asking for a mount opens a permission dialogue even when Drive is mounted already, so the mount table is read before
+  anything is asked.
+- `force_remount=True` kills the client with SIGKILL. What it has not uploaded waits in its cache, and nothing outside
+  can tell how much that is. So a live client is never forced: refreshing pushes first, then mounts again.
 - There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself.
-- A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs takes
-  every caller with it; so a mount is asked for a sign of life from a child process, under a deadline.
-- The next client never gets rid of a dead mount that anything stands in or has open: it unmounts plainly, is told that
-  the target is busy, and fails. So a dead mount is taken out of the tree before the client is called.
-- What the client is told goes through a shell: milliseconds below 1,000 are no limit at all, and a mount point is not
+- A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs blocks
+  every caller for good, so a child process asks the mount for a sign of life, with a deadline.
+- A new client cannot remove a dead mount that is some process's current folder or has open files: it tries a plain
+  unmount, gets 'target is busy', and fails. So a dead mount is detached before the client is called.
+- The client is started through a shell: a timeout below 1,000 ms becomes no timeout at all, and the mount point is not
   quoted.
 """
 
@@ -63,39 +63,39 @@ DEFAULT_MOUNTPOINT = "/content/drive"
 _TYPE = "fuse.drive"
 _OLD_CLIENT = "google-drive-ocamlfuse"
 _OLD_TYPE = f"fuse.{_OLD_CLIENT}"
-# The spelling with a space is a hidden redirect to the one without.
+# The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
 _SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 _PROBE_TIMEOUT_S = 15.0
-# For finding a Drive, which the work can do without: all of them are asked at once.
+# Shorter where a Drive is only looked for, because the work can do without one.
 _ANSWER_S = 10.0
 # A mount right after an unmount fails now and then, and succeeds a moment later.
 _REMOUNT_ATTEMPTS = 2
 _REMOUNT_WAIT_S = 1.0
-# What was flushed goes out of the mount table a little later.
+# The client reports the end of a flush a little before its mount leaves the mount table.
 _UNMOUNT_S = 30.0
 _LOOK_S = 0.1
-# A try that failed leaves a mount on top of the dead one.
+# Each failed attempt leaves another mount on top of the dead one.
 _MOST_MOUNTS = 8
-# What no shell reads as anything but itself.
+# Characters that no shell interprets.
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class FlushReport:
-    """Tell what `flush_drive` did."""
+    """What `flush_drive` did."""
 
     mountpoint: Path
     """Where Drive was mounted."""
     seconds: float
-    """How long the upload of everything that was waiting took."""
+    """How long it took to upload everything that was waiting."""
     remounted: bool
     """Whether Drive is mounted there again."""
     problem: str | None = None
-    """Why not, when that was wanted and failed; everything was uploaded all the same."""
+    """Why it is not, where that was asked for and failed; everything has been uploaded nevertheless."""
 
 
 def drive_root(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Google Drive that `path` lies on; `None` when it lies elsewhere.
+    """Return the mount point of the Google Drive that contains `path`; `None` when it is elsewhere.
 
     Links are followed, nothing on Drive itself is touched, and the path need not exist.
     """
@@ -104,14 +104,15 @@ def drive_root(path: str | os.PathLike[str]) -> Path | None:
 
 
 def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
-    """Spell a path on Drive the one way: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
+    """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
 
-    Links that lead there are resolved. A path that lies elsewhere is returned as it is.
+    Links that lead there are resolved. A path elsewhere is returned unchanged.
     """
     root = drive_root(path)
     if root is None:
         return Path(path)
     place = follow_links(path)
+    # The root itself has no first part.
     first, *rest = [*place.relative_to(root).parts, ""]
     return root.joinpath(_SPELLINGS.get(first, first), *rest)
 
@@ -124,25 +125,26 @@ def find_drive(*, timeout_s: float = _ANSWER_S) -> Path | None:
 
 
 class DriveAnswer(NamedTuple):
-    """Say which Drive answers."""
+    """Which Drive answers."""
 
     folder: Path | None
     """The `MyDrive` of the first that does; `None` where none does."""
     silent: tuple[Path, ...]
-    """Mount points that said nothing."""
+    """Mount points that did not answer in time."""
 
 
 def ask_drives(*, near: str | os.PathLike[str] | None = None, timeout_s: float = _ANSWER_S) -> DriveAnswer:
     """Ask every mounted Drive at once which of them works.
 
     Args:
-        near: a path whose Drive comes before any other, whoever's it is.
+        near: a path whose Drive comes before all others, even a practice Drive.
         timeout_s: seconds for all of them together.
     """
     found = _drives() if near is None or drive_root(near) is None else [mount_of(near), *_drives()]
     drives = list({mount.mountpoint: mount for mount in found}.values())
     if not drives:
         return DriveAnswer(None, ())
+    # In threads, since each question waits for a child process: one hanging Drive must not delay the others' answers.
     with DaemonPool(len(drives), "colabstage-ask") as pool:
         answers = pool.run(lambda drive: probe_mount(_my_drive(drive), timeout_s).state, drives)
     asked = list(zip(drives, answers, strict=True))
@@ -160,15 +162,15 @@ def mount_drive(
 ) -> Path:
     """Mount Google Drive on Colab and return its `MyDrive` folder.
 
-    A Drive that is mounted there already is used as it is, whatever its mode, and no permission is asked for. A mount
-    whose client has died is mounted again, also while files on it are open (they stay broken) or the current folder is
-    on it. Call it from a notebook cell; threads ask `find_drive` instead.
+    A Drive that is mounted there already is used as it is, in whatever mode, without asking for permission. A mount
+    whose client has died is mounted again, even while files on it are open (they stay broken) or the current folder is
+    on it. Call it from a notebook cell; threads use `find_drive` instead.
 
     Args:
-        mountpoint: an empty folder, or one to be created; of letters, digits and `_./+@%,:=-` only.
+        mountpoint: an empty folder, or one to be created; letters, digits and `_./+@%,:=-` only.
         readonly: mount so that nothing on Drive can be changed.
-        timeout_s: seconds to wait for the person's permission, and again for Drive's first listing; whole ones, at
-            least 1.
+        timeout_s: seconds to wait for the user's permission, and again for Drive's first listing; rounded up to whole
+            seconds.
 
     Raises:
         NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
@@ -194,8 +196,8 @@ def mount_drive(
 def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
 
-    Today's client only looks again when it is mounted again. What this machine has written is pushed first, because
-    a forced remount would lose it; so this may take as long as `flush_drive`. Where the old client
+    The current client sees changes only after it is mounted again. What this machine has written is pushed first,
+    because a forced remount would lose it, so this may take as long as `flush_drive`. Where the old client
     google-drive-ocamlfuse is mounted, its cache is cleared instead (`google-drive-ocamlfuse -cc`).
 
     Args:
@@ -204,8 +206,8 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     Raises:
         DriveNotMountedError: no Drive is mounted.
         NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
-        DriveError: this process still works on Drive (which files is in the message), or not everything could be
-            pushed in time (then nothing was lost), or mounting again failed.
+        DriveError: this process still uses Drive (the message names the files), or not everything could be pushed in
+            time (nothing is lost then), or mounting again failed.
     """
     _check_main_thread("refresh_drive")
     drive = _the_drive("refresh_drive")
@@ -213,30 +215,32 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
         _clear_old_cache()
         return drive.mountpoint
     client = _colab_client("refresh_drive")
+    # A dead client cannot push anything, and its open files are broken already.
     if _is_dead(drive):
         return _mount(client, drive.mountpoint, readonly=is_readonly(drive))
     check_unused(drive.mountpoint)
+    # Asked now, because the answer is in the command line of a process that ends with the flush.
     readonly = is_readonly(drive)
     _flush(client, drive, timeout_s)
     return _mount_again(client, drive, readonly=readonly)
 
 
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
-    """Wait until everything written to Drive from here has been uploaded.
+    """Wait until everything written to Drive on this machine has been uploaded.
 
-    Today's client can only do that by unmounting, so Drive is mounted again afterwards, which may ask for permission
-    again. At the end of a session, pass `remount=False`. Uploads have been lost even so: keep the previous version
-    of what matters, and look at the result from a new mount.
+    The current client can only do that by unmounting, so Drive is mounted again afterwards, which may ask for
+    permission again. At the end of a session, pass `remount=False`. Uploads have been lost even so: keep the previous
+    version of what matters, and check the result from a new mount.
 
     Args:
-        timeout_s: seconds that the upload may take; at about 2 MB/s a file, 10 files at a time.
+        timeout_s: seconds that the upload may take; files are uploaded at about 2 MB/s each, 10 at a time.
         remount: mount Drive again afterwards. When that fails, the report says why.
 
     Raises:
         DriveNotMountedError: no Drive is mounted.
         DriveDisconnectedError: the client has died; what it had not uploaded waits in its cache on this machine.
         NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
-        DriveError: this process still works on Drive, or not everything could be uploaded in time.
+        DriveError: this process still uses Drive, or not everything could be uploaded in time.
     """
     _check_main_thread("flush_drive")
     drive = _the_drive("flush_drive")
@@ -259,15 +263,16 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
         return FlushReport(drive.mountpoint, seconds, remounted=False)
     try:
         _mount_again(client, drive, readonly=readonly)
+    # Not raised: what was asked for, the upload, has succeeded, and an error would suggest that it has to be repeated.
     except (DriveError, NotSupportedHereError) as error:
         return FlushReport(drive.mountpoint, seconds, remounted=False, problem=str(error))
     return FlushReport(drive.mountpoint, seconds, remounted=True)
 
 
 def is_readonly(drive: Mount) -> bool:
-    """Return whether nothing on this Drive can be changed. Today's mount table says so of none; the client's command
-    line does.
-    """
+    """Return whether this Drive is mounted read-only."""
+    # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
+    # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
     asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
     if drive.readonly or drive.fstype != _TYPE:
         return drive.readonly
@@ -282,7 +287,7 @@ def is_readonly(drive: Mount) -> bool:
 def _visible_mounts() -> list[Mount]:
     """Return the mounts that can be reached, the one at `/content/drive` first, then the latest first.
 
-    On a practice machine only those below its root count.
+    On a practice machine, only mounts below its root count.
     """
     table = [mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())]
     visible = {mount.mountpoint: mount for mount in table}  # a later mount hides an earlier one at the same place
@@ -291,7 +296,8 @@ def _visible_mounts() -> list[Mount]:
 
 
 def _drives() -> list[Mount]:
-    """Return the Drives of whoever runs this; one that somebody practises on is nobody's but its practice machine's."""
+    """Return the user's own Drives; a practice Drive counts only on its practice machine."""
+    # Otherwise a command in a terminal would publish into the temporary Drive of a notebook, and call that an upload.
     found = [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
     return [mount for mount in found if mount.source != PRACTICE_SOURCE or system_root() != Path("/")]
 
@@ -309,8 +315,8 @@ def _my_drive(drive: Mount) -> Path:
 def _the_drive(verb: str) -> Mount:
     drives = _drives()
     if len(drives) > 1:
-        # A forced mount at another place leaves the mount before it dead. What waits for its upload is with the client
-        # that lives, and starting another one at the dead place would end it.
+        # A forced mount at another place leaves the mount before it dead. What waits to be uploaded is in the live
+        # client's cache, and starting another one at the dead place would kill that client.
         return next((drive for drive in drives if probe_mount(_my_drive(drive)).state != "dead"), drives[0])
     if drives:
         return drives[0]
@@ -323,7 +329,7 @@ def _is_dead(mount: Mount) -> bool:
     """Return whether the mount's client has died; `False` when it is a Drive that works.
 
     Raises:
-        TargetExistsError: it is no Drive at all.
+        TargetExistsError: it is not a Drive.
         DriveError: it is a Drive that neither works nor is dead.
     """
     place = mount.mountpoint
@@ -356,7 +362,7 @@ def _check_main_thread(verb: str) -> None:
         raise NotSupportedHereError(msg)
 
 
-# What to do instead, where there is no Colab.
+# What to do instead where this is not Colab.
 _ELSEWHERE = {
     "mount_drive": "Stage a share link of the file or folder instead: stage_dataset takes one anywhere.",
     "refresh_drive": "A folder that is mounted in another way shows what its own client shows; leave this call out.",
@@ -373,7 +379,8 @@ def _colab_client(verb: str) -> Any:
 
 
 def _check_mountpoint(place: Path) -> None:
-    """Refuse what the client would refuse, before it asks the person for anything."""
+    """Refuse what the client would refuse, before it asks the user for anything."""
+    # With the client's own words, so that one table turns them into errors whoever noticed first.
     if " " in str(place):
         raise mount_error(ValueError("Mountpoint must not contain a space."), place)
     if not _PLAIN.fullmatch(str(place)):
@@ -394,7 +401,7 @@ def _check_mountpoint(place: Path) -> None:
 
 
 def _check_no_other_drive(place: Path) -> None:
-    """Refuse while a Drive works elsewhere: mounting kills every running client."""
+    """Refuse while another Drive is in use: mounting kills every running client."""
     here = _mount_at(place)
     for mount in _drives():
         if mount.fstype == _TYPE and mount != here and not _is_dead(mount):
@@ -407,7 +414,8 @@ def _check_no_other_drive(place: Path) -> None:
 
 
 def _milliseconds(timeout_s: float) -> int:
-    """Return a time as the client takes it, in whole seconds and at least one: it takes less than one for no limit."""
+    """Return a time in the client's unit, rounded up to whole seconds."""
+    # Less than a second is 0 seconds to the client, which means no limit.
     if not (math.isfinite(timeout_s) and timeout_s > 0):
         msg = f"timeout_s={timeout_s!r} is no time to wait. Pass a number of seconds above 0."
         raise OptionError(msg)
@@ -418,13 +426,14 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
     with outside(place):
         _take_dead_away(place)
         log_size = drive_log_size()
-        # Where the dead mount could not be taken away, the client may manage.
+        # A dead mount that could not be detached; with force, the client may still manage.
         force = _mount_at(place) is not None
         try:
             client.mount(str(place), force_remount=force, timeout_ms=_milliseconds(timeout_s), readonly=readonly)
         except Exception as error:
             raise mount_error(error, place, log_size=log_size) from error
         mount = _mount_at(place)
+        # The client returns without an error, and without a mount, when the dialogue is left unanswered.
         if mount is None:
             msg = (
                 "Nobody answered the request for access to Drive in time, and nothing was mounted. Run the cell again "
@@ -441,7 +450,7 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
 
 
 def _take_dead_away(place: Path) -> None:
-    """Take dead mounts out of the tree, whatever stands in them or has files on them open."""
+    """Detach dead mounts, even those that are in use."""
     for _ in range(_MOST_MOUNTS):
         here = _mount_at(place)
         if here is None or not _is_dead(here):
@@ -454,6 +463,7 @@ def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:
     for _ in range(_REMOUNT_ATTEMPTS - 1):
         try:
             return _mount(client, drive.mountpoint, readonly=readonly)
+        # The user refused; a second dialogue would only annoy.
         except DriveAuthError:
             raise
         except DriveError:
@@ -462,7 +472,7 @@ def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:
 
 
 def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
-    """Push everything and unmount; returns how long that took, in seconds."""
+    """Push everything and unmount; return how long that took, in seconds."""
     milliseconds = _milliseconds(timeout_s)
     started = time.monotonic()
     try:

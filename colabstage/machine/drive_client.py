@@ -1,18 +1,18 @@
-"""What Google Drive's client tells: of a file by extended attributes, and of a failure by exceptions and its log.
+"""What Google Drive's client reports: about files by extended attributes, and about failures by exceptions and its log.
 
-A file's id, its MD5 and whether it is uploaded are attributes that are answered by name only (listing them gives
-nothing), and not by every client. So each of them may be missing, and what is missing is given as empty with the
-reason, never guessed.
+A file's id, its MD5 and whether it has been uploaded are attributes that the client answers by name only (listing them
+returns nothing), and not every client has them. So each of them may be missing; a missing one is returned as empty
+together with the reason, and never guessed.
 
-An upload has no end that the client announces; a file has arrived when it does not wait any more and the MD5 in the
-cloud is that of what was written. `wait_uploaded` asks until then.
+The client does not announce the end of an upload. A file has arrived when it is no longer waiting and the MD5 in the
+cloud is that of what was written; `wait_uploaded` asks until then.
 
 The client's exceptions are told apart by type name and wording: some come from private modules, or from packages that
-are only there on Colab, so importing them to catch them would fail everywhere else.
+exist only on Colab, so importing them in order to catch them would fail everywhere else.
 
-Drive limits how often one file may be downloaded in a day, by anybody. The mount then answers 'Input/output error',
-as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is never begun anew in a session, so
-only what it gained since the work began says anything about it.
+Drive limits how often one file may be downloaded in a day, by all its users together. The mount then answers
+'Input/output error', as it does for many other reasons; the client's log says `QUOTA_EXCEEDED`. That log is kept for
+the whole session, so only what was added to it since the work began says anything about the work.
 """
 
 from __future__ import annotations
@@ -53,45 +53,46 @@ if TYPE_CHECKING:
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
-# A thread takes so many files at once: its turn costs as much as a quick answer.
+# A thread takes this many files at once, because taking one costs as much as a quick answer.
 _BATCH = 32
-# The client answers from what it knows of the account. Who says nothing for so long says nothing.
+# The client answers from its local database, so a minute without an answer means that none will come.
 _STALL_S = 60.0
 _LOOK_S = 0.25
-# What a file system answers that has no such attributes, or not of this file.
+# The errors of file systems that have no such attributes, or none for this file.
 _UNTOLD = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
-# Asked often at first, since a small file is up in a second, and seldom in the end.
+# Often at first, since a small file is uploaded within a second, and less and less often after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
-# What has just been uploaded may be without its MD5 for a moment.
+# A file may be without its MD5 for a moment after its upload.
 _MD5_LAGS_S = 10.0
 _LOG = "~/.config/Google/DriveFS/Logs/drive_fs.txt"
 _MARK = b"QUOTA_EXCEEDED"
-# A flush that ends earlier than this share of its time has failed for another reason than time.
+# A flush that ends before this share of its timeout has failed for another reason.
 _OUT_OF_TIME = 0.9
 _ROOT_MARK = b"QueryManager timed out"
-# The log grows by megabytes a minute on a busy day; what was written about a failure stands at its end.
+# The log may grow by megabytes a minute; what it says about a failure is at its end.
 _TAIL_BYTES = 1 << 20
+# Causes of causes may form a cycle.
 _MAX_CHAIN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """Hold what the client tells of one file."""
+    """What the client reports about one file."""
 
     id: str
-    """Drive's own; one that begins with `local-` exists only on this machine. "" where it is not told."""
+    """Drive's id; one that begins with `local-` exists only on this machine. "" where it is not reported."""
     md5: str
-    """Of the content in the cloud, 32 hexadecimal digits; "" where it is not told, or where what a reader gets here may
-    be another content, because it is not uploaded.
+    """MD5 of the content in the cloud, 32 hexadecimal digits; "" where it is not reported, or where a reader on this
+    machine may get other content, because that has not been uploaded.
     """
     uncommitted: bool | None
-    """Whether what is here waits for its upload; `None` where that is not told."""
+    """Whether local changes are waiting to be uploaded; `None` where that is not reported."""
     why: str
     """Why there is no `md5`, in words; "" where there is one."""
 
 
 def ask_client(path: str | os.PathLike[str]) -> ClientFacts:
-    """Ask Drive's client for what it tells of one file. A client that hangs is waited for: ask in a thread."""
+    """Ask Drive's client about one file. This waits for a client that hangs, so call it in a thread."""
     file_id, _ = _ask(path, _ID)
     uncommitted, md5, why = _ask_md5(path)
     return ClientFacts(file_id, md5, uncommitted, why)
@@ -105,10 +106,10 @@ def ask_md5s(
     Args:
         paths: files on a mounted Drive.
         workers: how many are asked at once.
-        heard: called, in any thread, whenever a file has been answered for.
+        heard: called, in any thread, whenever the client has answered for a file.
 
     Returns:
-        As `Md5Questions.answers`.
+        The same as `Md5Questions.answers`.
     """
     with Md5Questions(workers=workers, heard=heard) as questions:
         questions.ask(paths)
@@ -116,14 +117,13 @@ def ask_md5s(
 
 
 class Md5Questions:
-    """Ask Drive's client for the MD5 of files as they are found, while more of them are looked for.
+    """Ask Drive's client for the MD5 of files while a listing still finds more of them.
 
-    One file that nothing vouches for leaves all of them unproved, so the others are not asked any more; and the first
-    one is asked alone: where nothing is told at all, that is one question and not thousands.
+    One file without an MD5 leaves the whole listing unproved, so asking stops there.
 
     Args:
-        workers: how many files are asked at once.
-        heard: called, in any thread, whenever a file has been answered for.
+        workers: how many files are asked for at once.
+        heard: called, in any thread, whenever the client has answered for a file.
     """
 
     def __init__(self, *, workers: int = 16, heard: Callable[[], object] = lambda: None) -> None:
@@ -137,18 +137,18 @@ class Md5Questions:
         self._why = ""
 
     def ask(self, paths: Sequence[str]) -> None:
-        """Begin to ask for files; may be called in any thread."""
+        """Add files to ask for; may be called in any thread."""
         with self._moved:
             if not self._why:
                 self._waiting.extend(paths)
                 self._start()
 
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
-        """Wait for what was asked.
+        """Wait for all answers.
 
         Returns:
-            The MD5 of each of `paths`, in order, and ""; or an empty list and why: one is not told, or is not uploaded,
-            or nothing came for a minute.
+            The MD5 of each of `paths`, in order, and ""; or an empty list and the reason: one is not reported or not
+            uploaded, or the client has not answered for a minute.
         """
         told, moved_at = 0, SYSTEM_CLOCK.now()
         with self._moved:
@@ -157,7 +157,7 @@ class Md5Questions:
                 if len(self._told) > told:
                     told, moved_at = len(self._told), SYSTEM_CLOCK.now()
                 elif SYSTEM_CLOCK.now() - moved_at > _STALL_S:
-                    self._why = f"it told nothing for {_STALL_S:.0f} s"
+                    self._why = f"it did not answer for {_STALL_S:.0f} s"
             if self._why:
                 return [], self._why
             return [self._told[path] for path in paths], ""
@@ -168,18 +168,19 @@ class Md5Questions:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         with self._moved:
             self._why = self._why or "nobody waits for it"
-        # A question that hangs is left behind.
+        # A thread whose question hangs can never be joined.
         self._pool.close(abandon=True)
 
     def _start(self) -> None:
-        """Have as many threads ask as what waits is worth; until something was told, one."""
+        """Start as many threads as there are batches of files; only one until the first answer."""
+        # A client without these attributes then costs one question, and not thousands.
         wanted = min(self._workers, -(-len(self._waiting) // _BATCH)) if self._told else min(1, len(self._waiting))
         while self._asking < wanted:
             self._asking += 1
             self._pool.submit(self._ask_on)
 
     def _ask_on(self) -> None:
-        """Ask until nothing waits any more, or one file is not vouched for."""
+        """Ask until no file is left, or one has no MD5."""
         told: dict[str, str] = {}
         why = ""
         while some := self._next(told, why):
@@ -192,7 +193,7 @@ class Md5Questions:
                 told[path] = md5
 
     def _next(self, told: Mapping[str, str], why: str) -> list[str]:
-        """Note some answers, and return what to ask next; nothing when this thread is done."""
+        """Store some answers, and return what to ask next; nothing when this thread is done."""
         with self._moved:
             self._told.update(told)
             self._why = self._why or why
@@ -215,16 +216,16 @@ def wait_uploaded(
     Args:
         files: the MD5 of what was written, by path.
         timeout_s: seconds for all of them together.
-        cancellation: looked at between two questions.
-        clock: for tests.
+        cancellation: checked between two questions.
+        clock: replaced in tests.
 
     Returns:
-        "" when all are; why not, in words, when the client does not tell it.
+        "" when all of them are; otherwise why the client cannot say, in words.
 
     Raises:
         DriveDisconnectedError: the client died meanwhile.
         DriveError: they are not, after `timeout_s` seconds.
-        CancelledError: somebody cancelled.
+        CancelledError: the work was cancelled.
     """
     began = clock.now()
     for path, md5 in files.items():
@@ -235,11 +236,12 @@ def wait_uploaded(
             now = clock.now()
             if found == md5:
                 break
+            # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
             committed_at = min(committed_at, now) if waits is False else float("inf")
             if number in _UNTOLD and (waits is None or now - committed_at > _MD5_LAGS_S):
                 return why
             if number:
-                # A client that dies denies that files exist for a moment, and then does not answer.
+                # A dying client reports for a moment that files do not exist, and then stops answering.
                 require_answer(path)
             if now - began > timeout_s:
                 raise DriveError(_not_arrived(path, found, why, timeout_s))
@@ -249,31 +251,31 @@ def wait_uploaded(
 
 
 def _not_arrived(path: Path, found: str, why: str, timeout_s: float) -> str:
-    """Say what is known of a file that did not arrive in time."""
+    """Say what is known about a file that did not arrive in time."""
     how = f"what is in the cloud has another MD5 ({found})" if found else why
     return (
-        f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}. It lies on "
-        "this machine: keep the session open and publish it again, which goes on waiting and copies nothing twice; "
-        "with a larger timeout when there is much to upload."
+        f"'{path}' was written, but had not arrived in the cloud after {format_duration(timeout_s)}: {how}. It is on "
+        "this machine: keep the session open and publish it again, which continues to wait and copies nothing twice; "
+        "use a larger timeout when there is much to upload."
     )
 
 
 def _ask_md5(path: str | os.PathLike[str]) -> tuple[bool | None, str, str]:
-    """Return whether it waits for its upload, its MD5 or "", and why there is none."""
+    """Return whether a file is waiting to be uploaded, its MD5 or "", and why there is none."""
     return _look_at_upload(path)[:3]
 
 
 def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str, int]:
-    """Return whether a file waits for its upload, its MD5 or "", why there is none, and the number of the error."""
-    # In this order: what is uploaded between the two questions would otherwise go under the MD5 of what was before.
+    """Return what `_ask_md5` returns, and the number of the error."""
+    # In this order: a file that is uploaded between the two questions would otherwise get the MD5 of its predecessor.
     waits, number = _ask(path, _UNCOMMITTED)
     if waits not in ("0", "1"):
-        return None, "", f"'{os.fspath(path)}': whether it is uploaded is not told ({_said(waits, number)})", number
+        return None, "", f"'{os.fspath(path)}': no word on whether it is uploaded ({_said(waits, number)})", number
     if waits == "1":
         return True, "", f"'{os.fspath(path)}' is not uploaded yet", 0
     md5, number = _ask(path, _MD5)
     if not _MD5_FORM.fullmatch(md5):
-        return False, "", f"'{os.fspath(path)}': no MD5 is told ({_said(md5, number)})", number
+        return False, "", f"'{os.fspath(path)}': no MD5 is reported ({_said(md5, number)})", number
     return False, md5, "", 0
 
 
@@ -283,6 +285,7 @@ def _said(value: str, number: int) -> str:
 
 def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
     """Return the value of an attribute, and the number of the error where there is none."""
+    # Python has no extended attributes on other systems.
     if sys.platform != "linux":
         return "", errno.EOPNOTSUPP
     try:
@@ -292,10 +295,8 @@ def _ask(path: str | os.PathLike[str], name: str) -> tuple[str, int]:
 
 
 def attributes_line(path: str | os.PathLike[str]) -> str:
-    """Say in one line which attributes Drive's client tells of a file here: forms, not values, which are private.
-
-    Google does not document them, so this is for an issue, from machines that nobody has looked at.
-    """
+    """Say in one line which attributes Drive's client reports for a file on this machine, without their values."""
+    # Google does not document the attributes, so people paste this line into an issue. Ids and MD5s are private.
     said = []
     for name in (_ID, _MD5, _UNCOMMITTED):
         value, number = _ask(path, name)
@@ -306,27 +307,27 @@ def attributes_line(path: str | os.PathLike[str]) -> str:
 
 def _form(name: str, value: str) -> str:
     if name == _UNCOMMITTED:
-        return "told" if value in ("0", "1") else f"{value[:20]!r}"
+        return "present" if value in ("0", "1") else f"{value[:20]!r}"
     if name == _MD5:
-        return "told" if _MD5_FORM.fullmatch(value) else f"{len(value)} characters, no MD5"
-    return "told, of this machine only" if value.startswith("local-") else f"told, {len(value)} characters"
+        return "present" if _MD5_FORM.fullmatch(value) else f"{len(value)} characters, no MD5"
+    return "present, local to this machine" if value.startswith("local-") else f"present, {len(value)} characters"
 
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """Describe one documented failure."""
+    """One documented failure of the client."""
 
     type_name: str
-    """The name of the error's type, or of one above it."""
+    """The name of the error's type, or of a base class."""
     words: str
-    """What its message holds."""
+    """Text that its message contains."""
     error: type[ColabstageError]
     """The typed error for it."""
     message: str
-    """What a person needs to know."""
+    """What the user needs to know."""
 
 
-# The first cause that fits counts, so the general ones stand last.
+# The first cause that fits counts, so the general ones come last.
 _MOUNT_CAUSES = (
     _Cause(
         "MessageError",
@@ -470,10 +471,10 @@ def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> Colabsta
     Args:
         error: what was raised.
         place: the mount point.
-        log_size: what `drive_log_size` said before the call. The client's word that the root folder took too long is
-            taken from all of its log, so after one such failure it says the same of every other.
+        log_size: what `drive_log_size` returned before the call.
     """
     said = str(error)
+    # google.colab searches the whole log for this, so after one such failure it gives the same reason for every other.
     if "timeout during initial read" in said and _ROOT_MARK not in _written_since(log_size):
         error = ValueError(said.partition(":")[0])
     return _translate(error, _MOUNT_CAUSES, f"Mounting Drive at '{place}' failed", place=str(place))
@@ -481,6 +482,7 @@ def mount_error(error: Exception, place: Path, *, log_size: int = 0) -> Colabsta
 
 def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float) -> ColabstageError:
     """Return the typed error for a failure of `drive.flush_and_unmount` that took `took_s` of `limit_s` seconds."""
+    # The client has one message for a timeout and for every other failure, so the clock has to tell them apart.
     in_time = took_s < _OUT_OF_TIME * limit_s
     what = f"gave up after {format_duration(took_s)}" if in_time else f"did not end within {format_duration(limit_s)}"
     remedy = f"; its log is {_LOG}" if in_time else ", with a larger timeout_s when there is much to upload"
@@ -489,6 +491,7 @@ def flush_error(error: Exception, place: Path, *, took_s: float, limit_s: float)
 
 
 def _translate(error: Exception, causes: tuple[_Cause, ...], what: str, **figures: str) -> ColabstageError:
+    # Base classes too: the client raises private subclasses of Python's errors.
     names = {kind.__name__ for kind in type(error).__mro__}
     for cause in causes:
         if cause.type_name in names and cause.words in str(error):
@@ -503,7 +506,7 @@ def drive_log_path() -> Path:
 
 
 def drive_log_size() -> int:
-    """Return how long the log is now, in bytes; 0 without one. To be asked before the work that may fail."""
+    """Return how long the log is now, in bytes; 0 without one. Call it before the work that may fail."""
     try:
         return drive_log_path().stat().st_size
     except OSError:
@@ -516,16 +519,17 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
 
     Args:
         error: what the work raised.
-        log_size: what `drive_log_size` said before the work began.
+        log_size: what `drive_log_size` returned before the work began.
     """
+    # A file that changed is not a file that could not be read, whatever the log says about others.
     if not isinstance(error, SourceReadError) or isinstance(error, SourceChangedError):
         return None
     if not _is_input_output_error(error) or _MARK not in _written_since(log_size):
         return None
     msg = (
-        f"{error} The Drive client's log says {_MARK.decode()}: too many downloads of this file, by all who use it, in "
-        "a day. Make a copy of it in your own Drive ('Make a copy' on drive.google.com, which resets the count) and "
-        "use that, or wait 24 hours; what has arrived is kept."
+        f"{error} The Drive client's log says {_MARK.decode()}: too many downloads of this file in a day, by all its "
+        "users together. Make a copy of it in your own Drive ('Make a copy' on drive.google.com, which resets the "
+        "count) and use that, or wait 24 hours; what has arrived is kept."
     )
     return DriveQuotaError(msg)
 
@@ -545,7 +549,7 @@ def _written_since(log_size: int) -> bytes:
     try:
         with drive_log_path().open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            # A log that became shorter was begun anew meanwhile.
+            # A log that became shorter was replaced by a new one meanwhile.
             log.seek(max(log_size if log_size <= end else 0, end - _TAIL_BYTES))
             return log.read(_TAIL_BYTES)
     except OSError:

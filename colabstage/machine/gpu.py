@@ -1,7 +1,7 @@
-"""NVIDIA GPUs and how busy they are, by NVML where its Python package is installed, else by nvidia-smi.
+"""NVIDIA GPUs and how busy they are, from NVML where its Python package is installed, otherwise from nvidia-smi.
 
-What a program printed becomes values in pure functions. Everything that the driver does not tell is `None`: on a GPU
-cut into MIG slices it knows no utilisation, in a container no names of processes, on WSL not even their memory.
+Pure functions parse what the program prints. Whatever the driver does not report is `None`: it has no utilisation of
+a GPU that is divided into MIG slices, no process names inside a container, and on WSL not even their memory.
 """
 
 from __future__ import annotations
@@ -33,74 +33,73 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Name a process that computes on a GPU."""
+    """A process that computes on a GPU."""
 
     pid: int
-    """Its number."""
+    """Its process id."""
     name: str = ""
-    """Empty where the driver does not tell."""
+    """Its name; empty where the driver does not report it."""
     memory_bytes: int | None = None
-    """Of the GPU's memory; `None` where the driver does not tell."""
+    """How much of the GPU's memory it uses; `None` where the driver does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Hold the state of one GPU at one moment; `None` stands for what the driver does not tell."""
+    """The state of one GPU at one moment; `None` means that the driver does not report it."""
 
     index: int
     """The driver's number for it."""
     uuid: str
-    """The driver's name for it that stays."""
+    """The driver's permanent name for it."""
     name: str
-    """What it is sold as."""
+    """Its product name."""
     utilisation: float | None = None
-    """Part of the time, 0 to 1, in which something ran on it, over the driver's last period (up to 1 s)."""
+    """The share of time, 0 to 1, in which something ran on it, over the driver's last sampling period (up to 1 s)."""
     memory_used_bytes: int | None = None
-    """Of its own memory, by all processes."""
+    """GPU memory in use, by all processes."""
     memory_total_bytes: int | None = None
-    """All of its own memory."""
+    """All of its memory."""
     power_w: float | None = None
-    """Watts now."""
+    """Power draw now, in watts."""
     power_limit_w: float | None = None
     """The most it may draw, in watts."""
     sliced: bool = False
-    """Whether it is cut into MIG slices, whose utilisation is not told."""
+    """Whether it is divided into MIG slices, whose utilisation is not reported."""
     processes: tuple[GpuProcess, ...] = ()
-    """Who computes on it, as far as this process may know."""
+    """The processes that compute on it, as far as this process may see them."""
 
 
 class GpuSource(Protocol):
-    """Answer what the GPUs do, from one thread."""
+    """Where readings come from; used from one thread."""
 
     @property
     def label(self) -> str:
-        """Return what is asked: `"NVML"` or `"nvidia-smi"`."""
+        """Return the name of the source: `"NVML"` or `"nvidia-smi"`."""
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return all GPUs now, by index; with `processes`, who uses them as well.
+        """Return the state of all GPUs, by index; with `processes`, also the processes that use them.
 
         Raises:
             NotSupportedHereError: the driver does not answer, or not in time.
         """
 
     def close(self) -> None:
-        """Let go of the driver. Calling it twice is fine."""
+        """Release the driver. Calling it twice is fine."""
 
 
 def gpu_problem() -> str | None:
-    """Return why there is no GPU to be asked, as far as can be said without asking the driver; `None` where there may
-    be.
-    """
+    """Return why there cannot be a GPU here, as far as the installed software shows; `None` where there may be one."""
+    # Without asking the driver, which may take a second to wake up.
     if find_spec("pynvml") is None and shutil.which(PROGRAM) is None:
         return f"there is no NVIDIA GPU here: neither {PROGRAM} nor the package nvidia-ml-py is installed"
     return None
 
 
 def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
-    """Find whom to ask about the GPUs. May take a second, while the driver wakes up.
+    """Open the best source of readings. May take a second, while the driver wakes up.
 
     Args:
-        timeout_s: seconds that one answer of nvidia-smi may take. NVML, a library, cannot be given a deadline.
+        timeout_s: seconds that one answer of nvidia-smi may take. NVML is a library and cannot be given a deadline.
 
     Raises:
         NotSupportedHereError: there is no GPU here, or the driver does not answer; the message says which.
@@ -116,12 +115,13 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
         msg = f"There is no NVIDIA GPU here: NVML finds no driver, and {PROGRAM} is not installed."
         raise NotSupportedHereError(msg)
     source = SmiGpus(timeout_s)
+    # So that a program without a driver behind it is an error here, and not at the first reading.
     source.read()
     return source
 
 
 class SmiGpus:
-    """Ask the program nvidia-smi, run once or twice for each answer."""
+    """Readings from the program nvidia-smi, which runs once or twice for each of them."""
 
     label = PROGRAM
 
@@ -129,7 +129,7 @@ class SmiGpus:
         self._timeout_s = timeout_s
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return all GPUs now.
+        """Return the state of all GPUs.
 
         Raises:
             NotSupportedHereError: the program is missing, fails, or takes too long.
@@ -143,7 +143,7 @@ class SmiGpus:
         return with_processes(readings, parse_processes(self._query("compute-apps", PROCESS_COLUMNS)))
 
     def close(self) -> None:
-        """Do nothing: no handle is kept."""
+        """Do nothing, because no handle is kept."""
 
     def _query(self, what: str, columns: tuple[str, ...]) -> str:
         command = [PROGRAM, f"--query-{what}={','.join(columns)}", "--format=csv,noheader,nounits"]
@@ -166,7 +166,7 @@ class SmiGpus:
             msg = f"{PROGRAM} cannot be run ({error.strerror}). Install the NVIDIA driver, or choose another machine."
             raise NotSupportedHereError(msg) from error
         if done.returncode:
-            # It complains on stdout.
+            # nvidia-smi writes its errors to stdout.
             said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
             msg = f"There is no NVIDIA GPU here that answers: {PROGRAM} says '{said[:300]}'"
             raise NotSupportedHereError(msg)
@@ -174,9 +174,9 @@ class SmiGpus:
 
 
 def parse_gpus(text: str) -> tuple[GpuReading, ...]:
-    """Read what nvidia-smi prints for `--query-gpu` with `GPU_COLUMNS` as CSV without a header, with units or without.
+    """Parse what nvidia-smi prints for `--query-gpu` with `GPU_COLUMNS` as CSV without a header, with or without units.
 
-    Lines that are no GPU (warnings, "No devices were found") are passed over.
+    Lines that do not describe a GPU (warnings, "No devices were found") are ignored.
 
     >>> parse_gpus("0, GPU-4f, Tesla T4, 37, 1024, 15360, 28.31, 70.00, [N/A]")[0].utilisation
     0.37
@@ -203,19 +203,20 @@ def _parse_gpu(line: str) -> GpuReading | None:
 
 
 def parse_processes(text: str) -> tuple[tuple[str, GpuProcess], ...]:
-    """Read what nvidia-smi prints for `--query-compute-apps` with `PROCESS_COLUMNS`.
+    """Parse what nvidia-smi prints for `--query-compute-apps` with `PROCESS_COLUMNS`.
 
     Returns:
-        `(uuid of the GPU, process)` pairs, in its order.
+        `(uuid of the GPU, process)` pairs, in the same order.
     """
     found = []
     for line in text.splitlines():
-        # A program's path may hold commas: the ends are sure.
+        # From both ends, because a program's path may contain commas.
         uuid, _, rest = (part.strip() for part in line.partition(","))
         pid, _, rest = (part.strip() for part in rest.partition(","))
         name, _, used = (part.strip() for part in rest.rpartition(","))
         if pid.isdecimal():
             memory = _number(used)
+            # What is in brackets is a reason for having no name.
             shown = "" if name.startswith("[") else name
             found.append((uuid, GpuProcess(int(pid), shown, None if memory is None else round(memory * _MIB))))
     return tuple(found)
@@ -224,7 +225,7 @@ def parse_processes(text: str) -> tuple[tuple[str, GpuProcess], ...]:
 def with_processes(
     readings: Iterable[GpuReading], processes: Iterable[tuple[str, GpuProcess]]
 ) -> tuple[GpuReading, ...]:
-    """Put processes to the GPUs that they compute on."""
+    """Attach processes to the GPUs that they compute on."""
     by_gpu: dict[str, list[GpuProcess]] = {}
     for uuid, process in processes:
         by_gpu.setdefault(uuid, []).append(process)
@@ -232,13 +233,13 @@ def with_processes(
 
 
 def _number(cell: str) -> float | None:
-    """Read `37`, `37 %` and `68.52 W`; not `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]` and their like."""
+    """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
     match = None if cell.startswith("[") else _NUMBER.match(cell)
     return None if match is None else float(match[0])
 
 
 class NvmlGpus:
-    """Ask NVML, by the package nvidia-ml-py (`import pynvml`)."""
+    """Readings from NVML, through the package nvidia-ml-py (`import pynvml`)."""
 
     label = "NVML"
 
@@ -249,11 +250,11 @@ class NvmlGpus:
         self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return all GPUs now."""
+        """Return the state of all GPUs."""
         return tuple(self._look(index, device, processes=processes) for index, device in self._devices)
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Shut the library down."""
         if self._open:
             self._open = False
             with contextlib.suppress(self._nvml.NVMLError):
@@ -281,6 +282,7 @@ class NvmlGpus:
         )
 
     def _ask(self, question: Callable[[Any], Any], device: Any) -> Any:
+        # One by one: which of them a driver can answer depends on the card, the container and the mode.
         try:
             return question(device)
         except self._nvml.NVMLError:
@@ -288,7 +290,8 @@ class NvmlGpus:
 
 
 def _open_nvml() -> NvmlGpus | None:
-    """Open NVML where its package and the driver's library are here and know a GPU; nvidia-smi says why they do not."""
+    """Open NVML where its package and the driver's library are installed and know a GPU; otherwise return `None`."""
+    # No reason is returned, because nvidia-smi is tried next and gives a better one.
     try:
         import pynvml
     except ImportError:
@@ -309,5 +312,6 @@ def _open_nvml() -> NvmlGpus | None:
 
 
 def _text(value: Any) -> str:
-    """Return text, also of the bytes that older versions of the package give."""
+    """Return text for a string or bytes."""
+    # Older versions of the package return bytes.
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

@@ -1,12 +1,12 @@
-"""Which mount a path lies on, whether that is a slow one, whether it still answers, and what this process has of it.
+"""Which mount a path is on, whether that is a slow one, whether it still answers, and how this process uses it.
 
-The kernel's mount table answers the first two questions without touching the file system in question, which matters:
-a mount whose client hangs takes every caller with it. The third question has to touch it, so a child process asks.
+The kernel's mount table answers the first two questions without touching the file system itself, which matters because
+a mount whose client hangs blocks every caller for good. The third question has to touch it, so a child process asks.
 
-What is taken away from under a process breaks in three ways. An open file answers with errors. The current folder is
-nowhere, and so is every program started from then on. Memory that is mapped from a file ends the process with a signal
-as soon as it is touched, with no error to catch; and a mapping outlives the file that it was made of, so no open file
-tells of it. Reading the links and the table of mappings does not touch the mount.
+A mount that is removed while a process uses it breaks three things. Open files return errors. The current folder no
+longer exists, neither for this process nor for programs that it starts. Memory mapped from a file ends the process with
+a signal as soon as it is touched, without an error to catch; a mapping outlives the open file it was made from, so
+looking at open files is not enough. Reading the links and the table of mappings in /proc does not touch the mount.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _LOCAL_FUSE_TYPES = frozenset(
         *("fuse.mergerfs", "fuse.ntfs-3g", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse", "fuse.unionfs"),
     }
 )
-# What a simulated Drive gives as its source, so that nobody takes it for a person's own.
+# The source of a simulated Drive in the mount table, so that it is never taken for the user's own.
 PRACTICE_SOURCE = "colabstage-practice"
-# A mount that says nothing for so long counts as silent: a busy one answers for its root out of its memory.
+# A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
 _ANSWER_S = 10.0
 _UNMOUNT_S = 10.0
 WAITS_IN_CACHE = (
     "What it had not uploaded waits in its cache on this machine, and the next client takes it up: keep this session "
     "until that is done."
 )
-"""What becomes of what a dead client was given, said the same way everywhere."""
+"""What happens to files that a dead client had not uploaded, in the same words everywhere."""
 _MAX_LINKS = 40  # as many as the kernel follows
 _NAMES_SHOWN = 5
 
@@ -69,25 +69,25 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Hold one line of the mount table."""
+    """One line of the mount table."""
 
     mountpoint: Path
     """The folder that it is mounted at."""
     fstype: str
-    """The kernel's word for it: `ext4`, `nfs4`, `fuse.drive`."""
+    """The kernel's name for the type: `ext4`, `nfs4`, `fuse.drive`."""
     source: str
-    """What is mounted, in its own words."""
+    """What is mounted, as the file system describes it."""
     readonly: bool = False
     """Whether nothing there can be changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountProbe:
-    """Say what a path answered."""
+    """How a mount answered."""
 
     state: Literal["alive", "missing", "dead", "failing", "silent"]
-    """`alive`; `missing`, nothing at the path; `dead`, the client behind the mount is gone; `failing`, any other error;
-    `silent`, no answer before the deadline.
+    """`alive`; `missing`, there is nothing at the path; `dead`, the client behind the mount is gone; `failing`, any
+    other error; `silent`, no answer before the deadline.
     """
     errno: int = 0
     """The error number, 0 where there was none."""
@@ -114,10 +114,10 @@ def list_mounts(mountinfo: str | None = None) -> tuple[Mount, ...]:
 
 
 def mount_of(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Mount:
-    """Tell which mount a path lies on, without touching that mount when it is a slow one.
+    """Tell which mount a path is on, without touching that mount when it is a slow one.
 
-    Links are followed as far as that is so: a link on the local disk that points into a slow mount counts as lying
-    on that mount. The path need not exist.
+    Links are followed up to there: a link on the local disk that points into a slow mount counts as being on that
+    mount. The path need not exist.
 
     Args:
         path: any path.
@@ -135,6 +135,7 @@ def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None
         mounts: the mount table; this machine's by default, read now.
     """
     table = list_mounts() if mounts is None else mounts
+    # Not `Path.resolve`, which asks every folder on the way, those on a mount that hangs included.
     todo = _steps(Path(path) if Path(path).is_absolute() else Path.cwd() / path)
     current = Path("/")
     links = 0
@@ -154,12 +155,13 @@ def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None
 
 
 def slow_reason(mount: Mount) -> str | None:
-    """Say why reading from `mount` must be expected to be slow; `None` for a local disk."""
+    """Say why reading from `mount` is likely to be slow; `None` for a local disk."""
     kind = mount.fstype
     if kind == "9p" and mount.mountpoint == Path("/"):
         return None  # gVisor shows a container's own disk like this
     if kind == "fuse.drive":
         return "Google Drive"
+    # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
     if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
         return f"a FUSE mount ({kind})"
     if kind in _NETWORK_TYPES:
@@ -168,15 +170,16 @@ def slow_reason(mount: Mount) -> str | None:
 
 
 def is_slow_mount(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` lies on a network or user-space mount, where each file opened costs a round trip."""
+    """Return whether `path` is on a network or user-space mount, where opening a file costs a round trip."""
     return slow_reason(mount_of(path)) is not None
 
 
 def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountProbe:
-    """Ask the file system that `path` lies on for a sign of life, from a child process and under a deadline.
+    """Ask the file system of `path` for a sign of life, from a child process and with a deadline.
 
     Never blocks much longer than `timeout_s` seconds, whatever the mount does.
     """
+    # Isolated and without site packages, the interpreter starts faster and imports nothing that may be on the mount.
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _PROBE, os.fspath(path)],
         stdin=subprocess.DEVNULL,
@@ -194,9 +197,9 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:
-    """Take a mount out of the tree even while something is open, or stands, in it; nothing mounted there is fine.
+    """Detach a mount even while it is in use; do nothing where nothing is mounted.
 
-    Only for a mount whose client is dead, or one's own: whoever has something open there keeps what can only fail.
+    Only for a mount whose client is dead, or one's own: files that other processes have open there fail from now on.
     """
     place = os.fspath(mountpoint)
     commands = [["fusermount3", "-u", "-z", "-q", place], ["fusermount", "-u", "-z", "-q", place]]
@@ -208,16 +211,16 @@ def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UN
 
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveDisconnectedError | None:
-    """Say why paths cannot be touched now: a mount that one of them lies on is dead or does not answer; else `None`.
+    """Say why paths cannot be used now: the mount of one of them is dead or does not answer; otherwise `None`.
 
-    Every verb asks this before anything else: a call into a mount that hangs never returns, a thread in such a call
-    keeps even the interpreter from ending, and a dead one answers in a different way at every place. Paths on local
-    disks cost nothing; of each slow mount one child process asks, 30 ms where it answers.
+    Paths on local disks cost nothing; each slow mount costs one child process, 30 ms where it answers.
 
     Args:
-        paths: any; none of them is touched.
+        paths: any paths; none of them is touched.
         timeout_s: seconds that each mount may take; 10 by default.
     """
+    # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
+    # keeps the interpreter from ending, and a dead mount fails differently in every function.
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
     table = list_mounts()
     slow = {mount.mountpoint: mount for path in paths if slow_reason(mount := mount_of(path, mounts=table)) is not None}
@@ -229,10 +232,10 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
 
 
 def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> None:
-    """Make sure that paths can be touched, as `silence_of` finds out.
+    """Make sure that paths can be used, as `silence_of` does.
 
     Raises:
-        DriveDisconnectedError: a mount that one of them lies on is dead, or does not answer in `timeout_s` seconds.
+        DriveDisconnectedError: the mount of one of them is dead, or does not answer in `timeout_s` seconds.
     """
     error = silence_of(*paths, timeout_s=timeout_s)
     if error is not None:
@@ -246,14 +249,14 @@ def remount_words(mountpoint: str | os.PathLike[str]) -> str:
 
 
 def hang_words(mountpoint: str | os.PathLike[str]) -> str:
-    """Say what to do about a client that neither answers nor dies."""
+    """Say what to do about a client that neither answers nor ends."""
     return f"If that does not help, end it (!pkill -9 -x drive) and call {remount_words(mountpoint)}. {WAITS_IN_CACHE}"
 
 
 def current_folder() -> Path | None:
-    """Return the current folder, also where that is on a mount that has died; `None` where it is nowhere."""
+    """Return the current folder, even on a mount that has died; `None` where it no longer exists."""
     try:
-        # Of one that is gone, as all are on a dead mount, the kernel says so behind its name.
+        # `os.getcwd` fails on a dead mount. The kernel marks a folder that is gone, as all are on such a mount.
         return follow_links(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
     except OSError:  # no such table on this system
         with contextlib.suppress(OSError):
@@ -269,11 +272,9 @@ def is_inside(root: Path) -> bool:
 
 @contextlib.contextmanager
 def outside(root: Path) -> Iterator[None]:
-    """Leave `root` for the block, where the current folder is below it, and return when the block ends well.
-
-    Drive's client starts a shell where the caller stands. One that stands in the mount keeps it busy, also for every
-    later try.
-    """
+    """Leave `root` during the block if the current folder is below it, and go back when the block succeeds."""
+    # Drive's client starts a shell in the current folder. In the mount, that shell would keep it busy, for this attempt
+    # and for every later one.
     folder = current_folder()
     if folder is None or not folder.is_relative_to(root):
         yield
@@ -284,14 +285,13 @@ def outside(root: Path) -> Iterator[None]:
         os.chdir(folder)
     except OSError as error:
         warnings.warn(
-            f"The current folder was '{folder}', which is not there any more ({error.strerror}); now it is "
-            f"'{Path.cwd()}'.",
+            f"The current folder was '{folder}', which no longer exists ({error.strerror}); now it is '{Path.cwd()}'.",
             stacklevel=3,
         )
 
 
 def check_unused(root: Path) -> None:
-    """Refuse to take a Drive away from under this process.
+    """Refuse to unmount a Drive that this process uses.
 
     Raises:
         DriveError: the current folder, an open file or a mapping is below `root`; the message names them.
@@ -299,6 +299,7 @@ def check_unused(root: Path) -> None:
     if is_inside(root):
         msg = f"The current folder is on Drive ({current_folder()}). Leave it first: os.chdir('/content')."
         raise DriveError(msg)
+    # Before open files: a mapped file may be open too, and the mapping is what ends the process.
     mapped = _mapped_below(root)
     if mapped:
         msg = (
@@ -329,7 +330,8 @@ def _open_below(root: Path) -> set[str]:
 
 
 def _mapped_below(root: Path) -> set[str]:
-    """Read proc(5)'s maps: five fields, then the path, in which a newline is written as \\012."""
+    """Return the files below `root` that are mapped into memory."""
+    # proc(5): five fields, then the path, in which a newline is written as \\012.
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         paths = {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6}
@@ -364,17 +366,19 @@ def _judge(number: int) -> MountProbe:
 
 
 def _end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel."""
+    """Kill the child if it still runs."""
     if child.stdout is not None:
         child.stdout.close()
     if child.poll() is None:
         child.kill()
+        # A child that hangs inside the kernel cannot even be killed, and is left to the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(1.0)
 
 
 def _parse_line(line: str) -> Mount:
-    """Read the fields of proc(5): 4 is the mount point, 5 its options; after a lone dash come type and source."""
+    """Read one line of the mount table."""
+    # proc(5): field 4 is the mount point, 5 its options; any number of fields follow, then a dash, type and source.
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     fstype, source, *_ = [*after.split(" "), ""]
@@ -386,17 +390,16 @@ def _unescape(text: str) -> str:
 
 
 def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
-    """Return the mount with the longest mount point above `path`; of two at one place the later one, which hides the
-    other.
-    """
-    # By names, which paths keep: is_relative_to makes new paths, a hundred for one look, 8 ms of opening a file.
+    """Return the mount with the longest mount point above `path`; of two at one place the later one."""
+    # The later hides the other. By the parts, which paths cache: `is_relative_to` creates a hundred new paths for one answer, which took 8 ms of
+    # opening a file.
     parts = path.parts
     above = [mount for mount in mounts if parts[: len(mount.mountpoint.parts)] == mount.mountpoint.parts]
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
 
 
 def _steps(path: Path) -> list[str]:
-    """Return the names on the way along `path`, the last one first."""
+    """Return the parts of `path` without the root, the last one first."""
     return [name for name in reversed(path.parts) if name != "/"]
 
 

@@ -1,8 +1,6 @@
-"""Which notebook platform this is, and where its fast and its lasting folders are: facts only, no policy.
+"""Which notebook platform this is, and where its fast and its persistent folders are: facts only, no policy.
 
-One table, read from top to bottom; the first row whose test holds wins. The order is knowledge: Kaggle's images are
-built from Colab's and carry Colab's variables, so Kaggle is tested first. Variables that are set but empty (Colab's
-`COLAB_GPU` on a machine without a GPU) count as set.
+One table, read from top to bottom: the first row whose test holds wins.
 """
 
 from __future__ import annotations
@@ -19,41 +17,41 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
-"""Names the platform outright, for tests and for machines the table does not know."""
+"""Sets the platform, for tests and for machines that the table does not know."""
 
 LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
 """Replaces the platform's fast folder."""
 
 SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
-"""A folder that stands for `/` when marker files are looked for and system folders are named: a practice machine."""
+"""A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Hold the facts about one notebook platform."""
+    """The facts about one notebook platform."""
 
     name: str
-    """The word used in code and in `COLABSTAGE_PLATFORM`."""
+    """Its name in code and in `COLABSTAGE_PLATFORM`."""
     title: str
-    """What people call it."""
+    """Its name for people."""
     fast_dir: Path
     """A folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet."""
     persistent_dir: Path | None
-    """A folder that outlives the machine, `None` where there is none. On Colab only a mounted Drive outlives the
-    machine (`find_drive` knows whether and where), so it is `None` there: a folder made in Drive's place while Drive is
-    not mounted is lost, and keeps Drive from being mounted.
+    """A folder that outlives the machine; `None` where there is none. On Colab only a mounted Drive outlives the
+    machine (`find_drive` knows whether and where), so it is `None` there: a folder created in Drive's place while Drive
+    is not mounted is lost, and prevents Drive from being mounted.
     """
     not_lasting: str = ""
-    """Why `persistent_dir` is `None` where there is a folder that could be named, and at what cost."""
+    """Why `persistent_dir` is `None` although a folder could be used, and what that would cost."""
     drive_mountable: bool = False
-    """Whether `google.colab.drive.mount` can work in this very process."""
+    """Whether `google.colab.drive.mount` can work in this process."""
     notes: tuple[str, ...] = ()
-    """What a person should know about the limits here."""
+    """What the user should know about the platform's limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Hold what the table looks at."""
+    """What the rows of the table test."""
 
     environ: Mapping[str, str]
     """The environment."""
@@ -63,6 +61,7 @@ class _Facts:
     """The imported modules by name."""
 
     def any_set(self, *names: str) -> bool:
+        # Empty ones count as set, like Colab's `COLAB_GPU` on a machine without a GPU.
         return any(name in self.environ for name in names)
 
     def all_set(self, *names: str) -> bool:
@@ -72,11 +71,11 @@ class _Facts:
         return self.path_exists(str(self.system(path)))
 
     def system(self, path: str) -> Path:
-        """Return an absolute path of the machine, as a practice machine would have it."""
+        """Return an absolute path below the system root, which a practice machine replaces."""
         return system_root(self.environ) / path.lstrip("/")
 
     def first_existing(self, *paths: str) -> Path:
-        """Return the first path that exists, else the last one."""
+        """Return the first path that exists, otherwise the last one."""
         return self.system(next((path for path in paths if self.exists(path)), paths[-1]))
 
     @property
@@ -92,7 +91,8 @@ class _Facts:
 
     @property
     def cache(self) -> Path:
-        """Return where a person's own computer keeps what can be made again. Not /tmp: that is memory on many."""
+        """Return where the user's own computer keeps files that can be made again."""
+        # Not /tmp, which is kept in memory on many systems.
         if self.environ.get("TMPDIR"):
             return self.temp
         home = self.home
@@ -100,25 +100,26 @@ class _Facts:
 
     @property
     def in_kernel(self) -> bool:
-        """Return whether this process is a notebook kernel, not a script that a notebook started."""
+        """Return whether this process is a notebook kernel, and not a script that a notebook started."""
+        # Without importing IPython: where it is not imported, this is no kernel.
         get_shell = getattr(self.modules.get("IPython"), "get_ipython", None)
         return getattr(get_shell() if get_shell else None, "kernel", None) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Describe one platform: how it is told, and where its folders are."""
+    """One platform: how it is recognised, and where its folders are."""
 
     name: str
     """As in `Platform`."""
     title: str
     """As in `Platform`."""
     holds: Callable[[_Facts], bool]
-    """Whether these are facts of such a machine."""
+    """Whether the facts are those of such a machine."""
     fast: Callable[[_Facts], Path]
     """Its fast folder."""
     persistent: Callable[[_Facts], Path | None]
-    """Its lasting folder, or `None`."""
+    """Its persistent folder, or `None`."""
     notes: tuple[str, ...] = ()
     """As in `Platform`."""
     not_lasting: str = ""
@@ -153,6 +154,7 @@ _TABLE: tuple[_Row, ...] = (
         _temp,
         _home,
     ),
+    # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
     _Row(
         "kaggle",
         "Kaggle",
@@ -171,7 +173,7 @@ _TABLE: tuple[_Row, ...] = (
         "Google Colab",
         lambda facts: (
             facts.any_set("COLAB_RELEASE_TAG", "COLAB_BACKEND_VERSION")
-            # By itself the package is no sign: it can be installed, and is imported by others, on any machine.
+            # The package alone proves nothing: it can be installed, and other packages import it, on any machine.
             or (facts.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
         ),
         lambda facts: facts.system("/content"),
@@ -268,11 +270,11 @@ def detect_platform(
 ) -> Platform:
     """Tell which platform this process runs on.
 
-    `COLABSTAGE_PLATFORM` names it outright and `COLABSTAGE_LOCAL_DIR` replaces its fast folder.
+    `COLABSTAGE_PLATFORM` overrides the answer, and `COLABSTAGE_LOCAL_DIR` replaces the platform's fast folder.
 
     Args:
         environ: the environment; this process's by default, read now.
-        path_exists: whether a path exists; looks at the real disk by default.
+        path_exists: whether a path exists; by default on the real disk.
         modules: the imported modules by name; this process's by default.
 
     Raises:
@@ -293,6 +295,7 @@ def detect_platform(
         title=row.title,
         fast_dir=Path(local_dir).expanduser() if local_dir else row.fast(facts),
         persistent_dir=row.persistent(facts),
+        # The permission is asked for through the kernel; the file is what google.colab looks for before it mounts.
         drive_mountable=row.name == "colab" and facts.in_kernel and facts.exists("/var/colab/hostname"),
         notes=row.notes,
         not_lasting=row.not_lasting,

@@ -1,7 +1,7 @@
 """How much of this computer may be used: cores, memory and disk, as affinity, cgroups and file systems allow.
 
-A notebook usually runs in a container that sees the whole host's figures; the limits that count are in the cgroup.
-Both versions of cgroups are read, at every level from this process's group upwards, because any level may limit.
+A notebook usually runs in a container that sees the whole host's figures; the limits that apply are in the cgroup.
+Both versions of cgroups are read, at every level from this process's group upwards, because each may set a limit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 
 def release_freed_memory() -> None:
-    """Hand pages back that nothing lies in any more; does nothing where the C library has no way to.
-
-    Columns that grow leave holes behind, which glibc keeps for later: of listing 200,000 files 5 to 20 MB.
-    """
+    """Return unused pages to the system; do nothing where the C library cannot."""
+    # Columns that grow leave gaps behind, which glibc keeps: 5 to 20 MB after listing 200,000 files.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -39,23 +37,24 @@ _CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Say what this process may use."""
+    """What this process may use."""
 
     cores: int
     """Whole cores, at least 1."""
     memory_bytes: int
     """The limit on memory: the cgroup's, or the computer's where that is less."""
     free_memory_bytes: int
-    """How much of it can still be had. Page cache counts as free, since it gives way."""
+    """How much of it is available. Page cache counts as free, because the kernel drops it on demand."""
 
 
 def read_resources(*, root: Path = _SYSTEM) -> Resources:
     """Read the cores and the memory that this process may use, now.
 
     Args:
-        root: the folder that holds `proc` and `sys`; another one for a machine written down as files.
+        root: the folder that holds `proc` and `sys`; another one for a machine described by files.
     """
     computer, available = _computer_memory(root)
+    # A cgroup counts the page cache of its files as used, and would seem full after reading one large file.
     limits = [(limit, limit - used + cache) for limit, used, cache in _memory_limits(root)]
     return Resources(
         cores=usable_cores(root=root),
@@ -66,6 +65,7 @@ def read_resources(*, root: Path = _SYSTEM) -> Resources:
 
 def usable_cores(*, root: Path = _SYSTEM) -> int:
     """Count the whole cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
+    # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
     quotas = [int(quota) for quota in _cpu_quotas(root)]
     return max(1, min([_affinity_cores(), *quotas]))
 
@@ -76,17 +76,19 @@ def free_space(path: Path) -> int:
     On a Drive mount this is what is left of the account's quota, not of the local disk.
 
     Raises:
-        DriveDisconnectedError: `path` lies on a mount whose client has died.
+        DriveDisconnectedError: `path` is on a mount whose client has died.
         TargetNotWritableError: the file system cannot be asked.
     """
     place = Path(os.path.abspath(path))  # noqa: PTH100 - resolving links would touch every folder on the way
     for candidate in (place, *place.parents):
         try:
             facts = os.statvfs(candidate)
+        # Folders that are still to be created will be on the file system of the first parent that exists.
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise _unreadable_disk(candidate, error) from error
+        # Not `f_bfree`, which counts blocks that are reserved for root.
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."
     raise TargetNotWritableError(msg)
@@ -99,7 +101,7 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
         path: where the bytes are to go; need not exist yet.
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
-        remedy: what to do instead, as a sentence; a general one by default.
+        remedy: what to do instead, as a sentence; general advice by default.
 
     Raises:
         NotEnoughSpaceError: they do not fit; the message has both figures.
@@ -121,6 +123,7 @@ def _unreadable_disk(place: Path, error: OSError) -> OSError:
 
 
 def _affinity_cores() -> int:
+    # macOS and Windows have no affinity to ask for.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -159,11 +162,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and all above it; `controller` is empty for version 2.
-
-    A container often sees its own group as the root of the hierarchy while /proc still names the host's path, so
-    the folders on the way that do not exist are passed over.
-    """
+    """Yield the folders of this process's cgroup and of all groups above it; `controller` is empty for version 2."""
     for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller not in controllers.split(","):
@@ -174,6 +173,7 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
             top = root / "sys/fs/cgroup" / name
             group = top / path.lstrip("/")
             parents = [parent for parent in group.parents if parent.is_relative_to(top)]
+            # A container often sees its own group as the root of the hierarchy, while /proc names the host's path.
             yield from (folder for folder in (group, *parents) if folder.is_dir())
 
 
@@ -183,7 +183,7 @@ def _page_cache(folder: Path, keys: tuple[str, ...]) -> int:
 
 
 def _read_table(path: Path) -> dict[str, int]:
-    """Read lines of a name, a number and perhaps a unit."""
+    """Read lines that consist of a name, a number and perhaps a unit."""
     rows = (line.split() for line in _read_text(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 

@@ -1,16 +1,16 @@
-"""Work on mounts that may hang or die meanwhile: it ends and says why, or Drive is mounted again and it goes on.
+"""Work on mounts that may hang or die: it ends with a reason, or Drive is mounted again and the work continues.
 
 A call into a mount that hangs never returns, and nothing wakes its thread. So work that touches a slow mount is done in
-a thread that can be left behind, while the caller's own thread waits and has the mount asked for signs of life. What
-is the caller's own code, such as the items of a dataset, is called in the thread that waits.
+a thread that can be abandoned, while the caller's own thread waits and checks that the mount is alive. The caller's own
+code, such as the items of a dataset, is called in the waiting thread.
 
-The Drive client of Colab dies now and then in the middle of a session: for a moment files cease to exist, then every
-call answers 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
-that, because it may ask the person for permission, and the answer to a thread can get lost. Work that keeps what it has
-finished goes on from there. It is tried once: a client that dies twice has a reason that mounting does not cure.
+The Drive client of Colab sometimes dies in the middle of a session: for a moment files cease to exist, then every call
+fails with 'Transport endpoint is not connected'. Only mounting again helps, and only the notebook's main thread does
+that, because it may ask the user for permission, and the answer to another thread can get lost. Work that keeps what it
+has finished continues from there. This is tried once: when a client dies twice, mounting does not solve the problem.
 
-`run_with_one_remount` is the one place that all work on Drive passes through, so a used-up download quota is told from
-other errors there too.
+All work on Drive passes through `run_with_one_remount`, which therefore also distinguishes a used-up download quota
+from other errors.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _ASK_EVERY_S = 10.0
-# A client that is busy answers for its root late, and one that hangs never does.
+# A busy client takes long to answer for its root; one that hangs never answers.
 _HANGS_S = 45.0
-# What was interrupted clears up after itself first, as it would in the caller's thread.
+# Interrupted work cleans up first, as it would in the caller's thread.
 _CLEAR_UP_S = 30.0
 _DIES_S = 1.0
 _PROBE_TIMEOUT_S = 15.0
-# A dying client denies for a moment that anything exists, its own root too.
+# A dying client reports for a moment that nothing exists, not even its own root.
 _DYING_S = 2.0
 _LOOK_AGAIN_S = 0.1
 
 
 class InCaller(Protocol):
-    """Have the thread that waits for some work call a function, and return what that returns."""
+    """Call a function in the thread that waits for the work, and return its result."""
 
     def __call__(self, function: Callable[[], R], /) -> R: ...
 
 
 def call_here(function: Callable[[], R]) -> R:
-    """Call a function: `InCaller` of work that its caller's own thread does."""
+    """Call a function: the `InCaller` of work that runs in the caller's own thread."""
     return function()
 
 
 def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work()`; it ends with an error when a slow mount that one of `places` lies on does not answer any more.
+    """Call `work()`, and fail when the slow mount of one of `places` stops answering.
 
-    Where none lies on one, `work` is simply called. Else a thread calls it, with the caller's context, and the caller
-    waits: an interrupt, and what `work` raises, arrive here as ever.
+    Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
+    context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
 
     Raises:
         DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
@@ -85,10 +85,10 @@ def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
 
 
 def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work(in_caller)` as `run_watched` does; what it gives to `in_caller` is called in the caller's thread.
+    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller` run in the caller's thread.
 
-    For code that is the caller's own: it runs where it would without a mount, one call after the other, and may take as
-    long as it likes. The mount is asked between such calls.
+    For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
+    The mount is checked between such calls.
     """
     slow = [place for place in places if is_slow_mount(place)]
     if not slow:
@@ -98,14 +98,15 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
         try:
             silence = _wait_for(errand, pool, slow)
         except KeyboardInterrupt:
+            # The interrupt reaches this thread only; the work is in the other one.
             errand.interrupt(KeyboardInterrupt)
             errand.ended_within(_CLEAR_UP_S)
             raise
         finally:
-            # A question still under way is of no interest, and may take its time.
+            # A question that is still open no longer matters, and may take long.
             pool.close(abandon=True)
     if silence is not None:
-        # It is left behind, to stop where it awakes.
+        # The thread cannot be joined; if its call ever returns, it stops there.
         errand.interrupt(CancelledError)
         raise silence
     return errand.future.result()
@@ -114,7 +115,7 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
 def _wait_for(
     errand: _Errand[T], pool: DaemonPool, slow: list[str | os.PathLike[str]]
 ) -> DriveDisconnectedError | None:
-    """Wait for the end of the errand, or for the silence of a mount that it is not going to survive."""
+    """Wait until the errand ends, or until a mount that it depends on is silent."""
     while not errand.attended_until_end(_ASK_EVERY_S):
         question = pool.submit(lambda: silence_of(*slow, timeout_s=_HANGS_S))
         question.add_done_callback(errand.wake_caller)
@@ -123,34 +124,34 @@ def _wait_for(
         if errand.future.done():
             break
         silence = question.result()
-        # What has died ends its calls by itself, and whoever made them says best what that was.
+        # On a dead mount calls return with errors by themselves, and the errors of the work say more than this one.
         if silence is not None and not errand.attended_until_end(_DIES_S):
             return silence
     return None
 
 
 class _Errand(Generic[T]):
-    """Make a call in a thread that the interpreter does not wait for, while the caller's thread attends to it."""
+    """A call in a thread that the interpreter does not wait for, while the caller's thread serves its requests."""
 
     def __init__(self, work: Callable[[InCaller], T]) -> None:
         self.future: Future[T] = Future()
         self._lock = threading.Lock()
         self._caller = threading.current_thread()
-        # What the caller is to call; `None` wakes it to look what has ended.
+        # What the caller has to call; `None` only wakes it, because something has ended.
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._left: type[BaseException] | None = None
         self._waits: set[Future[Any]] = set()
         self.future.add_done_callback(self.wake_caller)
+        # ipykernel sends what is printed to the cell that the context belongs to.
         context = contextvars.copy_context()
+        # Not `DaemonPool`: an interrupt needs the id of the one thread that does the work.
         self._thread = threading.Thread(
             target=self._run, args=(lambda: context.run(work, self._in_caller),), name="colabstage-work", daemon=True
         )
         self._thread.start()
 
     def attend(self, seconds: float) -> None:
-        """Make the next call that the errand asks for; return without one when something has ended, or after
-        `seconds`.
-        """
+        """Serve the next request of the errand; return without one when something has ended, or after `seconds`."""
         try:
             call = self._calls.get(timeout=seconds)
         except queue.Empty:
@@ -158,7 +159,7 @@ class _Errand(Generic[T]):
         if call is None:
             return
         future, function = call
-        # An interrupt too goes the way of the errand, which clears up after itself and ends with it.
+        # Interrupts are passed on too: the errand cleans up and ends with them.
         try:
             result = function()
         except BaseException as error:  # noqa: BLE001 - raised where it was asked for
@@ -167,36 +168,37 @@ class _Errand(Generic[T]):
             future.set_result(result)
 
     def attended_until_end(self, seconds: float) -> bool:
-        """Make the calls that the errand asks for, for about so long; return whether it has ended."""
+        """Serve the errand's requests for about `seconds`; return whether it has ended."""
         deadline = SYSTEM_CLOCK.now() + seconds
         while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
             self.attend(left)
         return self.future.done()
 
     def ended_within(self, seconds: float) -> bool:
-        """Wait for the end, whatever it is."""
+        """Wait for the end without serving requests; return whether it came."""
         return bool(wait((self.future,), seconds).done)
 
     def wake_caller(self, _: Future[Any]) -> None:
-        """Have the caller's thread look at what has ended."""
+        """Wake the caller's thread, because something has ended."""
         self._calls.put(None)
 
     def interrupt(self, kind: type[BaseException]) -> None:
-        """Have the thread raise `kind` as soon as it is back in Python, as an interrupt does in the main thread.
+        """Raise `kind` in the thread as soon as it is back in Python code, as Ctrl-C does in the main thread.
 
-        No call that it asks for is made any more.
+        Its requests are no longer served.
         """
         with self._lock:
             self._left = kind
             waits = [future for future in self._waits if not future.done()]
             if waits:
-                # It waits for the caller, and no other interrupt would reach it there.
+                # It is waiting for the caller, where an asynchronous exception would not reach it.
                 for future in waits:
                     future.set_exception(kind())
             elif not self.future.done() and self._thread.ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(kind))
 
     def _in_caller(self, function: Callable[[], R]) -> R:
+        # A function that was called in the caller's thread may itself ask for this, and would wait for itself.
         if threading.current_thread() is self._caller:
             return function()
         future: Future[R] = Future()
@@ -224,10 +226,10 @@ class _Errand(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RemountFacts:
-    """Hold what decides whether a Drive may be mounted again from here."""
+    """What decides whether a Drive may be mounted again from here."""
 
     state: Literal["alive", "missing", "dead", "failing", "silent"]
-    """What the mount answers now, as `MountProbe.state`."""
+    """How the mount answers now, as in `MountProbe.state`."""
     main_thread: bool
     """Whether this is the notebook's main thread."""
     mountable: bool
@@ -235,9 +237,9 @@ class RemountFacts:
 
 
 def remount_obstacle(facts: RemountFacts) -> str | None:
-    """Return why Drive is not mounted again, as a sentence; `None` when it is. Pure."""
+    """Return why Drive is not mounted again, as a sentence; `None` when it is. A pure function."""
     if facts.state != "dead":
-        # A client that lives, however slowly, may hold what is not uploaded yet, and a remount would lose that.
+        # A live client, however slow, may have files that are not uploaded yet, and a remount would lose them.
         return f"Drive was not mounted again: its client has not died (the mount is {facts.state})."
     if not facts.mountable:
         return "Drive was not mounted again: only a Colab notebook can do that."
@@ -254,20 +256,20 @@ def run_with_one_remount(
     mount_timeout_s: float = 120.0,
     notice: Callable[[str], object] | None = None,
 ) -> T:
-    """Call `work()`; when the Drive that `place` lies on dies meanwhile, mount it again and call `work()` once more.
+    """Call `work()`; when the Drive of `place` dies meanwhile, mount it again and call `work()` once more.
 
     Args:
-        work: keeps what it has finished, or starts anew; holds nothing open on Drive after it has failed.
-        place: any path on the Drive that `work` depends on; for one that lies elsewhere, `work` is called once.
-        touches: what else it touches that may lie on a mount. A mount that begins to hang is left, with an error.
-        mount_timeout_s: seconds to wait for the person's permission, and again for Drive's first listing.
-        notice: told in a sentence that Drive was mounted again.
+        work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
+        place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
+        touches: other paths that it uses, which may be on a mount. A mount that begins to hang is an error.
+        mount_timeout_s: seconds to wait for the user's permission, and again for Drive's first listing.
+        notice: called with a sentence when Drive was mounted again.
 
     Raises:
         DriveQuotaError: the file could not be read because Drive's download quota is used up.
-        DriveDisconnectedError: Drive died and was not mounted again, whatever `work` made of it; the message says why.
-        DriveError, NotSupportedHereError: mounting again failed; the reason for it is the error's cause.
-        Exception: whatever `work` raises; an `OSError` of the system's own as the typed error for it.
+        DriveDisconnectedError: Drive died and was not mounted again, whatever `work` raised; the message says why.
+        DriveError, NotSupportedHereError: mounting again failed; the reason is the error's cause.
+        Exception: whatever `work` raises; an `OSError` from the system becomes the typed error for it.
     """
     root = drive_root(place)
 
@@ -276,14 +278,14 @@ def run_with_one_remount(
 
     if root is None:
         return _work_typed(watched, place)
-    # Now, because a dead client has no command line to look at.
+    # Before the work, because a dead client has no command line to read.
     readonly = is_readonly(mount_of(place))
     try:
         return _with_quota_told(watched, place)
     except CancelledError:
         raise
-    # By the moment of its death that is met, files are gone, cannot be written, or read otherwise. So whatever the work
-    # ends in while the client dies is its death.
+    # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
+    # So any error of the work may come from its death, and the mount is asked.
     except (ColabstageError, OSError) as error:
         facts = _look(root)
         obstacle = remount_obstacle(facts)
@@ -293,7 +295,7 @@ def run_with_one_remount(
                 death = death or silence_of(root)
             if death is None:
                 raise
-            # In the message, because the notebook shows no notes.
+            # In the message and not as a note of the exception, because notebooks do not show notes.
             msg = f"{death} {obstacle}"
             raise DriveDisconnectedError(msg) from error
         mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
@@ -303,7 +305,7 @@ def run_with_one_remount(
 
 
 def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
-    """Call `work()`; what the system answered somewhere inside becomes the typed error for it."""
+    """Call `work()`; an error from the system becomes the typed error for it."""
     try:
         return work()
     except ColabstageError:
@@ -311,18 +313,18 @@ def _work_typed(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             msg = (
-                f"The name '{str(error.filename)[-40:]}' is too long for the file system: a record and unfinished work "
-                "stand beside a target under names somewhat longer than its own. Choose a shorter one."
+                f"The name '{str(error.filename)[-40:]}' is too long for the file system: records and unfinished work "
+                "are kept beside a target under names somewhat longer than its own. Choose a shorter name."
             )
             raise OptionError(msg) from error
-        # Whatever else a caller's own function may raise is its own business.
+        # Any other OSError may come from the caller's own functions, and belongs to them.
         if not speaks_of_a_mount(error):
             raise
         raise translate_read_error(error, str(error.filename or place), 1) from error
 
 
 def _with_quota_told(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
-    """Call `work()`; a failure that the client's log explains by a quota is raised as that."""
+    """Call `work()`; a failure that the client's log explains by the download quota is raised as that."""
     log_size = drive_log_size()
     try:
         return _work_typed(work, place)

@@ -41,9 +41,9 @@ class Client:
         ({"id": "1a", "md5": MD5, "uncommitted": "0"}, MD5, False, ""),
         ({"id": "1a", "md5": f"{MD5}\0", "uncommitted": "0"}, MD5, False, ""),
         ({"id": "1a", "md5": MD5, "uncommitted": "1"}, "", True, "is not uploaded yet"),
-        ({"id": "1a", "md5": MD5}, "", None, "whether it is uploaded is not told"),
-        ({"id": "1a", "uncommitted": "0"}, "", False, "no MD5 is told (No data available)"),
-        ({"id": "1a", "md5": "none", "uncommitted": "0"}, "", False, "no MD5 is told ('none')"),
+        ({"id": "1a", "md5": MD5}, "", None, "no word on whether it is uploaded"),
+        ({"id": "1a", "uncommitted": "0"}, "", False, "no MD5 is reported (No data available)"),
+        ({"id": "1a", "md5": "none", "uncommitted": "0"}, "", False, "no MD5 is reported ('none')"),
     ],
 )
 def test_an_md5_counts_only_where_all_vouches_for_it(
@@ -62,11 +62,11 @@ def test_one_line_says_which_are_told_and_no_value(monkeypatch: pytest.MonkeyPat
     told = {"id": "1SecretId", "md5": MD5, "uncommitted": "0"}
     monkeypatch.setattr(os, "getxattr", Client({"a": told}).getxattr)
     line = attributes_line("a")
-    assert "user.drive.id: told, 9 characters; user.drive.md5: told; user.drive.uncommitted: told" in line
+    assert "user.drive.id: present, 9 characters; user.drive.md5: present; user.drive.uncommitted: present" in line
     assert "SecretId" not in line
     assert MD5 not in line
     told.update(id="local-7", md5="?", uncommitted="maybe")
-    assert "of this machine only; user.drive.md5: 1 characters, no MD5; user.drive.uncommitted: 'maybe'" in (
+    assert "local to this machine; user.drive.md5: 1 characters, no MD5; user.drive.uncommitted: 'maybe'" in (
         attributes_line("a")
     )
     told.clear()
@@ -104,6 +104,6 @@ def test_a_client_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(drive_attributes, "_STALL_S", 0.1)
     monkeypatch.setattr(os, "getxattr", lambda *_: b"0" * over.wait(60))
     try:
-        assert ask_md5s(["a", "b"]) == ([], "it told nothing for 0 s")
+        assert ask_md5s(["a", "b"]) == ([], "it did not answer for 0 s")
     finally:
         over.set()
