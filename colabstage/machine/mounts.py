@@ -391,8 +391,8 @@ def _unescape(text: str) -> str:
 
 def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
     """Return the mount with the longest mount point above `path`; of two at one place the later one."""
-    # The later hides the other. By the parts, which paths cache: `is_relative_to` creates a hundred new paths for one answer, which took 8 ms of
-    # opening a file.
+    # The later hides the other. By the parts, which paths cache: `is_relative_to` creates a hundred new paths for one
+    # answer, which took 8 ms of opening a file.
     parts = path.parts
     above = [mount for mount in mounts if parts[: len(mount.mountpoint.parts)] == mount.mountpoint.parts]
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
