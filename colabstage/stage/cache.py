@@ -1,4 +1,4 @@
-"""The lasting copy of a pack: found by its manifest, restored block by block, published when it is new."""
+"""The cached copy of a pack: found by its manifest, restored block by block, published when it is new."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
-    """Hold a pack in the cache whose manifest is whole and whose length is right."""
+    """A pack in the cache whose manifest is complete and whose length is right."""
 
     path: Path
     """The packed file in the cache."""
     manifest: Manifest
-    """What it was made of, and the hash of each block."""
+    """What it was made from, and the hash of each block."""
 
 
 class Cache:
-    """The lasting packs as one call sees them.
+    """The cache as one call sees it.
 
-    Their folder is looked for once, and not before it is needed: a Drive that hangs takes its time.
+    Its folder is looked for once, and not before it is needed, because a Drive that hangs takes long to give up on.
     """
 
     def __init__(self, request: StageRequest) -> None:
         self._request = request
         self._chosen: tuple[Path | None, str] | None = None
         self.is_left = False
-        """Whether the pack there is to stay as it is, so that none is published."""
+        """Whether the pack in the cache must stay, so that none is published."""
 
     @property
     def folder(self) -> Path | None:
@@ -55,7 +55,7 @@ class Cache:
 
     @property
     def why(self) -> str:
-        """Return why it is that folder, or none, in a few words."""
+        """Return the reason for that folder, or for having none, in a few words."""
         return self._choose()[1]
 
     @property
@@ -64,18 +64,18 @@ class Cache:
         return not self.is_left and self.folder is not None
 
     def leave_as_it_is(self) -> None:
-        """Publish nothing: what is there is of use to others."""
+        """Publish nothing, because the pack in the cache is useful to other machines."""
         self.is_left = True
 
     def find(self) -> CachedPack | None:
-        """Return the pack of the request, `None` where there is none, or none is wanted."""
+        """Return the pack of the request; `None` where there is none, or none is wanted."""
         folder = self.folder if self._request.wants_pack else None
         if folder is None:
             return None
         try:
             return run_watched(lambda: find_cached(self._request, folder), folder)
         except DriveDisconnectedError as error:
-            # It answered a moment ago. Whoever wants the data gets it without the cache, and is told.
+            # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
             self._chosen = None, str(error).removesuffix(".")
             return None
 
@@ -87,12 +87,12 @@ class Cache:
 
 
 def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, local: Path) -> tuple[Path | None, str]:
-    """Return the folder of lasting packs, `None` for none, with the reason in a few words.
+    """Return the folder of the cache, `None` for none, with the reason in a few words.
 
     Args:
         asked: a folder, `"auto"`, or `None` for no cache.
         near: a path whose Drive is taken before any other.
-        local: where packs are used; a lasting folder on that disk would be no gain.
+        local: where packs are used; a persistent folder on that disk would gain nothing.
     """
     if asked is None:
         return None, "no cache was asked for"
@@ -102,21 +102,21 @@ def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, l
     if drive.folder is not None:
         return drive.folder / "colabstage", "on the mounted Google Drive"
     if drive.silent:
-        # Another folder would be a second cache, of which the next session knows nothing.
+        # Another folder would be a second cache, which the next session does not know about.
         return None, f"the Drive client at '{drive.silent[0]}' does not answer"
     return _find_lasting(local)
 
 
 def _find_lasting(local: Path) -> tuple[Path | None, str]:
-    """Return the folder of packs on the platform's own lasting disk, and the reason."""
+    """Return the folder of the cache on the platform's own persistent disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
-        return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no other lasting folder"
-    # A copy on the same disk would save nothing and take the room twice.
+        return None, platform.not_lasting or f"no Drive is mounted, and {platform.title} has no persistent folder"
+    # A copy on the same disk would save nothing and take the space twice.
     if lasting.stat().st_dev == _device_of(local):
         return None, f"'{lasting}' is on the same disk"
-    return lasting / "colabstage", f"the lasting folder of {platform.title}"
+    return lasting / "colabstage", f"the persistent folder of {platform.title}"
 
 
 def _device_of(path: Path) -> int:
@@ -127,15 +127,15 @@ def _device_of(path: Path) -> int:
 
 
 def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
-    """Find the pack of this request in the cache, or the one before it where publishing was interrupted."""
-    # A cache on a dead mount counts as none; the source may well be readable.
+    """Find the pack of this request in the cache, or its previous version where publishing was interrupted."""
+    # A cache on a dead mount counts as empty; the source may well be readable.
     if silence_of(cache_dir) is not None:
         return None
     current = cache_dir / f"{request.name}.h5"
     for path in (current, current.with_name(current.name + PREVIOUS_SUFFIX)):
         try:
             manifest = read_manifest(path)
-            # The name holds eight digits of the key, the manifest all of it.
+            # The name has eight digits of the key, the manifest has all of them.
             if manifest is None or manifest.key != request.key:
                 continue
             if path.stat().st_size == manifest.size:
@@ -148,16 +148,16 @@ def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
 def restore_pack(
     cached: CachedPack, request: StageRequest, *, progress: Progress, cancellation: Cancellation
 ) -> tuple[int, int]:
-    """Copy a cached pack to its place on the local disk, verifying every block as it passes.
+    """Copy a cached pack to its place on the local disk, verifying every block on the way.
 
-    What an interrupted copy left there is compared with the manifest, and only what is missing is read from the cache.
+    What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
 
     Returns:
         The number of bytes, and how many of them were here already.
 
     Raises:
-        DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used; what
-            is on the local disk has not changed.
+        DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used;
+            nothing on the local disk has changed.
         NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
     size = cached.manifest.size
@@ -175,11 +175,11 @@ def restore_pack(
         ) as workspace:
             temp, resumed = workspace.path / target.name, workspace.resumed
             if target.is_file() and not manifest_path(target).exists():
-                # An interrupted run had all of it in place, and nothing vouches for it: each block is compared again.
+                # An interrupted run had put the file in place, but not its manifest: every block is compared again.
                 remove_own(temp)
                 move_vouched(target, temp, whatever_is_there)
                 resumed = True
-            # A mounted Drive keeps what passes through it on the same disk.
+            # A mounted Drive caches whatever is read through it on the same disk.
             copies = 2 if drive_root(cached.path) is not None else 1
             here = min(disk_use(workspace.path), size) if resumed else 0
             check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
@@ -195,16 +195,18 @@ def restore_pack(
                     policy=RetryPolicy(),
                     keep=keep if resumed else None,
                 )
-            # The manifest goes first: who dies now leaves a pack that nothing vouches for, and is gone on with above.
+            # The old manifest is removed first: a kill at this point leaves a pack without one, which the next call
+            # takes up above.
             remove_manifest(target)
             put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
     except BaseException:
-        remove_empty(request.folder)  # it is, unless something was there before or was kept for the next try
+        remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
     write_manifest(target, cached.manifest)
     return size, kept
 
 
 def restore_name(request: StageRequest) -> Path:
-    """Name what an unfinished copy from the cache is called: not the pack itself, whose leftovers are packed on."""
+    """Return the name of an unfinished copy from the cache."""
+    # Not the pack's own name: packing takes up leftovers of that name, and would continue a copy as if it were its own.
     return request.pack_path.with_name(f"{request.pack_path.name}.copy")

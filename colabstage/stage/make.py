@@ -1,7 +1,6 @@
-"""Bring a source here in the forms that were asked for: plain files, a pack, or both; or a part of a pack.
+"""Make a source local in the forms that were asked for: plain files, a pack, or both; or open a pack in part.
 
-All is read and planned before anything is written; then archives begin to arrive, and what is made of them is made
-while they do.
+Everything is listed and planned before anything is written. Then archives begin to arrive, and are packed meanwhile.
 """
 
 from __future__ import annotations
@@ -48,32 +47,32 @@ _SPOOL = "spool"
 
 
 class SourceListingError(SourceChangedError):
-    """A folder on a mount lists other files now than when it was opened."""
+    """A folder on a mount no longer lists the files that it listed when it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCall:
-    """Hold what all steps of one call of `stage_dataset` need."""
+    """What all steps of one call of `stage_dataset` need."""
 
     request: StageRequest
     """What was asked for."""
     progress: Progress
     """Where the steps are shown."""
     executor: Executor | None = None
-    """Whose workers pack; `None` for this process."""
+    """The executor whose workers pack; `None` for this process."""
     report: StageReport = field(default_factory=StageReport)
-    """What was done; it grows."""
+    """What has been done so far."""
     stream: PackStream | None = None
-    """Lets readers in before all is packed; `None` where they wait for the whole."""
+    """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
 
     @property
     def cancellation(self) -> Cancellation:
-        """Return what stops it."""
+        """Return the cancellation of the call's progress."""
         return cancellation_of(self.progress)
 
 
 def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
-    """Add up what staging moves, as far as it is known; `tree` is `None` for what cannot be listed yet."""
+    """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
     tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
     return StageFigures(
         source_bytes=source.identity.nbytes,
@@ -85,7 +84,7 @@ def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures) -> None:
-    """Refuse to make here what may not be here.
+    """Refuse to make what the disk limit does not allow here.
 
     Raises:
         NotEnoughSpaceError: it would take more than `disk_limit`.
@@ -102,7 +101,7 @@ def check_disk_limit(request: StageRequest, figures: StageFigures) -> None:
 
 
 def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
-    """Bring the source here in the forms that were asked for.
+    """Make the source local in the forms that were asked for.
 
     Args:
         call: what was asked for.
@@ -113,8 +112,8 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         The plain files, `None` when none were asked for.
 
     Raises:
-        TargetExistsError: in the place of the plain files stands something else, or one of them was changed.
-        As `stage_dataset`; each form that was there before is as it was.
+        TargetExistsError: there is something else in the place of the plain files, or one of them was changed.
+        Exception: as `stage_dataset`; each form that existed before is unchanged.
     """
     request, report = call.request, call.report
     if request.wants_files:
@@ -122,7 +121,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         check_replaceable(
             request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
         )
-    # Not those of the pack: what an interrupted run put in place is taken up again.
+    # Not the leftovers of the pack: packing continues what an interrupted run has finished.
     for name in (_SPOOL, restore_name(request).name):
         sweep_orphans(request.folder, name=name)
     with _spool(request) as spool:
@@ -136,12 +135,12 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
             figures = figure_out(request, source, tree, job)
             check_disk_limit(request, figures)
-            # What an interrupted run has put in place is part of the figures, and need not fit a second time.
+            # What an interrupted run has written is part of the figures, and does not need its space twice.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
             report.note(*source.notes, *tree.notes)
             stream = None if job is None else _stream_for(call, source, job)
-        # With an executor only its workers read, so a copy that nobody here reads would be for nothing.
+        # With an executor only its workers read, so a copy in this process would be made for nothing.
         if call.executor is None or request.wants_files:
             source.start()
         files = _fetch_files(call, source, tree) if request.wants_files else None
@@ -151,8 +150,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
 
 
 def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream | None:
-    """Return what lets readers in, told what will be packed, and bring the source in that order; `None` where they have
-    to wait."""
+    """Plan the stream that lets readers in, and fetch the source in its order; return `None` where readers wait."""
     if call.stream is None:
         return None
     obstacle = call.stream.obstacle(job)
@@ -174,7 +172,7 @@ def _spool(request: StageRequest) -> Iterator[Path]:
 
 
 def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles:
-    """Bring the plain files beside what was there, then in its place."""
+    """Fetch the plain files beside the previous ones, then replace those."""
     request, report = call.request, call.report
     here = files_staged(request, source.identity)
     if here is not None:
@@ -190,25 +188,26 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
             step=step,
             cancellation=call.cancellation,
             policy=RetryPolicy(),
-            # The last moment at which what was there before is still in its place.
+            # Called before the exchange of names, the last moment at which the previous files are still in place.
             announce=lambda _: _check_listing(source),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
     files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
-    # Should packing be interrupted, the files need not come again.
+    # If packing is interrupted, the files need not be fetched again.
     write_record(request, files_record(request, source.identity, files))
     return files
 
 
 def _check_listing(source: OpenSource) -> None:
-    """Refuse what was made of a part of a folder: a mount of Google Drive at times lists no more, without an error.
+    """Refuse what was made from an incomplete listing.
 
     Raises:
-        SourceListingError: names, sizes or times are other ones than what was read.
-        As `FolderTree`.
+        SourceListingError: names, sizes or times differ from what was read.
+        Exception: as `FolderTree`.
     """
+    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
     problem = source.relisted()
     if problem:
         raise SourceListingError(problem)
@@ -219,7 +218,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
     identity = source.identity.to_json()
     slow = source.slow
     if request.wants_files and executor is None:
-        # They have just arrived: read them from here, not a second time from there.
+        # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
     with report.timed("pack", unit=job.table.unit) as step:
@@ -251,7 +250,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         try:
             _check_listing(source)
         except SourceListingError:
-            remove_manifest(request.pack_path)  # nothing vouches for half of a source
+            remove_manifest(request.pack_path)  # so that a pack of half a source does not count
             raise
         step.amount = sum(done.samples.values()) - done.resumed
         said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
@@ -265,15 +264,15 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
 
 
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
-    """Tell whether a pack is larger than what may be here."""
+    """Tell whether a pack is larger than the disk limit."""
     return request.disk_limit is not None and cached.manifest.size > request.disk_limit
 
 
 def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
-    """Open a pack of which no more than `disk_limit` is ever here.
+    """Open a pack in part: no more than `disk_limit` of it is ever on the local disk.
 
     Raises:
-        As `open_partial`.
+        Exception: as `open_partial`.
     """
     request, report, limit = call.request, call.report, call.request.disk_limit
     assert limit is not None

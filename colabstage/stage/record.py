@@ -1,9 +1,8 @@
-"""What is staged on this machine: one folder a dataset, a record that says what is whole in it, and its seal.
+"""What is staged on this machine: one folder for each dataset, with a record of what is complete in it, and a seal.
 
 The seal is the packed file's inode, size and times, with the boot they were seen in. As long as they are unchanged,
 nothing has written to the file since its hashes were verified, so a second call costs a few `stat`s. When they differ
-(a copied disk, a reboot after which the kernel may have lost what was never forced to the disk), every block is
-hashed again.
+(a copied disk, or a reboot in which data that was never forced to the disk may be lost), every block is hashed again.
 """
 
 from __future__ import annotations
@@ -35,53 +34,53 @@ Seal = dict[str, int | str]
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """Say what the plain files of one dataset are."""
+    """The plain files of one dataset."""
 
     files: int
-    """How many."""
+    """How many there are."""
     nbytes: int
-    """Their bytes together."""
+    """Their size together."""
     deed: str
-    """What names them one by one."""
+    """The deed of their folder, as `io.ownership` names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
-    """Say what one dataset's folder holds."""
+    """What one dataset's folder holds."""
 
     key: str
-    """Of the request that it was made for."""
+    """The key of the request that it was made for."""
     identity: SourceIdentity
     """The source's state when it was staged."""
     seal: Seal = field(default_factory=dict)
-    """Of the packed file that was made of that state; empty where there is none, or where nobody has vouched for it."""
+    """The seal of the packed file; empty where there is none, or where its hashes have not been verified."""
     files: StagedFiles | None = None
     """The plain files, `None` without them."""
     published: bool | None = None
-    """Whether the pack is in the cache; `None` when it was not asked for."""
+    """Whether the pack is in the cache; `None` when no cache was asked for."""
 
 
 def record_path(request: StageRequest) -> Path:
-    """Return where a dataset's record stands."""
+    """Return the path of a dataset's record."""
     return request.folder / RECORD_NAME
 
 
 def read_record(request: StageRequest) -> LocalRecord | None:
-    """Return the record of what is staged for this request; `None` when nothing is, or it is of something else."""
+    """Return the record of what is staged for this request; `None` when nothing is, or it belongs to another."""
     raw = read_json(record_path(request))
     if not isinstance(raw, dict) or raw.pop("version", None) != _RECORD_VERSION:
         return None
-    raw.pop("address", None)  # for people
+    raw.pop("address", None)  # only for people who open the file
     record = read_fields(LocalRecord, raw)
     return record if record is not None and record.key == request.key else None
 
 
 def find_record(request: StageRequest) -> LocalRecord | None:
-    """Read the record; where a run died right before writing it, take what the pack's own manifest says."""
+    """Read the record; where a run died right before writing it, use what the pack's own manifest says."""
     record = read_record(request)
     if request.wants_files or not request.pack_path.is_file():
         return record
-    # The usual way: nothing has written to the file since its hashes were compared.
+    # The usual case: nothing has written to the file since its hashes were compared.
     if record is not None and record.seal == file_seal(request.pack_path):
         return record
     try:
@@ -91,12 +90,13 @@ def find_record(request: StageRequest) -> LocalRecord | None:
     identity = None if manifest is None else identity_of(manifest)
     if manifest is None or identity is None or manifest.key != request.key:
         return record
-    # No file has an empty seal, so every block is hashed before it is trusted.
+    # An empty seal fits no file, so every block is hashed before the pack is used.
     return LocalRecord(request.key, identity, {}, None, None if record is None else record.published)
 
 
 def identity_of(manifest: Manifest) -> SourceIdentity | None:
-    """Return the state of the source that a pack was made of; the source has to be listed to be compared with it."""
+    """Return the state of the source that a pack was made from; comparing with it needs a listing of the source."""
+    # Without the times of folders, which prove nothing on a machine that has not seen them before.
     identity = SourceIdentity.from_json(manifest.identity)
     return None if identity is None else identity.without_stamps
 
@@ -108,9 +108,9 @@ def write_record(request: StageRequest, record: LocalRecord) -> None:
 
 
 def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
-    """Return the seal of a pack that is here and that this call has neither made nor checked.
+    """Return the seal of a local pack that this call has neither made nor checked; empty where there is none to keep.
 
-    Only the one that an earlier call wrote for a pack of this very state of the source, and only while it holds.
+    A seal is kept only if an earlier call wrote it for a pack of this state of the source, and only while it fits.
     """
     record = read_record(request)
     if record is None or compare(record.identity, identity) != "same" or not request.pack_path.is_file():
@@ -121,7 +121,7 @@ def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
 
 
 def files_record(request: StageRequest, identity: SourceIdentity, files: StagedFiles | None) -> LocalRecord:
-    """Return what is recorded when plain files were brought and the pack, if there is one, was left as it was."""
+    """Return the record to write when plain files were fetched and the pack, if there is one, was not touched."""
     record = read_record(request)
     seal = kept_seal(request, identity)
     return LocalRecord(request.key, identity, seal, files, record.published if record is not None and seal else None)
@@ -141,7 +141,7 @@ def pack_problem(
         manifest = read_manifest(pack)
         if manifest is None or manifest.key != request.key:
             return "its manifest is missing"
-        # A refresh that died between its pack and its record leaves a new file under an old record.
+        # A refresh that died between writing the pack and the record leaves a new file with an old record.
         made_of = identity_of(manifest)
         if made_of is None or compare(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
@@ -155,7 +155,7 @@ def pack_problem(
 
 
 def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
-    """Return the plain files that are here from this very state of the source; `None` without them."""
+    """Return the local plain files if they are from this state of the source, otherwise `None`."""
     record = None if request.refresh else read_record(request)
     if record is None or not is_same(record.identity, identity) or files_problem(request, record, thorough=True):
         return None
@@ -167,7 +167,7 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
     if record.files is None or not request.files_path.is_dir():
         return "its files are not on this machine"
     if thorough:
-        # Each file by size and time: a person may have deleted some, or added labels.
+        # Each file by size and time, because people delete some, or add labels.
         here = look_at(request.files_path)
         if not here.is_as_made or here.deed != record.files.deed:
             return f"its folder '{request.files_path}' {here}"

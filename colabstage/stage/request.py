@@ -1,4 +1,4 @@
-"""What the caller of `stage_dataset` asked for, checked and in one frozen value."""
+"""What the caller of `stage_dataset` asked for: checked, and as one frozen value."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ RECORD_NAME = "stage.json"
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Say which dataset to stage, and how."""
+    """Which dataset to stage, and how."""
 
     source: Source
     """Where it comes from."""
     key: str
-    """16 hexadecimal digits, different for another source or other options."""
+    """16 hexadecimal digits that change with the source and with every option."""
     name: str
-    """Readable and unique: of the local folder, and of the file in the cache."""
+    """The readable and unique name of the local folder, and of the file in the cache."""
     options: PackOptions
     """How it is packed."""
     keep: Keep
-    """Which of pack and plain files stay here."""
+    """Whether the pack, the plain files or both are kept."""
     folder: Path
-    """Everything of this dataset on the local disk."""
+    """The folder of everything that belongs to this dataset on the local disk."""
     cache_dir: Path | Literal["auto"] | None
     """As the caller gave it."""
     refresh: bool
-    """Whether nothing that is here may be used: asked for, or what `prepare=` or `layout=` hold is incomparable."""
+    """Whether existing data must not be used: on request, or because `prepare=` or `layout=` cannot be compared."""
     verify: Verify
-    """How closely what is here is looked at."""
+    """How thoroughly existing data is checked."""
     checksum: Checksum | None = None
-    """What the one file that the source is must hash to."""
+    """The checksum of the source, which is a single file then."""
     disk_limit: int | None = None
-    """Bytes that the pack may take on the local disk, `None` for all of it."""
+    """How many bytes of the pack may be on the local disk; `None` for all of it."""
 
     @property
     def pack_path(self) -> Path:
@@ -71,17 +71,17 @@ class StageRequest:
 
     @property
     def drive_path(self) -> Path | None:
-        """Return the path of a source on a Google Drive; `None` for one that lies elsewhere."""
+        """Return the path of a source on a Google Drive; `None` for one elsewhere."""
         return drive_path_of(self.source)
 
     @property
     def touched_paths(self) -> list[Path]:
-        """Return the paths that nothing can be done without: those of the source, and of what is staged."""
+        """Return the paths that staging cannot do without: those of the source and the dataset's folder."""
         return [*paths_of(self.source), self.folder]
 
     @property
     def opened_path(self) -> Path | None:
-        """Return the path of a source that any process can open by it; `None` for all others."""
+        """Return the path of a source that any process can open by that path; `None` for all others."""
         source = self.source
         return source.path if isinstance(source, LocalSource) and not glob.has_magic(str(source.path)) else None
 
@@ -95,7 +95,7 @@ class StageRequest:
 
 
 class PlaceArguments(TypedDict, total=False):
-    """Name, for type checkers, what `make_request` takes besides a pack's options; a test holds both alike."""
+    """Name, for type checkers, what `make_request` takes besides a pack's options; a test compares the two."""
 
     keep: Keep
     local_dir: str | os.PathLike[str] | None
@@ -128,28 +128,27 @@ def make_request(
     options: PackOptions | None = None,
     **arguments: Unpack[PackArguments],
 ) -> StageRequest:
-    """Check the arguments of `stage_dataset` and name the dataset. Touches no sample and writes nothing.
+    """Check the arguments of `stage_dataset` and name the dataset, without touching samples or writing anything.
 
     Args:
-        source: where the dataset is, as of `stage_dataset`.
-        keep: `"pack"` one HDF5 file, `"files"` a plain local tree, `"both"`.
-        local_dir: where on the local disk; `None` is `colabstage` in the platform's fast folder.
-        cache_dir: where packs last; `"auto"` is `MyDrive/colabstage` on a mounted Drive, else the platform's lasting
-            folder if it is another disk; `None` for nowhere.
-        refresh: stage again, whatever is here or cached.
-        verify: `"fast"` trusts unchanged times and sizes, of a folder on a mount those of its folders (there a file
-            rewritten under its name is not noticed); `"full"` lists the source again and hashes every block of what is
-            here. The report says what was compared.
-        hash: what the one archive that the source is must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
-        disk_limit: never have more of the pack on the local disk than that, bytes or a text such as `"20GB"`. A larger
-            one in the cache is opened in part: its blocks are fetched as loaders need them, and given back.
-        options: how the pack is made, in one value, for several datasets; arguments that are given by name replace its
-            own.
+        source: where the dataset is, as for `stage_dataset`.
+        keep: `"pack"` for one HDF5 file, `"files"` for a plain local tree, or `"both"`.
+        local_dir: the folder on the local disk; `None` for `colabstage` in the platform's fast folder.
+        cache_dir: the folder in which packs are kept for later sessions; `"auto"` for `MyDrive/colabstage` on a mounted
+            Drive, otherwise in the platform's persistent folder if that is another disk; `None` for no cache.
+        refresh: stage again, even if the dataset is here or cached.
+        verify: `"fast"` trusts unchanged times and sizes, on a mount those of folders only (a file that was rewritten
+            under its name goes unnoticed there); `"full"` lists the source again and hashes every block of the local
+            pack. The report says what was compared.
+        hash: the checksum of the source, a single archive, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        disk_limit: the most that the pack may take on the local disk, as bytes or text such as `"20GB"`. A larger pack
+            in the cache is opened in part: its blocks are fetched as loaders need them, and dropped again.
+        options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`.
 
     Raises:
-        OptionError: an argument cannot work.
-        TypeError: an argument that there is not.
+        OptionError: an argument has a value that cannot work.
+        TypeError: there is no such argument.
     """
     for value, kind, name in ((keep, Keep, "keep"), (verify, Verify, "verify")):
         if value not in get_args(kind):
@@ -161,17 +160,17 @@ def make_request(
             f"disk_limit= is for keep='pack', and keep={keep!r} brings plain files, all of them. Leave out one of them."
         )
         raise OptionError(msg)
-    # Here, because the command line makes options where only its help is wanted, and layouts need numpy.
+    # Imported here, because the command line builds options even where only its help is shown, and layouts need numpy.
     from colabstage.layouts.detect import TableFile, is_table_file
 
     packing = read_options(PackOptions, options, arguments)
     parsed = parse_source(source)
     if isinstance(parsed, LocalSource) and is_table_file(parsed.path, packing.layout):
-        # What it names lies beside it.
+        # The files that it names are beside it.
         beside = cast("LocalSource", parse_source(parsed.path.parent))
         packing = replace(packing, layout=TableFile(parsed.path.name))
         parsed = replace(beside, name=parsed.path.stem)
-    # Of the source and of what is made of it, never of where it is made: a pack in the cache is found by any machine.
+    # From the source and the options, and never from where the pack is made: any machine has to find it in the cache.
     key = hashlib.sha256(f"{parsed.address}\n{packing.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
@@ -181,16 +180,15 @@ def make_request(
     if wanted is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one archive, and source is a list. Leave it out, or stage the archive alone."
         raise OptionError(msg)
-    # Nobody can say that a lock or an open file is the same as yesterday's, so nothing made with one is used again.
+    # Nothing tells whether a lock or an open file is the same as yesterday's, so data made with one is not reused.
     again = refresh or bool(packing.incomparable)
     return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted, limit)
 
 
 def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:
-    """Return a source that leaves out what colabstage keeps in it: staged datasets and the cache.
-
-    Only names are looked at, and records where datasets lie in the source itself: nothing may hang on a mount here.
-    """
+    """Return the source without what colabstage keeps in it: staged datasets and the cache."""
+    # By names alone, and by records where datasets are in the source folder itself: a mount must not be able to hang
+    # the check of arguments.
     if isinstance(source, ManySource):
         return replace(source, parts=tuple(_without_ours_in(part, base, name, cache) for part in source.parts))
     return _without_ours_in(source, base, name, cache)
@@ -216,21 +214,21 @@ def check_for_workers(request: StageRequest) -> None:
     """Make sure that an executor's workers can open what is packed.
 
     Raises:
-        OptionError: they cannot, because it is only on its way here.
+        OptionError: they cannot, because the source has to be downloaded first.
     """
     if request.keep == "pack" and request.opened_path is None:
         msg = (
             f"executor= is for a folder or an archive that its workers can open by its path, and "
-            f"'{request.source.label}' is none. Leave it out, or give keep='both', which brings the files here first."
+            f"'{request.source.label}' is neither. Leave it out, or give keep='both', which copies the files first."
         )
         raise OptionError(msg)
 
 
 def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
-    """Make sure that rows can be read while the rest is packed.
+    """Make sure that rows can be read while the others are packed.
 
     Raises:
-        OptionError: an executor's workers pack, or plain files are wanted.
+        OptionError: an executor's workers do the packing, or plain files or a part of the pack are wanted.
     """
     if has_executor:
         msg = "streaming=True packs in this process, where readers are, and executor= in others. Leave out one of them."
@@ -240,14 +238,15 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
         raise OptionError(msg)
     if request.disk_limit is not None:
         msg = (
-            "streaming=True packs all of it here, and disk_limit= is for what may not all be here. Leave out "
-            "streaming=True: a pack in the cache that is opened in part gives batches at once anyway."
+            "streaming=True puts the whole pack here, and disk_limit= forbids that. Leave out streaming=True: a pack "
+            "in the cache that is opened in part gives batches at once anyway."
         )
         raise OptionError(msg)
 
 
 def lock_path(folder: Path) -> Path:
-    """Return the lock of a dataset's folder, beside it."""
+    """Return the path of the lock of a dataset's folder."""
+    # Beside the folder and not in it: purging removes the folder while it holds the lock.
     return folder.with_name(f".colabstage-{folder.name}.lock")
 
 

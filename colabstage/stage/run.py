@@ -45,10 +45,11 @@ def stage_dataset(
     options: PackOptions | None = None,
     **arguments: Unpack[StageArguments],
 ) -> StagedDataset:
-    r"""Make a dataset local and ready, by the shortest way there is.
+    r"""Make a dataset local and ready, by the shortest way.
 
-    Already staged here: returns at once. A packed copy in the cache: copies and verifies it. Else: reads the source
-    with many reads in flight, decodes once, writes one HDF5 file, and publishes that to the cache for the next session.
+    If it is already staged here, return at once. If there is a packed copy in the cache, copy and verify it. Otherwise
+    read the source with many reads in flight, decode once, write one HDF5 file, and publish that to the cache for the
+    next session.
 
         data = stage_dataset("/content/drive/MyDrive/kitti.zip", image_size=(256, 256))
         train = data.loader("train", batch_size=64, device="cuda")
@@ -57,37 +58,36 @@ def stage_dataset(
         source: where the dataset is. A folder, an archive, or a pattern such as `"part-*.zip"`, on this machine or on a
             mounted Google Drive; a share link of Google Drive, or its id; an address: `https://…`, or one that fsspec
             knows (`s3://`, `gs://`, `az://`, `hf://`, `ftp://`, `sftp://` …), of an archive or a folder;
-            `kaggle://owner/dataset`; a `Tree`; or a list of these, which are one dataset together. An archive is packed
-            while it arrives and never extracted. One file of arrays, records or tokens (.npy, .h5, .tfrecord, .parquet,
-            .bin, .txt) is a dataset too, and on this machine a .csv with the paths of images beside it.
+            `kaggle://owner/dataset`; a `Tree`; or a list of these, which form one dataset together. An archive is
+            packed while it arrives and never extracted. One file of arrays, records or tokens (.npy, .h5, .tfrecord,
+            .parquet, .bin, .txt) is a dataset too, and so is a local .csv with the paths of images beside it.
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
-        streaming: `True` returns as soon as it is known what the pack will be, and packs in the background, in the
-            order in which the first epoch needs the rows: `data.loader(…)` gives batches at once and waits only for
-            rows of its batch, `data.wait()` waits for the rest, `data.ready` tells how far it is. What comes of it is
+        streaming: `True` returns as soon as the pack is planned, and packs in the background, in the order in which
+            the first epoch needs the rows: `data.loader(…)` gives batches at once and waits only for the rows of its
+            batch, `data.wait()` waits for the rest, and `data.ready` tells how much is packed. The finished pack is
             the same, byte for byte.
-        executor: a `concurrent.futures.Executor` whose workers read and decode, each a part of the samples, which are
-            put together to the same file. For a folder or archive that the workers see under its name, or with
-            `keep="both"` any source; workers on other machines must see `local_dir` too. Takes the room of the pack
-            twice while it works.
+        executor: a `concurrent.futures.Executor` whose workers each read and decode a part of the samples; the parts
+            are joined into the same file. For a folder or archive that the workers can open by its path, or with
+            `keep="both"` for any source; workers on other machines must have access to `local_dir` too. Needs space
+            for the pack twice while it runs.
         progress: `True` for bars, `False` for silence, or a `Progress`.
-        options: how the pack is made, in one value, for several datasets; arguments that are given by name replace its
-            own.
+        options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`; and `keep`, `local_dir`, `cache_dir`, `refresh`,
-            `verify` and `hash`, as of `make_request`.
+            `verify`, `hash` and `disk_limit`, as of `make_request`.
 
     Raises:
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
         SourceAccessError: a login, a permission or a licence is missing. DriveQuotaError: Drive refuses for now.
         WebPageError: a web page came in place of the data. ChecksumMismatchError: it is another file than asked for.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
-        ArchiveError: the archive is damaged, unsafe, or none.
+        ArchiveError: the archive is damaged, unsafe, or not an archive.
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
-        NotEnoughSpaceError: it would not fit; raised before it begins, with figures.
-        TargetExistsError: among the plain files that are to be replaced is one that colabstage did not put there, or
-            one that was changed since.
+        NotEnoughSpaceError: it would not fit; raised before work begins, with figures.
+        TargetExistsError: the plain files to be replaced include one that colabstage did not write, or one that was
+            changed since.
         TargetNotWritableError, OptionError: an argument cannot work.
 
-    Whatever is raised, what was staged or cached before is as it was.
+    Whatever is raised, what was staged or cached before is unchanged.
     """
     request = make_request(source, options=options, **arguments)
     if executor is not None:
@@ -111,7 +111,7 @@ def _stage(first: StageCall, *, wait: bool) -> StagedDataset:
         return run_watched(lambda: run_call(first, wait=wait), *request.touched_paths)
     notes: list[str] = []
     calls = chain([first], repeat(replace(first, report=StageReport())))
-    # Each try opens everything anew: nothing of the first may be held open on a mount that has died.
+    # Each attempt opens everything again: nothing may be kept open on a mount that has died.
     staged = run_with_one_remount(
         lambda: run_call(next(calls), wait=wait),
         place=request.drive_path,
@@ -125,7 +125,7 @@ def _stage(first: StageCall, *, wait: bool) -> StagedDataset:
 def _takes_arguments_of(
     make: Callable[_Arguments, StageRequest],
 ) -> Callable[[Callable[[StageRequest], StagePlan]], Callable[_Arguments, StagePlan]]:
-    """Let a function of a request be called with what makes one, so that the arguments are spelt in one place."""
+    """Let a function that takes a request be called with the arguments of `make`, which are then spelt only there."""
 
     def decorate(work: Callable[[StageRequest], StagePlan]) -> Callable[_Arguments, StagePlan]:
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> StagePlan:
@@ -143,13 +143,13 @@ def _takes_arguments_of(
 @_takes_arguments_of(make_request)
 @stops_with(NOTHING_DONE)
 def plan_stage(request: StageRequest) -> StagePlan:
-    """Say what `stage_dataset` would do with the same arguments; writes nothing.
+    """Say what `stage_dataset` would do with the same arguments, without writing anything.
 
-    Lists the source, and reads the headers of a few images where their size matters. What has to be downloaded before
-    it can be looked at (a share link, a dataset of Kaggle's) is not.
+    This lists the source, and reads the headers of a few images where their size matters. A source that has to be
+    downloaded before it can be opened (a share link, a Kaggle dataset) is not read.
 
-    The arguments are those of `stage_dataset`, without `wait`, `executor` and `progress`; so are the errors, for what
-    can be known beforehand.
+    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
+    the same too, as far as they can be known beforehand.
 
     Args:
         **arguments: those of `stage_dataset`.

@@ -1,8 +1,8 @@
-"""One call of `stage_dataset`, as the shortest of three ways: reuse what is here, restore the cache, read the source.
+"""One call of `stage_dataset`, by the shortest way: reuse local data, restore the cached pack, or read the source.
 
-Nothing is read before it has to be. What is here is asked first, because that costs a few `stat`s; then the cache,
-which is one sequential read; and only then the source. It is opened when the first of these cannot be decided without
-it, and once: what a look at it has cost is not spent again by the way that follows.
+Nothing is read before it has to be. Local data is checked first, because that costs a few `stat`s; then the cache,
+which is one sequential read; and only then the source. The source is opened when the first of these decisions needs it,
+and only once, so that what it costs to open and list it is not spent twice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How long a second notebook waits for the first one that stages the same; then it does the work itself, beside.
+# How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
 
 
@@ -94,15 +94,15 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         if staged is not None:
             clear_lock(lock)
             return staged
-        # Nothing is written yet, so this is the moment to say that the source cannot be read. With the pack in the
-        # cache it may not be needed at all, and listing it takes its time. What has to be downloaded to be looked at is
-        # the business of whoever holds the lock.
+        # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
+        # cache it may not be needed at all, and listing it takes time. A source that has to be downloaded before it can
+        # be opened is left to whoever holds the lock, because two downloads at once would only halve the speed.
         cached = not request.refresh and not request.wants_files and cache.find() is not None
         if not cached and not comes_whole(request.source):
             source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
-            # Whoever held the lock before may have done the work.
+            # The process that held the lock before may have done the work.
             staged = _reuse(call, source, cache)
             if staged is not None:
                 return staged
@@ -115,7 +115,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
 
 
 class SourceOnce(Closing):
-    """The source of one call, opened when it is first needed and once; a context manager that lets go of it."""
+    """The source of one call, opened once, when it is first needed; a context manager that closes it."""
 
     def __init__(self, call: StageCall) -> None:
         self._call = call
@@ -129,7 +129,7 @@ class SourceOnce(Closing):
             return self.opened
         request = self._call.request
         whole = comes_whole(request.source)
-        # Beside the dataset's own folder: the same source with other options goes on with what came of it.
+        # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
         opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation)
         if whole:
             make_own_folder(request.folder.parent)
@@ -137,7 +137,7 @@ class SourceOnce(Closing):
             try:
                 with contextlib.ExitStack() as undo:
                     source = undo.enter_context(OpenSource(request.source, opening, unpack=True))
-                    # Now, and not when it is first compared: what is written meanwhile has to show as a change.
+                    # Before anything is read: what is written to the source meanwhile has to show as a change.
                     identity = source.identity
                     self._stack.enter_context(undo.pop_all())
             except (SourceError, DriveError, ArchiveError) as error:
@@ -148,30 +148,31 @@ class SourceOnce(Closing):
         return source
 
     def close(self) -> None:
-        """Let go of it; `open` opens it anew."""
+        """Close it; `open` opens it again."""
         self._stack.close()
         self.opened = None
 
 
 class _Freshness(NamedTuple):
-    """What is known of a source compared with a recorded state of it."""
+    """How a source compares with a recorded state of it."""
 
     same: bool
-    """Whether what was made of that state is to be used."""
+    """Whether data made from that state may be used."""
     seen: str = ""
     """What was compared, for the report."""
     proved: bool = False
-    """Whether the source was opened, and something proved the same."""
+    """Whether the source was opened and proved to be the same."""
 
 
 def _compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> _Freshness:
-    """Tell whether the source is still the recorded one. A source that is gone cannot have changed."""
+    """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
     request, report = call.request, call.report
     if request.checksum is not None:
         as_asked = recorded.checksum == str(request.checksum)
-        # Whatever the source is now: what is here is what was asked for.
+        # The checksum names the content, so it does not matter what the source holds now.
         if not as_asked or request.verify == "fast":
             return _Freshness(same=as_asked)
+    # An open source has its identity at hand, which is more than the quick look could tell.
     if request.verify == "fast" and source.opened is None:
         look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
         if look.state == "gone":
@@ -184,6 +185,7 @@ def _compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentit
     try:
         now = source.open().identity
     except (SourceError, DriveError, ArchiveError) as error:
+        # A person whose account or network fails today wants to train on what is here.
         report.note(f"The source cannot be read now; what was made of it before is used. {error}")
         return _Freshness(same=True)
     verdict = compare(recorded, now)
@@ -199,11 +201,11 @@ def _compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentit
 
 
 def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, _Freshness]:
-    """Tell why what is staged here cannot be used, `None` when it can; and what is known of the source."""
+    """Return why the local data cannot be used, `None` when it can, and how the source compares."""
     request = call.request
     thorough = request.verify == "full"
     problem = None
-    # What costs least is asked first, and the source only when all else is right.
+    # The cheapest checks first, and the source only when everything else is right.
     if request.wants_pack:
         problem = pack_problem(request, record, thorough=thorough, cancellation=call.cancellation)
     if problem is None and request.wants_files:
@@ -215,18 +217,19 @@ def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> t
 
 
 def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset | None:
-    """Return what is staged on this machine, if it is whole and the source is still the same."""
+    """Return what is staged on this machine, if it is complete and the source has not changed."""
     request, report = call.request, call.report
-    # Who died between two renames has left nothing in the place of the plain files, and what stood there beside it.
+    # A process that died between two renames has left the previous files under another name, and nothing in their
+    # place.
     put_back(request.files_path)
     record = None if request.refresh else find_record(request)
     if record is None:
         return None
-    # Before it is looked at: what is written to it meanwhile breaks this seal.
+    # Before the file is checked, so that a write during the check breaks the seal.
     seal = _seal(request) if request.wants_pack else {}
     with report.timed("look") as step:
         problem, freshness = _problem_here(call, source, record)
-        step.note = problem or "; ".join(filter(None, ("staged here, and whole", freshness.seen)))
+        step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
     if problem is not None:
         report.note(f"Staging again: {problem}.")
         return None
@@ -236,16 +239,16 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
         published = record.published if record.seal else _is_published(request, cache)
         record = replace(record, seal=seal, published=published)
     if source.opened is not None and freshness.proved:
-        # The quick look was not enough this time; now it will be.
+        # The quick look was not enough this time; with the new times it will be next time.
         identity = source.opened.identity
         record = replace(
             record, identity=identity, seal=record.seal if request.wants_pack else kept_seal(request, identity)
         )
-    # Most calls change nothing, and a write of the record would be another thing that can be interrupted.
+    # Most calls change nothing, and writing the record would be one more step that can be interrupted.
     if record != found:
         write_record(request, record)
-    # The run that made it may have died before it cleared up, and one that was to make it anew may have, too.
-    # Also where nothing was to be done: else what a kill left would stay until somebody stages that source anew.
+    # Although nothing had to be done: the run that made it may have been killed before it cleaned up, and its
+    # leftovers would stay until somebody stages that source again.
     _sweep_copies(request)
     if request.wants_pack and record.published is False:
         return _finish(call, _finished(_publish(call, cache, record)))
@@ -257,7 +260,7 @@ def _seal(request: StageRequest) -> Seal:
 
 
 def _is_published(request: StageRequest, cache: Cache) -> bool | None:
-    """Tell whether the pack that is here is the one in the cache, `None` when there is to be none."""
+    """Tell whether the local pack is the one in the cache; `None` when no cache is wanted."""
     if cache.folder is None:
         return None
     cached = cache.find()
@@ -265,25 +268,25 @@ def _is_published(request: StageRequest, cache: Cache) -> bool | None:
 
 
 def _sweep_copies(request: StageRequest) -> None:
-    """Remove what dead runs brought of the source only to read it."""
+    """Remove copies of the source that dead runs made in order to read it."""
     source = request.source
     for part in source.parts if isinstance(source, ManySource) else (source,):
         sweep_copies(request.folder.parent, part.address)
 
 
 class _Found(NamedTuple):
-    """A pack in the cache that is of the source's state."""
+    """A pack in the cache that was made from the source's present state."""
 
     pack: CachedPack
     """Where it is."""
     identity: SourceIdentity
-    """The state that it was made of."""
+    """The state that it was made from."""
     proved: bool
-    """Whether the source was opened, and something proved the same."""
+    """Whether the source was opened and proved to be the same."""
 
 
 def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Found | None:
-    """Return the packed copy in the cache, if it is there and whole, and the source is still the same."""
+    """Return the packed copy in the cache, if there is a complete one and the source has not changed."""
     if call.request.refresh or not call.request.wants_pack:
         return None
     with call.report.timed("look in cache") as step:
@@ -301,7 +304,7 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Found 
 
 
 def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
-    """Bring a packed copy from the cache; whether it is here now. Where that fails the source is read instead."""
+    """Copy a pack from the cache; return whether that succeeded. Where it fails, the source is read instead."""
     request, report = call.request, call.report
     try:
         with report.timed("copy from cache", unit="B") as step:
@@ -317,7 +320,8 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
     except NotEnoughSpaceError as error:
         if request.options.encoding != "auto":
             raise
-        # It was made where pixels fit. What fits here is another file for the same key, so that one stays.
+        # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
+        # it would take the better one from that machine.
         cache.leave_as_it_is()
         report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
         return False
@@ -326,7 +330,7 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
 
 def _finish_restored(call: StageCall, source: SourceOnce, found: _Found) -> StagedDataset:
     request = call.request
-    # Right after each block was hashed, so it vouches for what was compared.
+    # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = _seal(request)
     call.report.origin = "cache"
     call.report.skipped = found.pack.manifest.skipped
@@ -342,17 +346,17 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
     if request.options.incomparable:
         held = ", ".join(request.options.incomparable)
         report.note(
-            f"What layout= or prepare= is given holds what nobody can compare ({held}), so nothing that was made "
-            "with it before is used. Give a function that holds arrays, numbers and texts, and it is made once."
+            f"The function given as layout= or prepare= holds objects that cannot be compared ({held}), so nothing "
+            "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
         )
     report.origin = "source"
     try:
         files = _make(call, source, pack=True)
     except SourceListingError as error:
-        # Readers have seen rows of what was listed first.
+        # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
             raise
-        # What a mount lists may lack what was there all the time; so once more, with what it lists now.
+        # A mounted Drive sometimes lists only a part of a folder, without an error. The second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
         files = _make(call, source, pack=True)
@@ -365,10 +369,10 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
         record = LocalRecord(request.key, opened.identity, seal, files, False if publishes else None)
     else:
         record = files_record(request, opened.identity, files)
-    # Before what it was made of goes: who dies here has all that the next call needs.
+    # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
     write_record(request, record)
     opened.discard()
-    # This run may not have needed what a dead one left.
+    # This run may not have used what a dead one left behind.
     _sweep_copies(request)
     if not request.wants_pack or cache.is_left:
         return _finish(call)
@@ -378,7 +382,7 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
 
 
 def _make(call: StageCall, source: SourceOnce, *, pack: bool) -> StagedFiles | None:
-    """Make what was asked for, in a folder that goes again if nothing comes of it."""
+    """Make what was asked for, in a folder that is removed again if that fails."""
     folder = call.request.folder
     made = not folder.exists()
     make_folder(folder)
@@ -391,7 +395,7 @@ def _make(call: StageCall, source: SourceOnce, *, pack: bool) -> StagedFiles | N
 
 
 def _publish(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False) -> PublishReport | None:
-    """Copy the pack to the cache. A failure is noted, not raised: the data is here and can be used."""
+    """Copy the pack to the cache; a failure is a note in the report."""
     request = call.request
     if cache.folder is None:
         if request.cache_dir is not None:
@@ -401,10 +405,12 @@ def _publish(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: boo
     with call.report.timed("publish to cache", unit="B") as step:
         try:
             target = cache.folder / f"{request.name}.h5"
+            # In the background a bar would be drawn into whatever cell runs then.
             progress = NullProgress() if quietly else call.progress
             done = publish_file(request.pack_path, target, progress=progress)
             step.amount = done.nbytes - done.kept_bytes
             step.note = f"'{target}', read back and verified" + ("; uploading" if done.uploading else "")
+        # Not raised: the data is here and can be used, and the next session merely stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
             call.report.note(f"Not cached, so the next session stages from the source again: {error}")
@@ -416,14 +422,14 @@ def _finish(
     call: StageCall, publishing: Future[PublishReport | None] | None = None, *, published_before: bool = False
 ) -> StagedDataset:
     request = call.request
-    # All is here, so nothing that a dead run left will be needed any more.
+    # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
-    # Read from the file and not from the plan: what is reported is what a loader will find.
+    # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     if info is not None and request.options.encoding == "auto" and lacked_room(info):
         call.report.note(
-            f"Images are kept as their files: {info.encoding_reason}. That was decided by the room there was when "
-            "they were packed; refresh=True decides by what is free now, encoding= decides for good."
+            f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free when "
+            "they were packed; refresh=True decides by what is free now, and encoding= settles it."
         )
     return StagedDataset(
         path=request.pack_path if info is not None else request.files_path,
@@ -436,11 +442,12 @@ def _finish(
 
 
 def _find_published(request: StageRequest) -> PublishReport | None:
-    """Return what an earlier call published of the pack that is here; asked for late, because a Drive takes its time.
+    """Return what an earlier call published of the local pack.
 
     Raises:
         SourceNotFoundError: it is not there.
     """
+    # Only on request and not in every call, because a Drive takes time to answer.
     if request.cache_dir is None:
         return None
     cache = Cache(request)
@@ -448,8 +455,9 @@ def _find_published(request: StageRequest) -> PublishReport | None:
     if cached is None or cached.manifest != read_manifest(request.pack_path):
         where = f"in '{cache.folder}'" if cache.folder is not None else f"in a cache that can be used ({cache.why})"
         msg = (
-            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is not {where} now, or is "
-            "another one. Mount what the cache is on; or publish it again: publish_file(data.path, …)."
+            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
+            "another one has taken its place. Mount the drive of the cache, or publish it again: "
+            "publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)
     return published_before(cached.path, cached.manifest.size)
@@ -463,6 +471,7 @@ def _finished(result: T) -> Future[T]:
 
 def _in_background(work: Callable[[], T]) -> Future[T]:
     """Run `work` in a thread of its own, which the interpreter waits for when it ends."""
+    # Not a daemon: a script that ends right after staging would cut the copy off.
     future: Future[T] = Future()
 
     def run() -> None:
@@ -478,7 +487,7 @@ def _in_background(work: Callable[[], T]) -> Future[T]:
 
 
 def plan_call(call: StageCall) -> StagePlan:
-    """Say what `run_call` would do; writes nothing."""
+    """Say what `run_call` would do, without writing anything."""
     request, cache = call.request, Cache(call.request)
     reasons: list[str] = []
 
@@ -499,7 +508,7 @@ def plan_call(call: StageCall) -> StagePlan:
         record = None if request.refresh else find_record(request)
         problem = "it is not staged on this machine" if record is None else _problem_here(call, source, record)[0]
         if problem is None:
-            reasons.append("It is whole and the source has not changed.")
+            reasons.append("It is complete and the source has not changed.")
             info = read_info(request.pack_path) if request.wants_pack else None
             rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
             return planned("reuse", StageFigures(), rows)
@@ -520,9 +529,9 @@ def plan_call(call: StageCall) -> StagePlan:
         opened = source.open()
         if not opened.opens_at_once or opened.unpacks_first:
             reasons.append(
-                "It is compressed as a whole; what is in it is known when it is unpacked."
+                "It is compressed as a whole; what is in it is known only after it is unpacked."
                 if opened.opens_at_once
-                else "It can only be read from its beginning; what is in it is known when it is here."
+                else "It can only be read from its beginning; what is in it is known only after it has arrived."
             )
             return planned("stage", figure_out(request, opened, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
@@ -536,15 +545,15 @@ def plan_call(call: StageCall) -> StagePlan:
             return planned("stage", figure_out(request, opened, tree, job), rows)
 
 
-# Who waits less than this has nothing to gain.
+# Below this, the wait for the whole pack is short anyway.
 _WORTH_BYTES = 200_000_000
 
 
 def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
-    """Return a sentence that says whether `streaming=True` would pay; none where it hardly matters."""
+    """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
     if request.keep != "pack" or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES:
         return []
     obstacle = PackStream.obstacle(job)
     if obstacle is not None:
         return [f"streaming=True would gain nothing here: {obstacle}."]
-    return ["streaming=True would give batches as soon as this plan stands, and pack the rest beside the training."]
+    return ["streaming=True would give batches as soon as this plan is made, and pack the rest during training."]

@@ -37,15 +37,17 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
 
-# How often whoever waits looks; an interrupt has to get through.
+# Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
 _LOOK_S = 0.1
-# What was told to stop clears up after itself first.
+# Cancelled work cleans up first.
 _CLEAR_UP_S = 30.0
 
 
 class _UntilHandedOut:
-    """A progress that shows steps until the dataset is handed out, and none after: the notebook is somebody else's
-    then. It can be cancelled all the time."""
+    """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
+
+    After that the user's own cells run, and a bar would be drawn into their output.
+    """
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -60,16 +62,16 @@ class _UntilHandedOut:
 
 
 class BackgroundPack:
-    """Go on with one call of `stage_dataset` in a thread of its own.
+    """One call of `stage_dataset` that continues in a thread of its own.
 
-    The interpreter does not wait for it: at its end the work is stopped, and what is finished is kept for the next
-    call. A pack that is whole is published to the cache first, as `stage_dataset(wait=False)` promises.
+    The interpreter does not wait for it: when it ends, the work is stopped, and what is finished is kept for the next
+    call. A complete pack is published to the cache first, as `stage_dataset(wait=False)` promises.
     """
 
     def __init__(
         self, work: Callable[[Progress, PackStream], StagedDataset], report: StageReport, shown: Progress
     ) -> None:
-        """Prepare `work`, which does the call."""
+        """Prepare `work`, which makes the call."""
         self._report = report
         self._progress = _UntilHandedOut(shown)
         self._planned: Future[PackInfo] = Future()
@@ -83,17 +85,17 @@ class BackgroundPack:
 
     @property
     def arrival(self) -> PackArrival:
-        """Return what readers wait with."""
+        """Return the object through which readers wait for rows."""
         assert self._stream.arrival is not None
         return self._stream.arrival
 
     def start(self) -> StagedDataset:
-        """Begin, and return the dataset: once its plan stands, or whole where it was here already.
+        """Begin, and return the dataset once the pack is planned, or complete where it was here already.
 
         Raises:
-            As `stage_dataset`, of what comes before.
+            As `stage_dataset`, for everything up to the plan.
         """
-        # Before the end of the interpreter, which daemons would be cut off by in the middle of a write.
+        # At its end the interpreter cuts daemon threads off, here perhaps in the middle of a write.
         atexit.register(self._stop_at_exit)
         self._thread.start()
         try:
@@ -113,32 +115,32 @@ class BackgroundPack:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how far it is."""
+        """Tell how many rows are packed."""
         return self.arrival.ready
 
     def wait_published(self, timeout_s: float) -> PublishReport | None:
-        """Wait until all is here, and its copy in the cache too; as `StagedDataset.wait_published`."""
+        """Wait until everything is here and in the cache; as `StagedDataset.wait_published`."""
         deadline = SYSTEM_CLOCK.now() + timeout_s
         self.wait(timeout_s, progress=False)
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def open(self, split: str) -> dataset_h5:
-        """Return a split whose rows are waited for; of a pack that is whole, the split as it is.
+        """Return a split that waits for rows when they are read; for a finished pack, the ordinary split.
 
         Raises:
             SplitNotFoundError: there is no such split.
-            What ended the work.
+            Exception: whatever ended the work.
         """
         from colabstage.load.dataset import dataset_h5
 
-        # The file is where the next call finds it, and nobody else.
+        # After a failure there may still be a file, but only for the next call to continue.
         self.arrival.check()
         if self._done.done() and (whole := self._result()) is not self._handed_out:
             return dataset_h5(whole.path, split=split)
         try:
             return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
         except SourceNotFoundError:
-            # It got its own name in this very moment, or lost the one that it had.
+            # The file was renamed between the two lines above, or the work has just failed.
             self.arrival.check()
             return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
 
@@ -146,11 +148,11 @@ class BackgroundPack:
         """Return the dataset once all of it is here.
 
         Raises:
-            TimeoutError: it is not after so many seconds.
-            What ended the work.
+            TimeoutError: it is not, after `timeout_s` seconds.
+            Exception: whatever ended the work.
         """
         if self._done.done():
-            # A bar would jump from nothing to all, behind what the caller has printed meanwhile.
+            # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
             return self._result()
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown, done = resolve_progress(progress), self.ready.rows
@@ -163,19 +165,20 @@ class BackgroundPack:
                 step.advance(now - done)
                 done = now
                 if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
-                    msg = f"After {timeout_s:g} seconds {self.ready} are here; the rest still comes."
+                    msg = f"After {timeout_s:g} seconds {self.ready} are here; the rest is still being packed."
                     raise TimeoutError(msg)
         return self._result()
 
     def _result(self) -> StagedDataset:
-        """Return the dataset now that all is here: the one that was handed out, unless samples were left out, so that
-        rows have other numbers now."""
+        """Return the finished dataset."""
+        # The one that was handed out, so that there is a single object; unless samples were left out, since rows have
+        # other numbers then.
         whole = self._done.result()
         assert self._handed_out is not None
         return self._handed_out if whole.splits == self._handed_out.splits else whole
 
     def cancel(self) -> None:
-        """Stop, and return when that is done; what is packed is kept for the next call."""
+        """Stop the work and wait for its end; what is packed is kept for the next call."""
         self._progress.cancellation.cancel()
         self._thread.join(_CLEAR_UP_S)
 
@@ -185,7 +188,7 @@ class BackgroundPack:
             f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} packed; the "
             "rest is packed meanwhile"
         )
-        # Here, where the file still has the name that it is written under.
+        # Now, while the file still has the name under which it is written.
         self._planned.set_result(replace(read_info(arrival.path), path=arrival.place))
 
     def _run(self) -> None:
@@ -197,20 +200,20 @@ class BackgroundPack:
         else:
             self._done.set_result(staged)
         finally:
-            # At the interpreter's end it is being called, and cannot be taken back.
+            # When the interpreter ends the function is already being called, and cannot be unregistered.
             with contextlib.suppress(Exception):
                 atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
-        # A forked child has no thread to stop.
+        # A forked child inherits this function, but not the thread.
         if os.getpid() == self._pid and self._thread.is_alive():
             self.cancel()
 
 
 def _said_again(error: BaseException) -> BaseException:
-    """Return what is raised by `wait`: a stop on request says how to go on."""
+    """Return the error that `wait` raises; that of a cancelled call says how to continue."""
     if isinstance(error, CancelledError):
-        msg = "Packing was stopped on request; what is packed is kept. Call stage_dataset again: it goes on from there."
+        msg = "Packing was cancelled; what is packed is kept. Call stage_dataset again: it continues from there."
         return CancelledError(msg)
     return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
