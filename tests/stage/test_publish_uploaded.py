@@ -102,7 +102,7 @@ def test_a_client_that_tells_nothing_is_said_once(checkpoint: Path, my_drive: Pa
     """The report claims no more than is known, and says why, and what waits instead."""
     report = publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
     assert (report.proof, report.uploading) == ("written", True)
-    assert str(report).count("whether it is uploaded is not told (Operation not supported)") == 1
+    assert str(report).count("no word on whether it is uploaded (Operation not supported)") == 1
     assert "flush_drive() waits for that" in str(report)
 
 
@@ -166,5 +166,5 @@ def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
     assert restored.report.origin == "cache"
     assert getattr(restored.wait_published(), "proof", None) == "uploaded"
     shutil.rmtree(my_drive / "colabstage")
-    with pytest.raises(SourceNotFoundError, match=r"was published before, and its copy .* is not in"):
+    with pytest.raises(SourceNotFoundError, match=r"was published before, and its copy .* is no longer in"):
         restored.wait_published()
