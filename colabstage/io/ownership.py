@@ -141,12 +141,14 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
     """
     if not os.path.lexists(path):
         return True
-    if path.is_symlink() or not ours(path):
-        return False
-    # Renamed first, so that nobody opens a file that is half gone.
-    going = owned_name(path, OLD)
-    path.rename(going)
-    remove_own(going, empty=empty)
+    # Where locks hold nobody off, another process may remove it between any two of these steps.
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_symlink() or not ours(path):
+            return not os.path.lexists(path)
+        # Renamed first, so that nobody opens a file that is half gone.
+        going = owned_name(path, OLD)
+        path.rename(going)
+        remove_own(going, empty=empty)
     return True
 
 
@@ -206,9 +208,11 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
         OSError: as the disk answers.
     """
     check_own(made)
-    if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
-        msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
-        raise TargetExistsError(msg)
+    with contextlib.suppress(FileNotFoundError):
+        # What went while it was looked at, because another process replaces it too, is in nobody's way.
+        if (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)) and os.path.lexists(target):
+            msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
+            raise TargetExistsError(msg)
     made.replace(target)
 
 

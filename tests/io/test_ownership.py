@@ -329,3 +329,26 @@ class TestOneOwner:
     def test_a_planted_call_is_noticed(self, code: str, calls: list[str]) -> None:
         """Each way to lose a file is noticed; text and records may be replaced."""
         assert removals(code) == calls
+
+
+@pytest.mark.parametrize("vouches", [True, False])
+def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches: bool) -> None:
+    """Where locks hold nobody off, two may remove or replace one file at once; neither fails."""
+    target, made = tmp_path / "a.json", tmp_path / ".colabstage-a.json.x-1-1.0.tmp"
+
+    def lost(path: Path) -> bool:
+        path.unlink()
+        return vouches
+
+    def lost_while_read(path: Path) -> bool:
+        path.unlink()
+        return bool(path.read_bytes())
+
+    for look in (lost, lost_while_read):
+        target.write_bytes(b"old")
+        assert ownership.remove_vouched(target, look)
+        made.write_bytes(b"new")
+        target.write_bytes(b"old")
+        ownership.put_file(made, target, replaces=look)
+        assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
