@@ -211,7 +211,8 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     with contextlib.suppress(FileNotFoundError):
         # What went while it was looked at, because another process replaces it too, is in nobody's way.
         if (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)) and os.path.lexists(target):
-            msg = f"'{target}' is there already, and colabstage did not make it as it is now. Rename it, then try again."
+            was = "is there already, and colabstage did not make it as it is now"
+            msg = f"'{target}' {was}. Rename it, then try again."
             raise TargetExistsError(msg)
     made.replace(target)
 
