@@ -111,10 +111,22 @@ class DiskCheck:
         said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
         if need > free:
             twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-            return Ruling("fail", f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}.")
+            words = f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
+            return Ruling("fail", words, _in_part(data, free))
         if free < _NO_DISK_BYTES:
             return Ruling("fail", f"Only {said}.")
         return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+
+
+def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
+    """Say how to train on what is larger than the disk."""
+    limit = f'disk_limit="{max(1, free_bytes // 2 // _GB)}GB"'
+    if data is not None and data.pack is not None:
+        return f"Read it in part: dataset_h5('{data.path}', {limit}) never has more of it here than that."
+    return (
+        f"Give stage_dataset {limit}: it reads the packed copy in the cache in part. Where there is none yet, pack it "
+        "once where there is room, or make it smaller with image_size= or encoding='jpeg:90'."
+    )
 
 
 class DriveCacheCheck:

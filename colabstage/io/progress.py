@@ -10,7 +10,7 @@ below the faces does not import them.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
 from colabstage.io.panel import NotebookProgress, in_notebook
@@ -55,6 +55,23 @@ def cancellation_of(progress: Progress) -> Cancellation:
     """Return what stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
     own = getattr(progress, "cancellation", None)
     return own if isinstance(own, Cancellation) else Cancellation()
+
+
+class Readiness(NamedTuple):
+    """Tell how far a dataset is that arrives."""
+
+    rows: int
+    """Rows that are here."""
+    total: int
+    """All rows."""
+
+    @property
+    def fraction(self) -> float:
+        """Return the part that is here, from 0 to 1."""
+        return self.rows / self.total if self.total else 1.0
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
 
 
 class ProgressStep(Protocol):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from colabstage.load.epoch import digest_of, random_order
+from colabstage.load.epoch import RowOrder, digest_of, random_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
-    from colabstage.load.epoch import RowOrder, Shard
+    from colabstage.load.epoch import Order, Shard
 
 # What is read of a row: all of it, or its targets alone.
 Side = Literal["row", "targets"]
@@ -177,6 +177,7 @@ class FirstEpochOrder:
     """While rows arrive."""
     later: RowOrder
     """Once they have."""
+    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:
@@ -203,6 +204,19 @@ class ArrivalFacts:
     """Whether rows may turn out unusable while they arrive."""
 
 
+def facts_of(arrival: Arrival | None) -> ArrivalFacts | None:
+    """Return what the choice of a loader rests on; `None` where all of the file is here anyway."""
+    if arrival is None:
+        return None
+    return ArrivalFacts(arrival.complete, arrival.window_units, arrival.reason, arrival.leaves_out)
+
+
+def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -> Order:
+    """Return the order by units, with the seed and the rows of `later`, which is that of epochs after all is here."""
+    by_units = UnitOrder(arrival.units(split), window_units, later.seed, later.subset)
+    return FirstEpochOrder(by_units, later) if arrival.first_epoch_only else by_units
+
+
 @dataclass(frozen=True, eq=False)
 class UnitOrder:
     """Visit units in random order, and their rows shuffled within windows of them.
@@ -220,6 +234,7 @@ class UnitOrder:
     """What the order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
+    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:
@@ -229,9 +244,8 @@ class UnitOrder:
         units = self.units if self.subset is None else self.units[self.subset]
         if not len(units):
             return np.arange(0)
-        # The 3 and the 4 tell these draws from each other and from those of other orders.
         turns = np.empty(count := int(units.max()) + 1, np.intp)
-        turns[random_order(count, self.seed, epoch, 3)] = np.arange(count)
+        turns[visited_units(count, self.seed, epoch)] = np.arange(count)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
         sizes = window_sizes(count, self.window_units)
         windows = np.repeat(np.arange(len(sizes)), sizes)[turn]
@@ -241,6 +255,12 @@ class UnitOrder:
     def identity(self) -> dict[str, int]:
         found = {"units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
+
+
+def visited_units(count: int, seed: int, epoch: int) -> NDArray[np.intp]:
+    """Return `count` units in the order in which an epoch visits them."""
+    # The 3, and the 4 of the rows, tell these draws from each other and from those of other orders.
+    return random_order(count, seed, epoch, 3)
 
 
 def window_sizes(count: int, window_units: int) -> list[int]:

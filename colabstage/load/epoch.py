@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -94,6 +94,10 @@ class Order(Protocol):
     def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
         """Return the rows that one rank visits, intp; those of all ranks together are the epoch's, each once."""
 
+    @property
+    def is_striped(self) -> bool:
+        """Tell whether of W ranks each takes every W-th row, so that a step is the same for any number of them."""
+
     def identity(self) -> dict[str, int]:
         """Return what two loaders must share to visit rows in the same order, seed and number of samples apart."""
 
@@ -155,6 +159,7 @@ class RowOrder:
     """What that order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
+    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:
@@ -215,7 +220,7 @@ def choose_shard(rank: int | None, world_size: int | None) -> Shard:
     return Shard(rank, world_size)  # type: ignore[arg-type]
 
 
-def _is_count(value: object, least: int) -> bool:
+def _is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -248,6 +253,28 @@ class Schedule:
     def batches(self) -> int:
         """Count the batches in an epoch."""
         return count_batches(self.order.count, self.batch_size, self.shard, drop_last=self.drop_last)
+
+    def steps_as(self, state: Mapping[str, Any]) -> bool:
+        """Tell whether all ranks of the loader of `state` together have handed out what all of this one's would have in
+        as many steps."""
+        size, ranks, done = (state.get(name) for name in ("batch_size", "world_size", "batches_done"))
+        if not (_is_count(size, 1) and _is_count(ranks, 1) and _is_count(done, 0) and self.order.is_striped):
+            return False
+        if size * ranks != self.batch_size * self.shard.world_size:
+            return False
+        return done == 0 or all(
+            one._is_even(done) for one in (replace(self, batch_size=size, shard=Shard(0, ranks)), self)
+        )
+
+    def _is_even(self, batches_done: int) -> bool:
+        """Tell whether every rank has full batches up to there, or all that it has."""
+        least, more = divmod(self.order.count, self.shard.world_size)
+        # Of ranks that have one sample less, the last full batch may be shorter, so that another one comes after it.
+        if batches_done * self.batch_size < least + (self.batch_size == 1):
+            return True
+        return batches_done == replace(self, shard=Shard(0, self.shard.world_size)).batches and (
+            not more or min(least, self.batch_size) > 1
+        )
 
     def rows_left(self, epoch: int, batches_done: int) -> tuple[list[NDArray[np.intp]], int]:
         """Return the rows of the batches that are left of an epoch, and how many rows there were before them."""

@@ -20,7 +20,7 @@ import torch
 from colabstage.errors import said_by
 from colabstage.h5.info import read_info
 from colabstage.io.clock import SYSTEM_CLOCK
-from colabstage.load.arrival import ArrivalFacts
+from colabstage.load.arrival import facts_of
 from colabstage.load.batches import map_leaves
 from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.device import free_device_memory
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.io.clock import Clock
-    from colabstage.load.arrival import Arrival
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
 
@@ -77,12 +76,8 @@ def gather_facts(
         processes=_processes(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
-        arrival=None if (one := reader.arrival) is None else _arrival_facts(one),
+        arrival=facts_of(reader.arrival),
     )
-
-
-def _arrival_facts(arrival: Arrival) -> ArrivalFacts:
-    return ArrivalFacts(arrival.complete, arrival.window_units, arrival.reason, arrival.leaves_out)
 
 
 def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:

@@ -16,7 +16,7 @@ from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count, parse_bytes
-from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, UnitOrder
+from colabstage.load.arrival import Announced, FilledBatches, order_of
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choices import LoaderRequest, may_gain
@@ -236,10 +236,8 @@ def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | Non
     arrival, chosen = dataset.reader.arrival, plan.order
     if chosen.name == "arrival" and arrival is not None:
         rows = subset.subset if isinstance(subset, RowOrder) else None
-        by_units = UnitOrder(arrival.units(dataset.split), chosen.window_units, seed, rows)
-        if arrival.first_epoch_only:
-            return FirstEpochOrder(by_units, RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows))
-        return by_units
+        later = RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows)
+        return order_of(arrival, dataset.split, chosen.window_units, later)
     if subset is not None:
         return subset
     if chosen.name == "window":
@@ -519,13 +517,18 @@ class Loader(Iterated, _Base):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
 
+        Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
+        go on where two with 32 were. (With `shuffle="window"` each rank has its own part of the file, so not there; nor
+        before the last step of an epoch, if ranks share it unevenly.)
+
         Raises:
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
                 ranks.
         """
+        shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
         # Refused rather than resumed a little off: the samples left would be others.
         for name, here in self._identity().items():
-            if state.get(name) != here:
+            if state.get(name) != here and not (shared_alike and name in ("batch_size", "world_size")):
                 msg = f"This state has {name}={state.get(name)!r}, the loader has {here!r}; both must be the same."
                 raise OptionError(msg)
         done = _whole("batches_done", state.get("batches_done"))

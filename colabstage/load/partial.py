@@ -1,4 +1,4 @@
-"""A pack that is elsewhere, here in part: in which blocks of it rows lie, and the `Arrival` that brings them."""
+"""A pack that is elsewhere, here in part or on its way: where rows lie in it, and the `Arrival` that brings them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from colabstage.errors import OptionError, PackFormatError, SourceNotFoundError
+from colabstage.errors import NotStagedError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import open_h5
 from colabstage.h5.manifest import manifest_path, parse_manifest, read_manifest
 from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
 from colabstage.h5.untrusted import reading_contents
-from colabstage.io.files import make_folder
+from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import Readiness
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, parse_bytes
+from colabstage.load.arrival import visited_units
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.opening import remote_opener
-from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, parse_source
-from colabstage.sources.partial.file import PartialFile
-from colabstage.sources.partial.local import Edges
+from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, parse_source
+from colabstage.sources.partial.file import PartialFile, WholeFile
+from colabstage.sources.partial.local import Edges, is_part
 from colabstage.sources.partial.plan import find_visits
 from colabstage.sources.transfer.connections import read_directly
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.arrival import Side
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.partial.expected import Expected
@@ -51,9 +53,13 @@ _WINDOW_PART = 8
 # Targets that take no more of the limit than one part in so many are always here, and so are the edges of blocks.
 _KEPT_PART = 8
 _EDGES_PART = 4
+# Where all is to come, the first batch waits for all targets if these take no more blocks than so many.
+_KEPT_BLOCKS = 2
 # A batch may lie in two blocks that are no neighbours, and its rows reach into the one before and the one after each.
 _LEAST_BLOCKS = 6
 _LONGEST_BATCH_S = 3600.0
+# Where parts lie among what is staged, and what says in each what it is of.
+PARTS, PART_RECORD = "partial", "part.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +83,77 @@ class Field:
 class PartialPack:
     """Bring rows of a pack that is elsewhere: an `Arrival`.
 
-    `path`: the local file, sparse, which readers open. `file`: the blocks below.
+    `path`: the local file, sparse, which readers open. `file`: the blocks below. `place`: where the file will be, of
+    one that comes whole; `None` of one of which there is never more than a limit.
     """
 
-    def __init__(self, file: PartialFile, fields: tuple[Field, ...], window_units: int) -> None:
-        """Take what `open_partial` has found out."""
-        self.file, self._fields, self._window_units = file, fields, window_units
+    def __init__(
+        self, file: PartialFile | WholeFile, fields: tuple[Field, ...], window_units: int, place: Path | None = None
+    ) -> None:
+        """Take what `open_partial` or `open_restored` has found out."""
+        self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.path = file.path
-        self.first_epoch_only = False
-        """Every epoch is visited by units: what is let go comes again."""
-        self.readable_path = None
-        """It stays where it is."""
+        self.first_epoch_only = place is not None
+        """Whether later epochs are visited as of any file, since all is here by then. What is let go comes again."""
         self.leaves_out = False
         """A pack has no rows that cannot be used."""
+        self.verb = "copied"
+        """What is done with rows, so that they are here."""
         self._places: dict[str, _Places] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartialPack, (self.file, self._fields, self._window_units)
+        if self._place is None or isinstance(self.file, WholeFile):
+            return PartialPack, (self.file, self._fields, self._window_units, self._place)
+        return _reopen, (self.file.__reduce__()[1], self._fields, self._window_units, self._place)
+
+    @property
+    def place(self) -> Path:
+        """Return where the file will be."""
+        return self._place or self.path
+
+    @property
+    def readable_path(self) -> Path | None:
+        """Return where the file can be opened now, of one that moves to its place."""
+        if self._place is None:
+            return None
+        return self.path if self.path.exists() else self._place
+
+    @property
+    def bar(self) -> tuple[str, int, str]:
+        """Return what a bar of the copying says: what is done, how much of it in all, and in which unit."""
+        return "copy from cache", self.file.manifest.size, "B"
+
+    @property
+    def moved(self) -> int:
+        """Return how much of that is done."""
+        return self.figures["here"]
+
+    @property
+    def ready(self) -> Readiness:
+        """Tell how many rows are here, with all that belongs to them."""
+        splits = {field.split for field in self._fields}
+        here = [self._of(split).count_here(self.file.state) for split in splits]
+        return Readiness(sum(here), sum(max(f.rows for f in self._fields if f.split == split) for split in splits))
+
+    def check(self) -> None:
+        """Raise why no more rows come, if none do."""
+        self.file.check()
+
+    def fill(self, step: ProgressStep, cancellation: Cancellation) -> int:
+        """Wait until all of it is here, and return how many bytes were fetched for it; as `PartialFile.fill`."""
+        return self.file.fill(self._first_blocks(), step, cancellation)
+
+    def end(self, error: BaseException) -> None:
+        """Bring nothing more, and raise this to whoever waits."""
+        self.file.end(error)
+
+    def _first_blocks(self) -> NDArray[np.int64]:
+        """Return all blocks, in the order in which a loader of `train` with the default seed wants them."""
+        train = self._of("train")
+        count = int(train.units.max(initial=-1)) + 1
+        order = np.concatenate([train.low + visited_units(count, 0, 0), np.arange(self.file.blocks)])
+        _, first = np.unique(order, return_index=True)
+        return order[np.sort(first)]
 
     @property
     def complete(self) -> bool:
@@ -108,12 +168,10 @@ class PartialPack:
     @property
     def reason(self) -> str:
         """Tell why that many."""
-        file = self.file
-        size, limit = format_bytes(file.manifest.size), format_bytes(file.limit)
-        return (
-            f"blocks of {format_bytes(file.manifest.block_bytes)}; {size} in {file.blocks:,} of them, "
-            f"disk_limit={limit}"
-        )
+        manifest, limit = self.file.manifest, self.file.limit
+        of_all = f"{format_bytes(manifest.size)} in {len(manifest.hashes):,} of them"
+        why = "copied from the cache" if limit is None else f"disk_limit={format_bytes(limit)}"
+        return f"blocks of {format_bytes(manifest.block_bytes)}; {of_all}, {why}"
 
     @property
     def figures(self) -> dict[str, int]:
@@ -128,7 +186,8 @@ class PartialPack:
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectations:
         """Take note of rows that will be read, as `Arrival.expect`."""
-        return Expectations(self, self._of(split), rows, then)
+        # By the time that `then` comes, all is here that is to stay.
+        return Expectations(self, self._of(split), rows, None if self.first_epoch_only else then)
 
     def hold(
         self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
@@ -161,11 +220,12 @@ class _Places:
         """Take for each field the first and the last block of each row; `edges`: whether edges of blocks stay here."""
         self._spans, self._edges = spans, edges
         coarsest = min(spans, key=lambda span: int(span[2].max(initial=0) - span[1].min(initial=0)), default=None)
+        self.low = 0 if coarsest is None or not rows else int(coarsest[1].min())
+        """The block that is the first unit."""
         if coarsest is None or not rows:
             self.units = np.zeros((rows, 2), np.intp)
         else:
-            low = coarsest[1].min()
-            self.units = np.stack([coarsest[1] - low, coarsest[2] - low], axis=1).astype(np.intp)
+            self.units = np.stack([coarsest[1] - self.low, coarsest[2] - self.low], axis=1).astype(np.intp)
         self.gap = max(1, 2 * rows // max(1, int(self.units.max(initial=0)) + 1))
 
     def needed(self, rows: NDArray[np.intp], *, targets_only: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -181,6 +241,14 @@ class _Places:
             longest = int((last - first)[~across].max(initial=0))
             whole += [np.minimum(first[~across] + step, last[~across]) for step in range(longest + 1)]
         return _unique(whole), _unique(edges)
+
+    def count_here(self, state: NDArray[np.bool_]) -> int:
+        """Count the rows all of whose blocks are here."""
+        before = np.r_[0, np.cumsum(state)]
+        here = np.ones(len(self.units), np.bool_)
+        for _, first, last in self._spans:
+            here &= before[last + 1] - before[first] == last - first + 1
+        return int(here.sum())
 
     def uses(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return when, by its place in `rows`, which block is needed."""
@@ -217,7 +285,8 @@ class Expectations:
         self._pack, self._places, self._rows = pack, places, len(rows)
         self._begun, self._closed = threading.Event(), threading.Event()
         self._lock, self._done = threading.Lock(), 0
-        self._told: list[Expected] = [self._tell(rows, 0)]
+        told = self._tell(rows, 0)
+        self._told: list[Expected] = [] if told is None else [told]
         if then is not None:
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
@@ -241,13 +310,15 @@ class Expectations:
         if not self._begun.wait(_LONGEST_BATCH_S) or self._closed.is_set():
             return
         told = self._tell(then(), self._rows)
+        if told is None:
+            return
         with self._lock:
             if self._closed.is_set():
                 told.close()
             self._told.append(told)
         told.reached(self._done)
 
-    def _tell(self, rows: NDArray[np.intp], after: int) -> Expected:
+    def _tell(self, rows: NDArray[np.intp], after: int) -> Expected | None:
         places, blocks = self._places.uses(rows)
         gap = self._places.gap * self._pack.window_units
         return self._pack.file.expect(find_visits(places + after, blocks, gap))
@@ -287,15 +358,41 @@ def open_partial(
             pool.results([opening])
         folder = _folder_for(source, manifest, local_dir)
         make_folder(folder)
+        if not (folder / PART_RECORD).exists():
+            write_json(folder / PART_RECORD, {"address": source.address, "samples": manifest.samples})
         file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
-        try:
-            return _open_pack(file, limit)
-        except BaseException:
-            file.close()
-            raise
+        return _open_pack(file)
     finally:
         # Where another process fetches, nobody has taken it.
         remote.close()
+
+
+def open_restored(path: Path, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
+    """Open a pack at `path` that is brought to `folder` whole, and then put at `place`; raises as `open_partial`."""
+    return _open_pack(PartialFile(local_source(path), manifest, folder, None, place.name), place)
+
+
+def open_whole(place: Path) -> PartialPack | None:
+    """Open a pack that is whole, so that its first epoch is visited as that of one on its way; `None` without a
+    manifest."""
+    manifest = read_manifest(place)
+    return None if manifest is None else _open_pack(WholeFile(place, manifest), place)
+
+
+def _reopen(arguments: tuple[Any, ...], fields: tuple[Field, ...], window_units: int, place: Path) -> PartialPack:
+    """Open a pack in another process: on its way, or at its place by now."""
+    manifest, folder = arguments[1:3]
+    file: PartialFile | WholeFile
+    try:
+        file = PartialFile(*arguments)
+    except OSError:
+        if folder.is_dir():
+            raise
+        if read_manifest(place) != manifest:
+            msg = f"The copying of '{place}' has ended. Call stage_dataset again, and make a new loader."
+            raise NotStagedError(msg) from None
+        file = WholeFile(place, manifest)
+    return PartialPack(file, fields, window_units, place)
 
 
 class _Opened:
@@ -370,37 +467,48 @@ def _folder_for(source: SingleSource, manifest: Manifest, local_dir: str | os.Pa
     base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
     content = hashlib.sha256("".join(manifest.hashes).encode()).hexdigest()[:8]
     mine = f"{source.name}.part-{hashlib.sha256(source.address.encode()).hexdigest()[:8]}-"
-    folder = base / "partial"
+    folder = base / PARTS
     for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
         if other.name != mine + content:
-            remove_vouched(other, lambda path: (path / "blocks").is_file() and (path / "fetcher").is_file())
+            remove_vouched(other, is_part)
     return folder / (mine + content)
 
 
-def _open_pack(file: PartialFile, limit: int) -> PartialPack:
-    # Nearly always the index and the labels; asked for together, as each takes a round trip.
-    file.wish(np.unique(np.array([0, file.blocks - 1])))
-    fields = _find_fields(file, limit)
+def _open_pack(file: PartialFile | WholeFile, place: Path | None = None) -> PartialPack:
+    try:
+        if isinstance(file, PartialFile):
+            # Nearly always the index and the labels; asked for together, as each takes a round trip.
+            file.wish(np.unique(np.array([0, file.blocks - 1])))
+        fields = _find_fields(file)
+        if isinstance(file, PartialFile):
+            _bring_kept(file, fields)
+        window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
+        return PartialPack(file, fields, 1 << (window.bit_length() - 1), place)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _bring_kept(file: PartialFile, fields: tuple[Field, ...]) -> None:
+    """Bring what is not rows, and say that it stays."""
     kept = _kept_blocks(file, fields)
     # Before any of it comes.
     room = file.check_room(kept, Edges.none(file.blocks), least=_LEAST_BLOCKS)
     with file.hold(np.flatnonzero(kept)):
         pass
-    pack = PartialPack(file, fields, 1)
-    edges = _find_edges(pack, kept)
-    # Nor may they take the room that was said to be enough.
-    spare = (room - _LEAST_BLOCKS) * file.manifest.block_bytes
-    if edges.nbytes > min(limit // _EDGES_PART, spare):
-        edges = Edges.none(file.blocks)
+    edges = Edges.none(file.blocks)
+    if file.limit is not None:
+        # Nor may they take the room that was said to be enough.
+        spare = (room - _LEAST_BLOCKS) * file.manifest.block_bytes
+        found = _find_edges(file, fields, kept)
+        edges = found if found.nbytes <= min(file.limit // _EDGES_PART, spare) else edges
     file.settle(kept, edges, least=_LEAST_BLOCKS)
-    window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
-    return PartialPack(file, fields, 1 << (window.bit_length() - 1))
 
 
 class _Bytes(io.RawIOBase):
     """The whole file as h5py reads it: every block that it touches is brought here."""
 
-    def __init__(self, file: PartialFile) -> None:
+    def __init__(self, file: PartialFile | WholeFile) -> None:
         self._file, self._place = file, 0
 
     def readable(self) -> bool:
@@ -427,10 +535,12 @@ class _Bytes(io.RawIOBase):
         return self
 
 
-def _find_fields(file: PartialFile, limit: int) -> tuple[Field, ...]:
+def _find_fields(file: PartialFile | WholeFile) -> tuple[Field, ...]:
     """Find the rows of all splits in the file."""
     import h5py
 
+    limit = file.limit
+    most = _KEPT_BLOCKS * file.manifest.block_bytes if limit is None else limit // _KEPT_PART
     found: list[Field] = []
     with reading_contents(file.path), h5py.File(_Bytes(file), "r") as pack:
         for name in pack:
@@ -440,7 +550,7 @@ def _find_fields(file: PartialFile, limit: int) -> tuple[Field, ...]:
             found += _field_of(pack[name], split, is_input=True)
             if y_name(split) in pack:
                 targets = _field_of(pack[y_name(split)], split, is_input=False)
-                found += [one for one in targets if one.nbytes * _KEPT_PART > limit]
+                found += [one for one in targets if one.nbytes > most]
     return tuple(found)
 
 
@@ -480,7 +590,7 @@ def _find_places(pack: PartialPack, fields: list[Field]) -> _Places:
     return _Places(spans, rows, edges=pack.file.has_edges)
 
 
-def _row_places(file: PartialFile, field: Field) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _row_places(file: PartialFile | WholeFile, field: Field) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where in the file each row of a field begins and ends."""
     if field.offsets is None:
         length = field.nbytes // max(1, field.rows)
@@ -494,9 +604,8 @@ def _row_places(file: PartialFile, field: Field) -> tuple[NDArray[np.int64], NDA
     return field.start + offsets[:-1], field.start + offsets[1:]
 
 
-def _find_edges(pack: PartialPack, kept: NDArray[np.bool_]) -> Edges:
+def _find_edges(file: PartialFile, fields: tuple[Field, ...], kept: NDArray[np.bool_]) -> Edges:
     """Return what of each block belongs to rows that reach over one of its ends."""
-    file, fields = pack.file, pack._fields
     block_bytes, edges = file.manifest.block_bytes, Edges.none(file.blocks)
     for field in fields:
         starts, stops = _row_places(file, field)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +78,7 @@ class SampledOrder:
     """How many there are to draw from."""
     seed: int
     """What its draws depend on, together with the epoch."""
+    is_striped: ClassVar[bool] = True
 
     @property
     def count(self) -> int:

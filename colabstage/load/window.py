@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class WindowOrder:
     """Neighbours in the file that are read together."""
     seed: int
     """What the order depends on, together with the epoch."""
+    is_striped: ClassVar[bool] = False
 
     @property
     def count(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from colabstage.errors import DecodeError, NotStagedError
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import Readiness
 from colabstage.pack.row_map import PackState, RowMap, RowState
 
 if TYPE_CHECKING:
@@ -52,23 +53,6 @@ class ArrivalPlan(NamedTuple):
     """Whether samples may turn out unusable."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
-
-
-class Readiness(NamedTuple):
-    """Tell how far a pack is."""
-
-    rows: int
-    """Rows that are here."""
-    total: int
-    """All rows."""
-
-    @property
-    def fraction(self) -> float:
-        """Return the part that is here, from 0 to 1."""
-        return self.rows / self.total if self.total else 1.0
-
-    def __str__(self) -> str:
-        return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
 
 
 class Expectation(Protocol):
@@ -110,6 +94,8 @@ class PackArrival:
         """Whether samples may turn out unusable."""
         self.first_epoch_only = True
         """Only the first epoch is visited by units: at its end all of the split is here."""
+        self.verb = "packed"
+        """What is done with rows, so that they are here."""
         self._knows_targets = plan.knows_targets
         self._map_path = path
         self._splits = dict(splits)
@@ -145,6 +131,16 @@ class PackArrival:
         """Return where the file can be opened now."""
         # The name it was written under goes when it gets its own, before anybody is told.
         return self.path if self.path.exists() else self.place
+
+    @property
+    def bar(self) -> tuple[str, int, str]:
+        """Return what a bar of the packing says: what is done, how much of it in all, and in which unit."""
+        return "pack", self.ready.total, self.unit
+
+    @property
+    def moved(self) -> int:
+        """Return how much of that is done."""
+        return self.ready.rows
 
     @property
     def ready(self) -> Readiness:

@@ -11,18 +11,23 @@ from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remov
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import remove_own
+from colabstage.io.temporaries import cut_own, remove_own
 from colabstage.io.workspace import only_for, open_workspace
+from colabstage.load.partial import open_restored
 from colabstage.machine.drive import ask_drives, drive_root
 from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_watched
 from colabstage.sources.copy import copy_blocks
+from colabstage.sources.partial.local import TABLE
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 
 if TYPE_CHECKING:
-    from colabstage.io.progress import Cancellation, Progress
+    from collections.abc import Callable
+
+    from colabstage.io.progress import Cancellation, Progress, ProgressStep
+    from colabstage.load.partial import PartialPack
     from colabstage.stage.request import StageRequest
 
 
@@ -146,11 +151,18 @@ def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
 
 
 def restore_pack(
-    cached: CachedPack, request: StageRequest, *, progress: Progress, cancellation: Cancellation
+    cached: CachedPack,
+    request: StageRequest,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    let_in: Callable[[PartialPack], object] | None = None,
 ) -> tuple[int, int]:
     """Copy a cached pack to its place on the local disk, verifying every block on the way.
 
     What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
+    With `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for;
+    without, in the order of the file, by one reader, which is fastest on a mount.
 
     Returns:
         The number of bytes, and how many of them were here already.
@@ -174,36 +186,61 @@ def restore_pack(
             restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
         ) as workspace:
             temp, resumed = workspace.path / target.name, workspace.resumed
+            # Of bytes that come in another way nothing is noted; they are hashed.
+            noted = let_in is not None
             if target.is_file() and not manifest_path(target).exists():
                 # An interrupted run had put the file in place, but not its manifest: every block is compared again.
                 remove_own(temp)
                 move_vouched(target, temp, whatever_is_there)
-                resumed = True
+                resumed, noted = True, False
+            if not noted:
+                remove_own(workspace.path / TABLE)
             # A mounted Drive caches whatever is read through it on the same disk.
             copies = 2 if drive_root(cached.path) is not None else 1
             here = min(disk_use(workspace.path), size) if resumed else 0
             check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
             with progress.step("copy from cache", total=size, unit="B") as step:
-                copy_blocks(
-                    cached.path,
-                    temp,
-                    size=size,
-                    block_bytes=cached.manifest.block_bytes,
-                    expected=cached.manifest.hashes,
-                    step=step,
-                    cancellation=cancellation,
-                    policy=RetryPolicy(),
-                    keep=keep if resumed else None,
-                )
+                if let_in is not None:
+                    if temp.is_file() and temp.stat().st_size > size:
+                        cut_own(temp, size)
+                    pack = open_restored(cached.path, cached.manifest, workspace.path, target)
+                    kept = size - _lend(pack, let_in, step, cancellation)
+                else:
+                    copy_blocks(
+                        cached.path,
+                        temp,
+                        size=size,
+                        block_bytes=cached.manifest.block_bytes,
+                        expected=cached.manifest.hashes,
+                        step=step,
+                        cancellation=cancellation,
+                        policy=RetryPolicy(),
+                        keep=keep if resumed else None,
+                    )
             # The old manifest is removed first: a kill at this point leaves a pack without one, which the next call
             # takes up above.
             remove_manifest(target)
             put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
+            # While readers still find the folder: those that come later look for the manifest.
+            write_manifest(target, cached.manifest)
     except BaseException:
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
-    write_manifest(target, cached.manifest)
     return size, kept
+
+
+def _lend(
+    pack: PartialPack, let_in: Callable[[PartialPack], object], step: ProgressStep, cancellation: Cancellation
+) -> int:
+    """Let readers in and bring all of a pack; returns how many bytes were fetched for that."""
+    try:
+        let_in(pack)
+        fetched = pack.fill(step, cancellation)
+    except BaseException as error:
+        pack.end(error)
+        raise
+    pack.close()
+    return fetched
 
 
 def restore_name(request: StageRequest) -> Path:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn, Unpack
 from colabstage.errors import OptionError
 from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, page
+from colabstage.io.progress import Readiness
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
-from colabstage.pack.arrival import Readiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -217,7 +217,7 @@ class StagedDataset:
         """Tell how long the packed file is, or how much of it is here."""
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
-        return f"not there yet: {self.ready} are packed"
+        return f"not there yet: {self.ready} are here"
 
     def _repr_html_(self) -> str:
         report = heading(self.report.headline) + self.report.to_html_body()

@@ -31,11 +31,12 @@ from colabstage.stage.report import StageFigures, StageReport
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
+    from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
@@ -64,6 +65,8 @@ class StageCall:
     """What has been done so far."""
     stream: PackStream | None = None
     """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
+    let_in: Callable[[PartialPack], object] | None = None
+    """Is told of a pack that is copied from the cache, once rows of it can be waited for; `None` as for `stream`."""
 
     @property
     def cancellation(self) -> Cancellation:

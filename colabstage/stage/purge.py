@@ -1,13 +1,15 @@
 """What colabstage keeps on this machine and in the cache: the list of it, and its removal.
 
 Only what carries our mark is ever listed or removed: in the cache a file whose manifest has the key that its name ends
-in, on this machine a folder whose record has it. Everything else, whatever its name, belongs to somebody else.
+in, on this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`. Everything else,
+whatever its name, belongs to somebody else.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,17 +18,19 @@ from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionErr
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
-from colabstage.io.temporaries import is_our_name
+from colabstage.io.temporaries import is_our_name, last_touched
 from colabstage.io.units import format_bytes, format_duration
+from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched
+from colabstage.sources.partial.fetcher import take_lock
+from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir
 from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
@@ -116,7 +120,7 @@ def list_datasets(
 
     def found() -> list[StoredDataset]:
         require_answer(*places)
-        return [*_list_here(base), *([] if cache is None else _list_cache(cache))]
+        return [*_list_here(base), *_list_parts(base), *([] if cache is None else _list_cache(cache))]
 
     return run_watched(found, *places)
 
@@ -147,6 +151,22 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             changed_s=record_file.stat().st_mtime,
             samples={} if manifest is None else manifest.samples,
             whole=_has_length(pack, manifest) if record.get("seal") else record.get("files") is not None,
+        )
+
+
+def _list_parts(base: Path) -> Iterator[StoredDataset]:
+    for folder in sorted(path for path in (base / PARTS).glob("*/") if is_part(path)):
+        record = read_json(folder / PART_RECORD)
+        known = record if isinstance(record, dict) else {}
+        yield StoredDataset(
+            place="here",
+            name=folder.name,
+            path=folder,
+            source=str(known.get("address", "")),
+            nbytes=disk_use(folder),
+            changed_s=last_touched(folder),
+            samples=known.get("samples", {}),
+            whole=False,
         )
 
 
@@ -267,6 +287,8 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
 def _purge(one: StoredDataset) -> str | None:
     """Remove one; returns why it stayed."""
     require_answer(one.path)
+    if is_part(one.path):
+        return _purge_part(one)
     return _purge_here(one) if one.place == "here" else _purge_cached(one)
 
 
@@ -284,6 +306,16 @@ def _purge_here(one: StoredDataset) -> str | None:
     # A purge that was killed has left folders under names that are no dataset's any more.
     sweep_orphans(one.path.parent)
     return None
+
+
+def _purge_part(one: StoredDataset) -> str | None:
+    handle = take_lock(one.path)
+    if handle is None:
+        return f"'{one.name}' is being read"
+    try:
+        return None if remove_vouched(one.path, is_part) else f"'{one.path}' is not what colabstage put there"
+    finally:
+        os.close(handle)
 
 
 def _strangers(one: StoredDataset) -> list[str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
+    from colabstage.load.partial import PartialPack
     from colabstage.pack.options import PackOptions
     from colabstage.pack.stream import PackStream
     from colabstage.sources.parse import SourceArgument
@@ -97,8 +98,8 @@ def stage_dataset(
         check_for_streaming(request, has_executor=executor is not None)
         report = StageReport()
 
-        def work(progress: Progress, stream: PackStream) -> StagedDataset:
-            return _stage(StageCall(request, progress, report=report, stream=stream), wait=False)
+        def work(progress: Progress, stream: PackStream, let_in: Callable[[PartialPack], object]) -> StagedDataset:
+            return _stage(StageCall(request, progress, report=report, stream=stream, let_in=let_in), wait=False)
 
         return BackgroundPack(work, report, shown).start()
     return _stage(StageCall(request, shown, executor), wait=wait)

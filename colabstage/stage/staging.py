@@ -65,6 +65,7 @@ from colabstage.stage.request import lock_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
     from colabstage.stage.cache import CachedPack
@@ -304,21 +305,38 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Found 
 
 
 def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
-    """Copy a pack from the cache; return whether that succeeded. Where it fails, the source is read instead."""
+    """Copy a pack from the cache; return whether that succeeded. Where it fails, the source is read instead, unless
+    readers have seen rows of the copy."""
     request, report = call.request, call.report
+    lent = False
+
+    def let_in(pack: PartialPack) -> None:
+        nonlocal lent
+        assert call.let_in is not None
+        lent = True
+        call.let_in(pack)
+
     try:
         with report.timed("copy from cache", unit="B") as step:
             size, kept = run_watched(
-                lambda: restore_pack(cached, request, progress=call.progress, cancellation=call.cancellation),
+                lambda: restore_pack(
+                    cached,
+                    request,
+                    progress=call.progress,
+                    cancellation=call.cancellation,
+                    let_in=None if call.let_in is None else let_in,
+                ),
                 cached.path,
             )
             step.amount = size - kept
             step.note = "verified block by block" + (f"; {format_bytes(kept)} were here from before" if kept else "")
     except (DamagedPackError, SourceError, DriveError) as error:
+        if lent:
+            raise
         report.note(f"The cached pack cannot be used: {error}")
         return False
     except NotEnoughSpaceError as error:
-        if request.options.encoding != "auto":
+        if lent or request.options.encoding != "auto":
             raise
         # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
         # it would take the better one from that machine.
@@ -492,13 +510,13 @@ def plan_call(call: StageCall) -> StagePlan:
     reasons: list[str] = []
 
     def planned(action: Action, figures: StageFigures, rows: dict[str, int]) -> StagePlan:
-        folder = cache.folder if request.wants_pack else None
+        folder, free = cache.folder if request.wants_pack else None, free_space(request.folder)
         return StagePlan(
             source=request.address,
             action=action,
-            reasons=tuple(reasons),
+            reasons=(*reasons, *_limit_advice(request, action, figures, free)),
             figures=figures,
-            free_bytes=free_space(request.folder),
+            free_bytes=free,
             target=request.pack_path if request.wants_pack else request.files_path,
             cache=None if folder is None else folder / f"{request.name}.h5",
             samples=rows,
@@ -521,6 +539,8 @@ def plan_call(call: StageCall) -> StagePlan:
             if exceeds_limit(request, cached) and request.disk_limit is not None:
                 reasons.append(f"It has {format_bytes(size)}, so it would be opened in part and not copied.")
                 size = request.disk_limit
+            elif request.keep == "pack" and size >= _WORTH_BYTES:
+                reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
             return planned("restore", StageFigures(source_bytes=size, pack_bytes=size), cached.manifest.samples)
         reasons.append("Cache: it is not there." if cached is None else "Cache: not of this state of the source.")
         if comes_whole(request.source):
@@ -547,6 +567,7 @@ def plan_call(call: StageCall) -> StagePlan:
 
 # Below this, the wait for the whole pack is short anyway.
 _WORTH_BYTES = 200_000_000
+_STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 
 def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
@@ -556,4 +577,13 @@ def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -
     obstacle = PackStream.obstacle(job)
     if obstacle is not None:
         return [f"streaming=True would gain nothing here: {obstacle}."]
-    return ["streaming=True would give batches as soon as this plan is made, and pack the rest during training."]
+    return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]
+
+
+def _limit_advice(request: StageRequest, action: Action, figures: StageFigures, free_bytes: int) -> list[str]:
+    """Return what to do where the disk is too small for all of it; nothing where it is not."""
+    if figures.peak_bytes <= free_bytes or request.keep != "pack" or request.disk_limit is not None:
+        return []
+    if action == "restore":
+        return ["disk_limit= would open it in part instead: blocks come as they are needed, and never more than that."]
+    return ["It does not fit. Packed once where there is room, it is read from the cache in part with disk_limit=."]

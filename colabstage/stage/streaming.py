@@ -1,7 +1,8 @@
 """`stage_dataset(streaming=True)`: the same call, in a thread; who asked has the dataset as soon as its plan stands.
 
-The thread does what the call would have done: it packs, verifies, writes the manifest and the record, and publishes. So
-in the end there is the very same on the disk. Meanwhile rows are read from the file that is being written.
+The thread does what the call would have done: it packs, or copies from the cache, verifies, writes the manifest and the
+record, and publishes. So in the end there is the very same on the disk. Meanwhile rows are read from the file that is
+being written.
 """
 
 from __future__ import annotations
@@ -12,28 +13,30 @@ import os
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
 from colabstage.h5.info import read_info
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, resolve_progress
 from colabstage.io.units import format_duration
-from colabstage.load.arrival import UnitOrder
+from colabstage.load.arrival import Arrival, UnitOrder
 from colabstage.load.epoch import Shard
+from colabstage.load.partial import open_whole
 from colabstage.pack.stream import PackStream
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
     from colabstage.h5.info import PackInfo
-    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.io.progress import Progress, ProgressStep, Readiness
     from colabstage.load.dataset import dataset_h5
-    from colabstage.pack.arrival import PackArrival, Readiness
+    from colabstage.load.partial import PartialPack
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
 
@@ -61,6 +64,37 @@ class _UntilHandedOut:
         self._shown = NullProgress()
 
 
+class Arriving(Arrival, Protocol):
+    """A whole dataset on its way: a pack that is being written, or one that is copied from the cache."""
+
+    @property
+    def path(self) -> Path:
+        """Return the file until all of it is there."""
+
+    @property
+    def place(self) -> Path:
+        """Return where the file will be."""
+
+    @property
+    def verb(self) -> str:
+        """Return what is done with rows, so that they are here, in a word."""
+
+    @property
+    def ready(self) -> Readiness:
+        """Tell how many rows are here."""
+
+    @property
+    def bar(self) -> tuple[str, int, str]:
+        """Return what a bar says: what is done, how much of it in all, and in which unit."""
+
+    @property
+    def moved(self) -> int:
+        """Return how much of that is done."""
+
+    def check(self) -> None:
+        """Raise why no more rows come, if none do."""
+
+
 class BackgroundPack:
     """One call of `stage_dataset` that continues in a thread of its own.
 
@@ -69,7 +103,10 @@ class BackgroundPack:
     """
 
     def __init__(
-        self, work: Callable[[Progress, PackStream], StagedDataset], report: StageReport, shown: Progress
+        self,
+        work: Callable[[Progress, PackStream, Callable[[PartialPack], object]], StagedDataset],
+        report: StageReport,
+        shown: Progress,
     ) -> None:
         """Prepare `work`, which makes the call."""
         self._report = report
@@ -79,15 +116,16 @@ class BackgroundPack:
         self._began = SYSTEM_CLOCK.now()
         self._done: Future[StagedDataset] = Future()
         self._stream = PackStream(_first_rows, self._let_in)
+        self._arrival: Arriving | None = None
         self._work = work
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="colabstage-stage", daemon=True)
 
     @property
-    def arrival(self) -> PackArrival:
+    def arrival(self) -> Arriving:
         """Return the object through which readers wait for rows."""
-        assert self._stream.arrival is not None
-        return self._stream.arrival
+        assert self._arrival is not None
+        return self._arrival
 
     def start(self) -> StagedDataset:
         """Begin, and return the dataset once the pack is planned, or complete where it was here already.
@@ -107,7 +145,9 @@ class BackgroundPack:
             self._thread.join(_CLEAR_UP_S)
             raise
         if not self._planned.done():
-            return self._done.result()
+            whole = self._done.result()
+            # Its first epoch is that of one on its way, so that a loader goes on where a killed one was.
+            return replace(whole, part=open_whole(whole.path))
         self._handed_out = StagedDataset(
             path=self.arrival.place, files=None, report=self._report, info=self._planned.result(), arriving=self
         )
@@ -155,13 +195,14 @@ class BackgroundPack:
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
             return self._result()
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
-        shown, done = resolve_progress(progress), self.ready.rows
-        with shown.step("pack", total=self.ready.total, unit=self.arrival.unit) as step:
+        shown, done = resolve_progress(progress), self.arrival.moved
+        name, total, unit = self.arrival.bar
+        with shown.step(name, total=total, unit=unit) as step:
             step.advance(done)
             while not self._done.done():
                 wait((self._done,), timeout=_LOOK_S)
                 cancellation_of(shown).check()
-                now = self.ready.rows
+                now = self.arrival.moved
                 step.advance(now - done)
                 done = now
                 if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
@@ -182,18 +223,19 @@ class BackgroundPack:
         self._progress.cancellation.cancel()
         self._thread.join(_CLEAR_UP_S)
 
-    def _let_in(self, arrival: PackArrival) -> None:
+    def _let_in(self, arrival: Arriving) -> None:
+        self._arrival = arrival
         self._progress.fall_silent()
         self._report.note(
-            f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} packed; the "
-            "rest is packed meanwhile"
+            f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} "
+            f"{arrival.verb}; the rest is {arrival.verb} meanwhile"
         )
         # Now, while the file still has the name under which it is written.
         self._planned.set_result(replace(read_info(arrival.path), path=arrival.place))
 
     def _run(self) -> None:
         try:
-            staged = self._work(self._progress, self._stream)
+            staged = self._work(self._progress, self._stream, self._let_in)
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
             self._stream.failed(error)
             self._done.set_exception(_said_again(error))

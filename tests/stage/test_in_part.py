@@ -1,30 +1,45 @@
-"""`stage_dataset(disk_limit=…)`: a pack in the cache that is larger is opened in part; nothing larger is made here."""
+"""A pack in the cache that is opened in part, because it is larger than `disk_limit`, or while it is copied here."""
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 import sys
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from colabstage.errors import NotEnoughSpaceError, OptionError
+from colabstage.errors import CancelledError, NotEnoughSpaceError, OptionError
 from colabstage.h5.manifest import BLOCK_BYTES
+from colabstage.load.partial import PartialPack
+from colabstage.sources.transfer.mounted import MountedFile
 from colabstage.stage.run import plan_stage, stage_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-LIMIT, ROWS = 3_500_000, 4000
+    from colabstage.stage.dataset import StagedDataset
+
+COUNT = 600
+LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, 65536, 32
 
 
-def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is cached yet, it says what to do and makes nothing; afterwards every row comes from the cache."""
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of the real length, three of them would take longer than all else here.
     for module in [module for name, module in sys.modules.items() if name.startswith("colabstage.")]:
         if vars(module).get("BLOCK_BYTES") == BLOCK_BYTES:
-            monkeypatch.setattr(module, "BLOCK_BYTES", 65536)
+            monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
+    """Where nothing is cached yet, it says what to do and makes nothing; afterwards every row comes from the cache."""
     source, cache, local = tmp_path / "data.npz", tmp_path / "cache", tmp_path / "local"
     x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
     np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
@@ -58,3 +73,113 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path, monkeypatc
     assert used <= LIMIT < (cache / whole.path.name).stat().st_size
     assert data.part.figures["evicted"] > 0
     data.part.close()
+
+
+@dataclass
+class Gate:
+    """Let reads of a mounted file through, so many of them, and note which."""
+
+    tickets: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    read: list[int] = field(default_factory=list)
+
+    def open(self) -> None:
+        self.tickets.release(100_000)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made, read_range = Gate(), MountedFile.read_range
+
+    def gated(self: MountedFile, offset: int, length: int | None) -> Iterator[bytes]:
+        made.tickets.acquire()
+        made.read.append(offset)
+        yield from read_range(self, offset, length)
+
+    monkeypatch.setattr(MountedFile, "read_range", gated)
+    yield made
+    made.open()
+
+
+@pytest.fixture
+def source(tmp_path: Path, small_blocks: None) -> Path:
+    """Arrays whose first value is their row; a pack of 10 blocks of them is in the cache."""
+    made = tmp_path / "data.npz"
+    x = np.zeros((COUNT, 33, 33), np.uint8)
+    x[:, 0, 0], x[:, 0, 1] = np.divmod(np.arange(COUNT), 256)
+    np.savez(made, x_train=x, y_train=np.arange(COUNT) % 10)
+    stage(made, tmp_path / "first", streaming=False)
+    return made
+
+
+def stage(source: Path, local: Path, *, streaming: bool = True) -> StagedDataset:
+    return stage_dataset(
+        source, local_dir=local, cache_dir=source.parent / "cache", progress=False, streaming=streaming
+    )
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    """Return the rows of the source that batches hold."""
+    return [(256 * x.flatten(1)[:, 0].long() + x.flatten(1)[:, 1]).tolist() for x, _ in batches]
+
+
+def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
+    """Every file below a folder; of a record all but when it was written."""
+    found: dict[str, bytes | dict[str, Any]] = {}
+    for path in sorted(path for path in place.rglob("*") if path.is_file()):
+        name, data = str(path.relative_to(place)), path.read_bytes()
+        found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
+    return found
+
+
+def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate: Gate, tmp_path: Path) -> None:
+    """Batches wait for their blocks only; what comes of it is what a copy is, file by file; and the order of the first
+    epoch, and with it a loader's state, is the same on the way and once all is here."""
+    gate.tickets.release(5)
+    data = stage(source, tmp_path / "a")
+    assert data.ready.rows < data.ready.total == COUNT
+    assert not data.path.exists()
+    assert "rest is copied meanwhile" in str(data.report)
+    with pytest.raises(OptionError, match=r"copied from the cache.*shuffle=\"auto\""):
+        data.loader("train", BATCH, shuffle=True)
+    loader = data.loader("train", BATCH, num_workers=0)
+    assert "rows are shuffled in windows" in str(loader.plan)
+    batches = iter(loader)
+    seen = numbers([next(batches)])
+    state, sent = loader.state_dict(), pickle.dumps(data["train"])
+    assert data.ready.rows < COUNT
+    gate.open()
+    seen += numbers(batches)
+    assert sorted(row for batch in seen for row in batch) == list(range(COUNT))
+    whole = data.wait(progress=False)
+    assert (whole, data.ready.fraction, data.report.origin) == (data, 1, "cache")
+    # A pickle made on the way finds the file at its place.
+    np.testing.assert_array_equal(pickle.loads(sent)[:5][0][0], data["train"][:5][0][0])
+    stage(source, tmp_path / "b", streaming=False)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
+    again = stage(source, tmp_path / "a")
+    assert (again.report.origin, again.arriving) == ("local", None)
+    resumed = again.loader("train", BATCH, num_workers=1)
+    resumed.load_state_dict(state)
+    assert numbers(resumed) == seen[1:]
+    assert len(list(again.loader("train", BATCH, shuffle=True, strategy="memory"))) == -(-COUNT // BATCH)
+
+
+def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_path: Path) -> None:
+    """Blocks that came before a stop are used by the next call."""
+    gate.tickets.release(5)
+    data = stage(source, tmp_path / "a")
+    loader = data.loader("train", BATCH, num_workers=0)
+    next(iter(loader))
+    threading.Timer(0.05, gate.open).start()
+    data.cancel()
+    with pytest.raises(CancelledError, match="Call stage_dataset again"):
+        data.wait(progress=False)
+    part = loader.dataset.reader.arrival
+    assert isinstance(part, PartialPack)
+    left = part.file.blocks - int(part.file.state.sum())
+    with pytest.raises(CancelledError, match=r"blocks \d are here"):
+        loader.dataset.read_batch(range(COUNT))
+    gate.read.clear()
+    again = stage(source, tmp_path / "a").wait(progress=False)
+    assert len(gate.read) == left < part.file.blocks
+    assert "were here from before" in str(again.report)

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from dataclasses import dataclass, replace
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
+from colabstage.load.arrival import facts_of, order_of
 from colabstage.load.choices import LoaderFacts, LoaderRequest
 from colabstage.load.choosing import choose_loader
-from colabstage.load.epoch import epoch_order
+from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.reading.memory import BufferPool
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import SOLO
@@ -28,13 +32,17 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
+    from colabstage.load.arrival import Expectation
     from colabstage.load.choices import LoaderPlan
     from colabstage.load.dataset import dataset_h5
+    from colabstage.load.epoch import Order
     from colabstage.load.reading.threads import ThreadPool
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
 
+# Batches that may be read at the same time, by tensorflow's threads or ours.
+_MOST_AT_ONCE = 4
 # Whole range of the integers that images come in.
 _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
@@ -100,13 +108,25 @@ class ArrayBatches:
         self._request = replace(
             request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
         )
-        self.plan: LoaderPlan = choose_loader(_facts(reader, per_sample=self._dataset is not None), _loading(request))
+        facts = _facts(reader, per_sample=self._dataset is not None)
+        if facts.arrival is not None and facts.arrival.leaves_out and not facts.arrival.complete:
+            msg = (
+                'The number of batches is told beforehand here, and which samples on_error="skip" leaves out shows '
+                "only as they arrive. Call data.wait() first."
+            )
+            raise OptionError(msg)
+        self.plan: LoaderPlan = choose_loader(facts, _loading(request, arriving=facts.arrival is not None))
         if self.plan.strategy == "memory":
             reader = reader.into_memory()
             if self._dataset is not None:
                 self._dataset = copy.copy(self._dataset)
                 self._dataset.reader = reader
         self.reader = reader
+        self._visits: Order = RowOrder(len(reader), request.shuffle, request.seed)
+        if reader.arrival is not None and self.plan.order.name == "arrival":
+            self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
+        self._told: tuple[int, Expectation] | None = None
+        self._telling = Lock()
         self._pool = BufferPool(max_idle=self.plan.prefetch.value + 2)
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
@@ -125,8 +145,7 @@ class ArrayBatches:
         order = self._order
         # One epoch's order is kept: requests come batch by batch.
         if order is None or order[0] != epoch:
-            seed, shuffle = self._request.seed, self._request.shuffle
-            order = self._order = (epoch, epoch_order(len(self.reader), shuffle=shuffle, seed=seed, epoch=epoch))
+            order = self._order = (epoch, self._visits.rows(epoch, Shard()))
         size = self._request.batch_size
         return order[1][number * size : (number + 1) * size]
 
@@ -146,9 +165,25 @@ class ArrayBatches:
             As `read`.
         """
         rows = self.rows(epoch, number)
+        self._tell(epoch, number)
         if self._dataset is None:
             return self._finished(*self._stored(rows, pool), pool)
         return self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool)
+
+    def _tell(self, epoch: int, number: int) -> None:
+        """Say which rows of this epoch and the next are read from here on, where some of them have to come first."""
+        arrival, size = self.reader.arrival, self._request.batch_size
+        if arrival is None or arrival.complete:
+            return
+        with self._telling:
+            if self._told is None or self._told[0] != epoch:
+                if self._told is not None:
+                    self._told[1].close()
+                rows, following = self._visits.rows(epoch, Shard()), partial(self._visits.rows, epoch + 1, Shard())
+                self._told = epoch, arrival.expect(self.reader.split, rows, then=following)
+                weakref.finalize(self, self._told[1].close).atexit = False
+            # Some are read at once, so those just before may be under way.
+            self._told[1].reached(size * max(0, number - _MOST_AT_ONCE))
 
     def finish(self, ahead: Any) -> Batch:
         """Make a batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
@@ -182,10 +217,10 @@ class ArrayBatches:
         return ArraySpec((count, *x.shape[1:]), x.dtype), columns
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_order": None}
+        return {**self.__dict__, "_pool": None, "_order": None, "_told": None, "_telling": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2))
+        self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2), _telling=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
         if self._request.one_hot is not None:
@@ -273,16 +308,19 @@ def _facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
         per_sample=per_sample,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
+        arrival=facts_of(reader.arrival),
     )
 
 
-def _loading(request: ArrayRequest) -> LoaderRequest:
+def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
     # 0, which elsewhere means no thread beside the loop's, is the least that there is here.
     return LoaderRequest(
         request.batch_size,
         drop_last=request.drop_last,
         num_workers=request.num_workers or 1,
         prefetch_factor=request.prefetch_factor,
+        # Of what arrives by units, any order but one of units would wait for most of it.
+        shuffle="auto" if arriving and request.shuffle else (request.shuffle or not arriving),
     )
 
 

@@ -101,8 +101,9 @@ class SplitPart:
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
-        self._arrival = arrival
-        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=arrival is not None)}
+        # Of what is all here, only the order is another one.
+        self._arrival = None if arrival is None or arrival.complete else arrival
+        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=self._arrival is not None)}
         self._beside_bytes = beside_bytes
         self.slow_mount = slow_reason(mount_of(self.path))
         with open_fields(self.path, fields) as file, reading_contents(self.path):

@@ -21,7 +21,7 @@ from colabstage.io.files import hash_block, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.partial.expected import Readers
-from colabstage.sources.partial.local import CAPACITY, UNPROVED, WHOLE
+from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import look_ahead, plan_misses
 from colabstage.sources.transfer.connections import read_directly
 
@@ -201,7 +201,10 @@ class Fetcher:
                 if not self._stop.is_set():
                     part.put(block, data)
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the block
-            self._fail(block, error)
+            with self._writing:
+                # Whoever goes on with this part, perhaps at once, is not told of what was stopped here.
+                if not self._stop.is_set():
+                    self._fail(block, error)
         finally:
             self._in_flight.discard(block)
             self._wake.set()
@@ -291,13 +294,21 @@ def _run(fetcher: weakref.ref[Fetcher], stop: threading.Event, wake: threading.E
         del one
 
 
-def become_fetcher(part: LocalPart, folder: Path, opener: Callable[[], RemoteFile]) -> Fetcher | None:
-    """Begin to fetch for all processes; `None` where another one does, or another reader of this process."""
-    handle = os.open(folder / "fetcher", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def take_lock(folder: Path) -> int | None:
+    """Return a handle that has the fetcher's lock until it is closed; `None` while anybody reads the part."""
+    handle = os.open(folder / FETCHER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
+        return None
+    return handle
+
+
+def become_fetcher(part: LocalPart, folder: Path, opener: Callable[[], RemoteFile]) -> Fetcher | None:
+    """Begin to fetch for all processes; `None` where another one does, or another reader of this process."""
+    handle = take_lock(folder)
+    if handle is None:
         return None
     fetcher = Fetcher(part, folder, opener, handle)
     one = weakref.ref(fetcher)

@@ -1,4 +1,5 @@
-"""`PartialFile`: one file that is somewhere else, read here block by block, never more of it at once than a limit.
+"""`PartialFile`: one file that is somewhere else, read here block by block: never more of it at once than a limit, or
+until all of it is here.
 
 Every process that reads it has one. The first fetches for all; when it ends, the next one that waits takes over.
 """
@@ -9,17 +10,26 @@ import contextlib
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from colabstage.errors import NotEnoughSpaceError, OptionError, SourceReadError, error_from_json
+from colabstage.errors import (
+    NotEnoughSpaceError,
+    NotStagedError,
+    OptionError,
+    SourceReadError,
+    error_from_json,
+    error_to_json,
+)
 from colabstage.io.files import read_json
 from colabstage.io.units import format_bytes
 from colabstage.sources.opening import remote_opener
 from colabstage.sources.partial.expected import Expected
 from colabstage.sources.partial.fetcher import become_fetcher, failure_path
 from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, FOUND, PAGE_BYTES, WHOLE, LocalPart
+from colabstage.sources.partial.plan import Visits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,14 +39,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.partial.fetcher import Fetcher
     from colabstage.sources.partial.local import Edges
-    from colabstage.sources.partial.plan import Visits
     from colabstage.sources.remote import RemoteFile
 
 _LOOK_S = 0.002
+# Whoever brings all of it looks rarely: nobody waits for the last block but it.
+_FILL_LOOK_S = 0.02
+# Later than anything that a reader will ask for.
+_FAR = 1 << 40
+_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it goes on from there."
 # How often who waits looks whether anybody fetches.
 _TAKE_OVER_S = 0.2
 # What stands beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
@@ -47,7 +61,8 @@ _BESIDE_A_BLOCK = 128
 class PartialFile:
     """Read a file of which some blocks are here. Pickles, and works after a fork.
 
-    `path`: the sparse local file, of the whole's length and layout. `limit`: bytes on the disk, never exceeded.
+    `path`: the sparse local file, of the whole's length and layout. `limit`: bytes on the disk, never exceeded; `None`
+    where all of it is to come, and nothing is ever let go.
     """
 
     def __init__(
@@ -55,7 +70,8 @@ class PartialFile:
         source: SingleSource,
         manifest: Manifest,
         folder: Path,
-        limit: int,
+        limit: int | None,
+        name: str | None = None,
         *,
         opener: Callable[[], RemoteFile] | None = None,
         stall_timeout_s: float = 180.0,
@@ -66,13 +82,16 @@ class PartialFile:
             source: where the file is.
             manifest: what it holds, with the hash of each block.
             folder: for this file and this content of it alone.
-            limit: bytes.
+            limit: bytes, or `None`.
+            name: what the local file is called; by default as its source.
             opener: opens the file; by default by `source`.
             stall_timeout_s: seconds in which something has to arrive while somebody waits.
         """
         self._source, self.manifest, self._folder, self.limit = source, manifest, folder, limit
+        self._name = name or f"{source.name}.h5"
         self._opener, self._stall_timeout_s = opener or remote_opener(source), stall_timeout_s
-        self._part = LocalPart(folder, f"{source.name}.h5", manifest)
+        self._part = LocalPart(folder, self._name, manifest, gives_back=limit is not None)
+        self._ended: BaseException | None = None
         self.path = self._part.path
         self._pid, self._looked_at = os.getpid(), 0.0
         # In a list, for whoever takes over later is closed with this object too.
@@ -82,7 +101,7 @@ class PartialFile:
         self._take_over()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartialFile, (self._source, self.manifest, self._folder, self.limit)
+        return PartialFile, (self._source, self.manifest, self._folder, self.limit, self._name)
 
     @property
     def blocks(self) -> int:
@@ -139,6 +158,8 @@ class PartialFile:
 
     def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
         """Return how many blocks may be here beside those that are kept; raises as `settle`."""
+        if self.limit is None:
+            return self.blocks
         block_bytes = self.manifest.block_bytes
         fixed = (
             int(kept.sum()) * block_bytes + edges.nbytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * self.blocks + PAGE_BYTES
@@ -158,11 +179,63 @@ class PartialFile:
         # Where there is room for all, nothing is ever let go.
         return self.blocks if capacity >= others else max(1, capacity)
 
-    def expect(self, visits: Visits) -> Expected:
-        """Tell whoever fetches what will be read."""
-        expected = Expected(self._folder, visits)
+    @property
+    def state(self) -> NDArray[np.bool_]:
+        """Tell of each block whether it is here."""
+        here: NDArray[np.bool_] = self._part.state == WHOLE
+        return here
+
+    def expect(self, visits: Visits) -> Expected | None:
+        """Tell whoever fetches what will be read; `None` where nobody has to fetch any more."""
+        try:
+            expected = Expected(self._folder, visits)
+        except FileNotFoundError:
+            self._check_whole()
+            return None
         self._wake()
         return expected
+
+    def fill(self, order: NDArray[np.int64], step: ProgressStep, cancellation: Cancellation) -> int:
+        """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
+
+        Returns:
+            The number of bytes that were fetched for it.
+
+        Raises:
+            ColabstageError: a block cannot be fetched; the message says what is here.
+            CancelledError: `cancellation` was used.
+        """
+        part, fetched, told = self._part, int(self._part.counters[FETCHED]), 0
+        failures = part.failures.copy()
+        expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
+        patience = _Patience(part, self._stall_timeout_s, cancellation)
+        try:
+            while True:
+                complete, here = self.complete, self.figures["here"]
+                step.advance(here - told)
+                told = here
+                if complete:
+                    return int(part.counters[FETCHED]) - fetched
+                if len(failed := np.flatnonzero(part.failures != failures)):
+                    raise self._failure(int(failed[0]))
+                time.sleep(_FILL_LOOK_S)
+                self._take_over_in_time()
+                self._check(patience)
+        finally:
+            if expected is not None:
+                expected.close()
+
+    def end(self, error: BaseException) -> None:
+        """Fetch nothing more, and raise this to whoever waits in this process."""
+        self._ended = error
+        self.close()
+
+    def check(self) -> None:
+        """Raise why nothing more comes, if nothing does."""
+        if self._ended is not None:
+            kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
+            # What has failed here says so already.
+            raise kind(words) if words.endswith(_STAGE_AGAIN) else self._with_what_is_here(kind(words))
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
         """Ask for blocks without waiting for them."""
@@ -194,6 +267,12 @@ class PartialFile:
             CancelledError: `cancellation` was used.
         """
         edges = np.empty(0, np.int64) if edges is None else edges
+        if self.limit is None:
+            # Nothing that is here goes again, so nothing has to be kept.
+            if len(self._missing(blocks, edges)):
+                self._wait(blocks, edges, blocks, _Patience(self._part, self._stall_timeout_s, cancellation))
+            yield
+            return
         self._check_fit(blocks, edges)
         needed = np.union1d(blocks, edges)
         with contextlib.ExitStack() as stack:
@@ -236,6 +315,7 @@ class PartialFile:
     def _check_fit(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
         # One more comes for a moment to leave its edge.
         capacity = self.capacity - min(len(edges), 1)
+        assert self.limit is not None
         if capacity and len(blocks) > capacity and int((self._part.kept[np.unique(blocks)] == 0).sum()) > capacity:
             msg = (
                 f"These rows lie in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
@@ -250,6 +330,7 @@ class PartialFile:
         part, failures = self._part, self._part.failures[needed].copy()
         self._wake()
         while len(missing := self._missing(blocks, edges)):
+            self.check()
             failed = needed[part.failures[needed] != failures]
             if len(failed):
                 part.wanted[needed] = 0
@@ -274,7 +355,8 @@ class PartialFile:
     def _with_what_is_here(self, error: Exception) -> Exception:
         here = len(self.here)
         size = format_bytes(self.figures["here"])
-        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. To go on, ask again."
+        again = _STAGE_AGAIN if self.limit is None else "To go on, ask again."
+        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. {again}"
         return type(error)(f"{str(error).removesuffix('.')}. {words}")
 
     def _own_fetcher(self) -> Fetcher | None:
@@ -285,9 +367,21 @@ class PartialFile:
         return self._fetchers[0] if self._fetchers else None
 
     def _take_over(self) -> Fetcher | None:
-        fetcher = become_fetcher(self._part, self._folder, self._opener)
+        if self._ended is not None:
+            return None
+        try:
+            fetcher = become_fetcher(self._part, self._folder, self._opener)
+        except FileNotFoundError:
+            self._check_whole()
+            return None
         self._fetchers += [] if fetcher is None else [fetcher]
         return fetcher
+
+    def _check_whole(self) -> None:
+        """Refuse a part whose folder is gone before all of it was here."""
+        if not self.complete:
+            msg = f"'{self._folder}', where '{self._source.label}' was on its way to, is gone."
+            raise self._with_what_is_here(NotStagedError(msg))
 
     def _wake(self) -> None:
         if (fetcher := self._own_fetcher() or self._take_over()) is not None:
@@ -298,6 +392,72 @@ class PartialFile:
         if self._own_fetcher() is None and (now := time.monotonic()) - self._looked_at > _TAKE_OVER_S:
             self._looked_at = now
             self._take_over()
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """Stand in for a `PartialFile` of which nothing is missing, and which is where it will stay."""
+
+    path: Path
+    """The file."""
+    manifest: Manifest
+    """What it holds."""
+    limit: ClassVar[None] = None
+    complete: ClassVar[bool] = True
+    has_edges: ClassVar[bool] = False
+
+    @property
+    def blocks(self) -> int:
+        """Count its blocks."""
+        return len(self.manifest.hashes)
+
+    @property
+    def capacity(self) -> int:
+        """Return how many blocks may be here: all."""
+        return self.blocks
+
+    @property
+    def state(self) -> NDArray[np.bool_]:
+        """Tell of each block that it is here."""
+        return np.ones(self.blocks, np.bool_)
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Return bytes, as `PartialFile.figures`."""
+        size = self.manifest.size
+        return {"fetched": 0, "evicted": 0, "kept": size, "here": size, "disk": size}
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes."""
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def hold(
+        self,
+        blocks: NDArray[np.int64],
+        edges: NDArray[np.int64] | None = None,
+        cancellation: Cancellation | None = None,
+    ) -> AbstractContextManager[None]:
+        """Wait for nothing."""
+        return contextlib.nullcontext()
+
+    def expect(self, visits: Visits) -> Expected | None:
+        """Return that nobody has to fetch."""
+        return None
+
+    def fill(self, order: NDArray[np.int64], step: ProgressStep, cancellation: Cancellation) -> int:
+        """Wait for nothing, and return that nothing was fetched."""
+        return 0
+
+    def check(self) -> None:
+        """Return: all is here."""
+
+    def end(self, error: BaseException) -> None:
+        """Do nothing: nothing is fetched."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 class _Patience:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import mmap
 import os
 import weakref
@@ -38,8 +39,9 @@ PAGE_BYTES = 4096
 # Of the table: eight bytes name the boot, then come the counters, then of each block two lengths and four bytes.
 _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
-FETCHED, EVICTED, FOUND, CAPACITY = 0, 1, 2, 3
+FETCHED, EVICTED, FOUND, CAPACITY, CONTENT = 0, 1, 2, 3, 4
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+TABLE, FETCHER = "blocks", "fetcher"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -74,22 +76,28 @@ class LocalPart:
     blocks may be here beside those that are kept, 0 before that is known.
     """
 
-    def __init__(self, folder: Path, name: str, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, name: str, manifest: Manifest, *, gives_back: bool = True) -> None:
         """Open the part in `folder`, which exists; nothing of it is here if it is new.
+
+        `gives_back`: whether bytes that are not noted are given back, as a limit asks for. Where none does, all disks
+        will do, and what somebody else left in the file is hashed before it is fetched again.
 
         Raises:
             NotSupportedHereError: this disk cannot give back parts of a file.
             NotEnoughSpaceError, TargetNotWritableError: nothing can be written there.
         """
         self.path, self.manifest, self.ranges = folder / name, manifest, manifest.ranges
+        self._gives_back = gives_back
         count = len(self.ranges)
         with typed_write_errors(self.path):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             weakref.finalize(self, os.close, self._file).atexit = False
+            # A copy that noted nothing may have left it.
+            self._is_left = os.fstat(self._file).st_size > 0 and not (folder / TABLE).exists()
             if os.fstat(self._file).st_size < manifest.size:
                 # The last byte alone gives it its length; blocks come before.
                 os.pwrite(self._file, b"\0", manifest.size - 1)
-            self._map = _map_table(folder / "blocks", _HEAD_BYTES + 20 * count)
+            self._map = _map_table(folder / TABLE, _HEAD_BYTES + 20 * count)
             self.pins = Pins(folder / "readers")
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
         lengths = np.frombuffer(self._map, np.int64, 2 * count, _HEAD_BYTES)
@@ -109,14 +117,21 @@ class LocalPart:
     def begin(self) -> None:
         """Take the part over, as the one who fetches: give back what is not noted, and doubt notes of another boot."""
         state, world = self.state, current_world().encode()
+        content = int.from_bytes(hashlib.sha256("".join(self.manifest.hashes).encode()).digest()[:7], "little")
+        if self.counters[CONTENT] not in (0, content) or (self._is_left and not self._gives_back):
+            # What was noted of another content, perhaps with more blocks, proves nothing; blocks may be the same.
+            self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
+            state[:] = UNPROVED
+        self.counters[CONTENT] = content
         if self._map[:_WORLD_BYTES] != world:
             # Before the new name is noted: who dies in between doubts them again.
             state[state == WHOLE] = UNPROVED
             state[state == EDGES] = MISSING
             self._map[:_WORLD_BYTES] = world
         self.wanted[:] = 0
-        for block in np.flatnonzero((state == MISSING) | (state == EDGES)).tolist():
-            self._give_back(block, whole=state[block] == MISSING)
+        if self._gives_back:
+            for block in np.flatnonzero((state == MISSING) | (state == EDGES)).tolist():
+                self._give_back(block, whole=state[block] == MISSING)
         self.counters[FOUND] = sum(self.ranges[block][1] for block in np.flatnonzero(state == WHOLE).tolist())
 
     def put(self, block: int, data: bytes) -> None:
@@ -157,7 +172,7 @@ class LocalPart:
     @property
     def disk_bytes(self) -> int:
         """Return what the sparse file takes on the disk now."""
-        return self.path.stat().st_blocks * 512
+        return os.fstat(self._file).st_blocks * 512
 
     def _give_back(self, block: int, *, whole: bool) -> None:
         offset, length = self.ranges[block]
@@ -188,6 +203,11 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
         return mmap.mmap(handle, length)
     finally:
         os.close(handle)
+
+
+def is_part(folder: Path) -> bool:
+    """Tell whether a folder holds a part of a file, as `LocalPart` and whoever fetches for it make one."""
+    return not folder.is_symlink() and (folder / TABLE).is_file() and (folder / FETCHER).is_file()
 
 
 @cache

@@ -70,6 +70,32 @@ def test_resuming_at_any_batch_gives_the_rest(count: int, size: int, world: int)
             assert before == sum(map(len, whole[:done]))
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 11, 16, 18])
+def test_other_ranks_with_the_same_step_go_on_where_these_were(count: int) -> None:
+    """What some ranks have handed out and what others have left is the epoch, each row once, and all but the last step
+    can be gone on from."""
+    shares = [(4, 1), (2, 2), (1, 4)]
+    schedules = {
+        (size, world): [Schedule(RowOrder(count, True, 1), size, False, Shard(rank, world)) for rank in range(world)]
+        for size, world in shares
+    }
+    for (size, world), before in schedules.items():
+        for done in range(before[0].batches + 1):
+            state = {"batch_size": size, "world_size": world, "batches_done": done}
+            seen = [row for one in before for rows in one.rows_left(3, 0)[0][:done] for row in rows.tolist()]
+            for after in schedules.values():
+                if after[0].steps_as(state):
+                    left = [row for one in after for rows in one.rows_left(3, done)[0] for row in rows.tolist()]
+                    assert sorted(seen + left) == list(range(count))
+                else:
+                    assert done >= max(1, before[0].batches - 1)
+    half = Schedule(RowOrder(count, True, 1), 2, False, Shard())
+    assert not half.steps_as({"batch_size": 4, "world_size": 1, "batches_done": 0})
+    assert not Schedule(WindowOrder(count, 4, 2, 0), 2, False, Shard(0, 2)).steps_as(
+        {"batch_size": 4, "world_size": 1, "batches_done": 0}
+    )
+
+
 def test_windows_give_ranks_parts_of_the_file() -> None:
     """With a window shuffle ranks read different blocks, but for those at the seams."""
     order = WindowOrder(1000, 100, 10, 0)
