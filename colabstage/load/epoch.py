@@ -257,7 +257,9 @@ class Schedule:
     def steps_as(self, state: Mapping[str, Any]) -> bool:
         """Tell whether all ranks of the loader of `state` together have handed out what all of this one's would have in
         as many steps."""
-        size, ranks, done = (state.get(name) for name in ("batch_size", "world_size", "batches_done"))
+        size: Any = state.get("batch_size")
+        ranks: Any = state.get("world_size")
+        done: Any = state.get("batches_done")
         if not (_is_count(size, 1) and _is_count(ranks, 1) and _is_count(done, 0) and self.order.is_striped):
             return False
         if size * ranks != self.batch_size * self.shard.world_size:

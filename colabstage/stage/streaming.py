@@ -178,11 +178,11 @@ class BackgroundPack:
         if self._done.done() and (whole := self._result()) is not self._handed_out:
             return dataset_h5(whole.path, split=split)
         try:
-            return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
+            return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
         except SourceNotFoundError:
             # The file was renamed between the two lines above, or the work has just failed.
             self.arrival.check()
-            return dataset_h5(self.arrival.readable_path, split=split, arrival=self.arrival)
+            return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
 
     def wait(self, timeout_s: float | None, progress: bool | Progress) -> StagedDataset:
         """Return the dataset once all of it is here.

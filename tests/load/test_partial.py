@@ -286,11 +286,11 @@ def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp
         found = part.figures["kept"]
         assert 8 * BLOCK < found <= part.figures["here"]
         fetched = part.figures["fetched"]
-        with part.file.hold(part.file.here):
+        with part.file.hold(np.flatnonzero(part.file.state)):
             assert part.figures["fetched"] == fetched
         check_epoch(make_loader(dataset, 64), pack)
         part.close()
-        here = part.file.here
+        here = np.flatnonzero(part.file.state)
         table = part.path.with_name("blocks")
         noted = bytearray(table.read_bytes())
         noted[:8] = b"crashed!"
