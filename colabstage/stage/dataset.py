@@ -51,8 +51,8 @@ class StagedDataset:
     """What goes on with `streaming=True`; `None` where all was here when this was made."""
 
     part: PartialPack | None = field(default=None, repr=False, compare=False)
-    """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; `None` where all of it is
-    here."""
+    """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
+    one that was whole from the beginning, what orders its first epoch. `None` for all others."""
 
     @property
     def splits(self) -> Mapping[str, int]:

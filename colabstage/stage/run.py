@@ -65,8 +65,8 @@ def stage_dataset(
         wait: `False` returns before the copy to the cache is finished; `data.wait_published()` waits for it.
         streaming: `True` returns as soon as the pack is planned, and packs in the background, in the order in which
             the first epoch needs the rows: `data.loader(…)` gives batches at once and waits only for the rows of its
-            batch, `data.wait()` waits for the rest, and `data.ready` tells how much is packed. The finished pack is
-            the same, byte for byte.
+            batch, `data.wait()` waits for the rest, and `data.ready` tells how much is here. The finished pack is
+            the same, byte for byte. A pack in the cache is copied in the same way.
         executor: a `concurrent.futures.Executor` whose workers each read and decode a part of the samples; the parts
             are joined into the same file. For a folder or archive that the workers can open by its path, or with
             `keep="both"` for any source; workers on other machines must have access to `local_dir` too. Needs space

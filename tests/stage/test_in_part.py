@@ -17,6 +17,8 @@ from colabstage.errors import CancelledError, NotEnoughSpaceError, OptionError
 from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.load.partial import PartialPack
 from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.stage import staging
+from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.purge import StoredDataset
 
 COUNT = 600
 LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, 65536, 32
@@ -72,7 +75,16 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     used = sum(path.stat().st_blocks * 512 for path in local.rglob("*"))
     assert used <= LIMIT < (cache / whole.path.name).stat().st_size
     assert data.part.figures["evicted"] > 0
+
+    def parts() -> list[StoredDataset]:
+        return [one for one in list_datasets(local_dir=local, cache_dir=None) if ".part-" in one.name]
+
+    (listed,) = parts()
+    assert (listed.place, listed.whole, listed.samples, listed.nbytes > 0) == ("here", False, {"train": ROWS}, True)
+    assert purge_datasets([listed]).reasons == (f"'{listed.name}' is being read",)
     data.part.close()
+    assert purge_datasets([listed]).nbytes == listed.nbytes
+    assert parts() == []
 
 
 @dataclass
@@ -184,3 +196,14 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
     assert "were here from before" in str(again.report)
+
+
+def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large copy that streaming pays; of what does not fit that a limit helps."""
+    places: dict[str, Any] = {"cache_dir": source.parent / "cache", "local_dir": source.parent / "other"}
+    assert "streaming=True" not in str(plan_stage(source, **places))
+    monkeypatch.setattr(staging, "_WORTH_BYTES", 500_000)
+    assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
+    monkeypatch.setattr(staging, "free_space", lambda _: 100_000)
+    assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
+    assert "Packed once where there is room" in str(plan_stage(source, **{**places, "cache_dir": None}))

@@ -186,6 +186,17 @@ def test_a_check_judges(kind: type[Check], changes: dict[str, Any], status: Stat
     assert re.search(r"[.\w)']$", verdict.message)
 
 
+def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
+    """The remedy names a limit that the disk has room for; a pack is opened as it is, anything else is packed first."""
+    small = replace(WELL, disk=DiskFacts(9 * GB, 115 * GB))
+    pack = replace(FILE, path="/content/drive/MyDrive/photos.h5", nbytes=50 * GB, slow_mount="Google Drive")
+    said = DiskCheck().check(replace(small, dataset=pack))
+    assert said.status == "fail"
+    assert "dataset_h5('/content/drive/MyDrive/photos.h5', disk_limit=\"4GB\")" in said.remedy
+    said = DiskCheck().check(replace(small, dataset=replace(ON_DRIVE, nbytes=50 * GB)))
+    assert 'Give stage_dataset disk_limit="4GB": it reads the packed copy' in said.remedy
+
+
 def test_every_check_has_cases_for_both_sides() -> None:
     """No check is without a case that makes it pass and one that makes it complain."""
     passing = {kind for kind, _, status, _ in CASES if status == "ok"}
