@@ -367,7 +367,7 @@ class PartialFile:
         return self._fetchers[0] if self._fetchers else None
 
     def _take_over(self) -> Fetcher | None:
-        if self._ended is not None:
+        if self._ended is not None or (self.limit is None and self.complete):
             return None
         try:
             fetcher = become_fetcher(self._part, self._folder, self._opener)
