@@ -53,7 +53,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
     return SampleTable(
         layout=NAME,
         keys=found.files.names,
-        inputs=Arrays(TreeFiles(tree, found.files), first.shape, first.dtype, decode=_decode),
+        inputs=Arrays(TreeFiles(tree, found.files), first.shape, first.dtype, decode=decode_npy),
         targets=Values(found.labels),
         splits=found.splits,
         classes=found.classes,
@@ -61,7 +61,12 @@ def read_array_folder(tree: Tree) -> SampleTable:
     )
 
 
-def _decode(content: Any) -> NDArray[Any]:
+def decode_npy(content: Any) -> NDArray[Any]:
+    """Return the array of a .npy file.
+
+    Raises:
+        DecodeError: it is none of numbers.
+    """
     try:
         values: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:

@@ -209,9 +209,12 @@ class _Side:
 
     def _taken(self, index: int) -> NDArray[Any]:
         value = self._pairs.get(index)[self._side]
-        # Of an input, a palette's indices are no brightness; of a mask, they are the classes.
-        if self._side == 0 and _is_picture(value) and value.mode in ("P", "PA"):
-            value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
+        if self._side == 0 and _is_picture(value):
+            # Of an input, a palette's indices are no brightness; of a mask, they are the classes.
+            if value.mode in ("P", "PA"):
+                value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
+            # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.
+            value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
         return _as_array(value, self.name(index))
 
 
@@ -223,7 +226,9 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
     """Return a Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
     if _is_picture(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
-        return np.asarray(value if kept else value.convert("RGB"))
+        pixels = np.asarray(value if kept else value.convert("RGB"))
+        # Pillow's own bytes of True are 255, which numpy takes as they are in a cast.
+        return (pixels.view(np.uint8) > 0).astype(np.uint8) if pixels.dtype == np.bool_ else pixels
     boxes = value[0] if isinstance(value, list) and value else value
     if isinstance(boxes, Mapping):
         keys = ", ".join(repr(key) for key in list(boxes)[:8])

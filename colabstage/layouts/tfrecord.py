@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Targets
+    from colabstage.layouts.table import Content, Targets
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import ByteSource, Tree
 
@@ -254,6 +254,12 @@ _LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index
 _TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
 _CORNERS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 _MASKS = ("image/segmentation/class/encoded", "segmentation_mask", "image/mask", "mask", "label/encoded")
+# The size of an image that is written as its pixels.
+_SIZES = (
+    ("height", "image/height", "rows"),
+    ("width", "image/width", "cols"),
+    ("depth", "channels", "image/channels", "image/depth"),
+)
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 
 
@@ -285,6 +291,10 @@ class _Record(NamedTuple):
     """`None` where it has none of their features."""
     mask: Span | None
     """Where in the data, `None` where it has none."""
+    shape: tuple[int, int, int] | None
+    """Height, width and depth of pixels; `None` of an image file."""
+    classes: int
+    """How many a one-hot label tells apart; 0 of any other."""
 
 
 class _Scanned(NamedTuple):
@@ -299,9 +309,12 @@ class _Scanned(NamedTuple):
 class RecordImages:
     """The image in each of N records; reading one verifies its whole record."""
 
-    def __init__(self, records: ShardParts, spans: Sequence[Span]) -> None:
+    def __init__(
+        self, records: ShardParts, spans: Sequence[Span], shapes: Sequence[tuple[int, int, int] | None] = ()
+    ) -> None:
         self._records = records
         self._spans = tuple(spans)
+        self._shapes = tuple(shapes)
         self.sizes: NDArray[np.int64] = np.array([span.end - span.start for span in spans], np.int64)
         self.positions = records.positions
 
@@ -316,22 +329,25 @@ class RecordImages:
         """Return the file's stamp, and where in it the record lies."""
         return self._records.stamp(index)
 
-    def read(self, index: int) -> bytes:
-        """Return the image's bytes.
+    def read(self, index: int) -> Content:
+        """Return the image's bytes, or its pixels where that is what they are.
 
         Raises:
             CorruptArchiveError: the record does not meet its checksum.
         """
         data = check_record(self._records.read(index), self.name(index))
-        return data[slice(*self._spans[index])]
+        data = data[slice(*self._spans[index])]
+        shape = self._shapes[index] if self._shapes else None
+        return data if shape is None else np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_tfrecord(tree: Tree) -> SampleTable:
     """Make a table of a tree of TFRecord files with an encoded image in each Example.
 
-    x is image/encoded, image or another feature that holds an image file; y the boxes in image/object/bbox, or a mask
-    (image/segmentation/class/encoded), or else image/class/label or label. Whole numbers stay what they are, also where
-    they count from 1; image/class/text names them. Splits are those that all files are called after
+    x is image/encoded, image or another feature that holds an image file, or else the pixels of one, whose height,
+    width and depth the record says; y the boxes in image/object/bbox, or a mask (image/segmentation/class/encoded), or
+    else image/class/label or label. Whole numbers stay what they are, also where they count from 1; of a list of zeros
+    and one 1 the place of that counts; image/class/text names them. Splits are those that all files are called after
     (train-00000-of-01024).
 
     Raises:
@@ -350,10 +366,17 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     without = sum(found.without for found in scanned)
     notes = [f"{without:,} records have no '{image}' and were left out."] if without else []
     targets, classes = _targets(records, parts, notes)
+    odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
+    if odd is not None:
+        msg = f"Of '{records[0].name}' and '{odd.name}' the one holds an image file and the other does not."
+        raise BrokenDatasetError(msg)
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
-        inputs=Images(RecordImages(parts, [record.image for record in records])),
+        inputs=Images(
+            RecordImages(parts, [record.image for record in records], [record.shape for record in records]),
+            decoded=any(record.shape is not None for record in records),
+        ),
         targets=targets,
         splits=None if splits is None else tuple(splits[record.stored.shard] for record in records),
         classes=classes,
@@ -396,7 +419,7 @@ def _record_files(tree: Tree) -> list[Shard]:
 
 
 def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
-    """Return the feature of the first record that holds an image file."""
+    """Return the feature of the first record that holds an image file, or else the pixels of one."""
     window = ScanWindow(shards[0].content)
     start, length = next(scan_records(window))
     data = window.pread(length, start)
@@ -407,15 +430,32 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
         raise BrokenDatasetError(msg) from error
     # Names that everybody uses come first: a thumbnail may stand beside the image.
     order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
+    pixels = ""
     for name in order:
         first = next(iter(features.get(name, [])), None)
         if isinstance(first, Span) and data[slice(*first)].startswith(IMAGE_HEADS):
             return name
+        if isinstance(first, Span) and _pixel_shape(features, first) is not None:
+            pixels = pixels or name
+    if pixels:
+        return pixels
     msg = (
         f"The first record of '{tree.label}' holds no image file (JPEG, PNG, GIF, BMP, TIFF, WebP) but the features "
         f"{', '.join(sorted(features)) or 'of no Example'}. Give layout= a function that reads it."
     )
     raise LayoutError(msg)
+
+
+def _pixel_shape(features: dict[str, Feature], image: Span) -> tuple[int, int, int] | None:
+    """Return height, width and depth of an image that is written as its pixels; `None` where its length does not say
+    so."""
+    found = ([number for name in names for number in features.get(name, ())][:1] for names in _SIZES)
+    height, width, depth = (next(iter(numbers), 0) for numbers in found)
+    if not (isinstance(height, int) and isinstance(width, int) and isinstance(depth, int)) or height * width < 1:
+        return None
+    depth = depth or (image.end - image.start) // (height * width)
+    fits = depth in (1, 3, 4) and height * width * depth == image.end - image.start
+    return (height, width, depth) if fits else None
 
 
 def _scan(shard: Shard, number: int, image: str) -> _Scanned:
@@ -454,8 +494,19 @@ class _Example:
     def as_record(self, stored: Part, image: Span) -> _Record:
         """Return all that is known of the record."""
         label, text = self._one(_LABELS), self._one(_TEXTS)
+        shape = None
+        if not self._data[slice(*image)].startswith(IMAGE_HEADS):
+            shape = _pixel_shape(self._features, image)
         return _Record(
-            self._record, stored, image, label, text if isinstance(text, str) else None, self._boxes(), self._mask()
+            name=self._record,
+            stored=stored,
+            image=image,
+            label=label,
+            text=text if isinstance(text, str) else None,
+            boxes=self._boxes(),
+            mask=self._mask(),
+            shape=shape,
+            classes=next((len(found) for name in _LABELS if len(found := self._features.get(name, [])) > 1), 0),
         )
 
     def _one(self, names: Sequence[str]) -> Label:
@@ -464,6 +515,8 @@ class _Example:
         if name is None:
             return None
         values = self._values(name)
+        if len(values) > 1 and sorted(values, key=str) == [0] * (len(values) - 1) + [1]:
+            return values.index(1)
         if len(values) != 1:
             msg = (
                 f"'{self._record}' has {len(values):,} values in '{name}'; expected one label. Give layout= a function."
@@ -532,6 +585,13 @@ def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) ->
             raise BrokenDatasetError(msg)
         found = find_masks(RecordImages(parts, masks), spread=False)
         return found, FOREGROUND_CLASSES if found.foreground else ()
+    if len({record.classes for record in records}) > 1:
+        odd = next(record for record in records if record.classes != records[0].classes)
+        msg = (
+            f"'{records[0].name}' has a label of {records[0].classes or 1} numbers and '{odd.name}' one of "
+            f"{odd.classes or 1}; expected as many in all."
+        )
+        raise BrokenDatasetError(msg)
     # Without a label, a text is one where it is a class's name; the features called so say that it is.
     labels = [record.text if record.label is None else record.label for record in records]
     return make_labels(

@@ -10,11 +10,14 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.layouts.array_folders import decode_npy
 from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     Label,
+    Labels,
     Part,
     ScanWindow,
     Shard,
@@ -27,13 +30,13 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
 from colabstage.trees.entries import extension_of, file_names, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from colabstage.trees.tree import Tree
 
@@ -42,6 +45,10 @@ _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _IMAGES = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGE_EXTENSIONS))))
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = frozenset({*_NUMBERS, _DOCUMENT, _TEXT})
+_ARRAY = "npy"
+_MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
+# Samples that WebDataset's own decoders read, and nothing here.
+_UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "wav", "flac", "mp3", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is no label.
@@ -49,12 +56,16 @@ _MAX_LABEL_BYTES = 1 << 20
 
 
 class PackedSample(NamedTuple):
-    """Files that share a name up to the first dot, one of them an image."""
+    """Files that share a name up to the first dot, one of them an image or an array."""
 
     name: str
-    """Of the image, in its shard."""
-    image: Part
+    """Of that, in its shard."""
+    content: Part
     """Where that lies."""
+    is_array: bool
+    """Whether it is an array."""
+    mask: Part | None
+    """Where its mask lies, if it has one."""
     label: Label
     """From its cls or json."""
     text: str | None
@@ -62,30 +73,33 @@ class PackedSample(NamedTuple):
     caption: str | None
     """Its txt."""
     annotated: bool
-    """Whether it has a cls, json or txt at all."""
+    """Whether it has a mask, cls, json or txt at all."""
 
 
 class ShardSamples(NamedTuple):
     """The samples of one shard."""
 
     samples: list[PackedSample]
-    """Those that have an image."""
+    """Those that have an image or an array."""
     without: int
-    """How many have none."""
+    """How many have neither."""
+    left: frozenset[str]
+    """What files of samples end in that are read by nobody."""
 
 
 class _Files(NamedTuple):
     """The files of one sample, by the rest of their names."""
 
-    images: dict[str, tuple[str, Part]]
-    """The names and places of its images."""
+    contents: dict[str, tuple[str, Part]]
+    """The names and places of its images, arrays and masks."""
     labels: dict[str, bytes]
     """The contents of what may be a label."""
     others: set[str]
     """All else."""
 
     def as_sample(self, address: str) -> PackedSample:
-        name, image = next(self.images[rest] for rest in _IMAGES if rest in self.images)
+        kind = next(rest for rest in (*_IMAGES, _ARRAY) if rest in self.contents)
+        mask = next((self.contents[rest][1] for rest in _MASKS if rest in self.contents), None)
         written = next((self.labels[rest] for rest in _NUMBERS if rest in self.labels), None)
         label, text = None, None
         if _DOCUMENT in self.labels:
@@ -93,17 +107,29 @@ class _Files(NamedTuple):
         if written is not None:
             label = parse_label(_decode(address, written))
         caption = _decode(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
-        return PackedSample(name, image, label, text, caption, annotated=bool(self.labels))
+        annotated = bool(self.labels) or mask is not None
+        return PackedSample(*self.contents[kind], kind == _ARRAY, mask, label, text, caption, annotated)
+
+    @property
+    def has_content(self) -> bool:
+        """Tell whether there is an image or an array among them."""
+        return not self.contents.keys() <= _MASKS
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return what its files end in that are not read: an array beside an image is one of them."""
+        return self.others | ({_ARRAY} & self.contents.keys() if len(self.contents.keys() - _MASKS) > 1 else set())
 
 
 def has_samples(names: Iterable[str]) -> bool:
-    """Tell whether, of files of these names, an image and a possible label share theirs up to the first dot."""
+    """Tell whether, of files of these names, an image or array and a possible label share theirs up to the first
+    dot."""
     images: set[str] = set()
     labels: set[str] = set()
     for key, rest in filter(None, map(_split_name, names)):
-        if rest in _IMAGES:
+        if rest in _IMAGES or rest == _ARRAY:
             images.add(key)
-        elif rest in _LABELS:
+        elif rest in _LABELS or rest in _MASKS:
             labels.add(key)
     return not images.isdisjoint(labels)
 
@@ -130,11 +156,11 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
         key, rest = split
         files = groups.setdefault(key, _Files({}, {}, set()))
         # Which of the two is meant nobody can tell.
-        if rest in files.images or rest in files.labels or rest in files.others:
+        if rest in files.contents or rest in files.labels or rest in files.others:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
             raise BrokenDatasetError(msg)
-        if rest in _IMAGES:
-            files.images[rest] = (name, Part(number, member.offset, member.size))
+        if rest in _IMAGES or rest in _MASKS or rest == _ARRAY:
+            files.contents[rest] = (name, Part(number, member.offset, member.size))
         # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
             files.labels[rest] = window.pread(member.size, member.offset)
@@ -142,8 +168,9 @@ def scan_shard(shard: Shard, number: int) -> ShardSamples:
             files.others.add(rest)
     # Hundreds of shards may follow, and a process may open so many files only.
     rest_shard(shard)
-    samples = [files.as_sample(f"{shard.name}/{key}") for key, files in groups.items() if files.images]
-    return ShardSamples(samples, len(groups) - len(samples))
+    samples = [files.as_sample(f"{shard.name}/{key}") for key, files in groups.items() if files.has_content]
+    left = frozenset().union(*(files.left_out for files in groups.values() if files.labels or files.contents))
+    return ShardSamples(samples, len(groups) - len(samples), left)
 
 
 def _split_name(name: str) -> tuple[str, str] | None:
@@ -193,13 +220,13 @@ _MAX_CLASS_NAME = 100
 def read_webdataset(tree: Tree) -> SampleTable:
     """Make a table of a tar, or of the tars in a tree, as WebDataset's `TarWriter` makes them.
 
-    x is a sample's jpg, jpeg, png, webp or other image; y its cls, the label in its json, or its txt, where that is a
-    class and no caption. Splits are those that all shards are called after (train-000001.tar, val/000.tar). Keys name
-    the shard and the image in it; the samples' own need not be unique.
+    x is a sample's jpg, jpeg, png, webp or other image, or else its npy; y its mask (seg.png), or its cls, the label in
+    its json, or its txt, where that is a class and no caption. Splits are those that all shards are called after
+    (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
 
     Raises:
         EmptySourceError: there are no tars.
-        LayoutError: they hold no images with files of the same name beside them.
+        LayoutError: they hold no images or arrays with files of the same name beside them.
         BrokenDatasetError: a sample is broken; it is named.
         CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
     """
@@ -207,11 +234,34 @@ def read_webdataset(tree: Tree) -> SampleTable:
     first = tars.scan(0)
     # The first shard tells, before hundreds of others are scanned.
     if not any(sample.annotated for sample in first[1].samples):
-        raise tars.declined()
+        raise tars.declined(first[1].left)
     scanned = [first, *scan_each(len(tars) - 1, lambda number: tars.scan(number + 1))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
-    names = [f"{shards[sample.image.shard].name}/{sample.name}" for sample in samples]
+    names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
+    notes: list[str] = []
+    targets, classes = _masks(samples, shards, names, notes) or _labels(samples, names)
+    splits = splits_of_shards([shard.name for shard in shards])
+    without = sum(found.without for _, found in scanned)
+    if without:
+        notes.append(f"{without:,} samples of the shards have no image and were left out.")
+    left = sorted(frozenset().union(*(found.left for _, found in scanned)))
+    if left:
+        notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
+    if targets is None:
+        notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
+    return SampleTable(
+        layout=NAME,
+        keys=tuple(names),
+        inputs=_inputs(ShardParts(shards, [sample.content for sample in samples], names), samples),
+        targets=targets,
+        splits=None if splits is None else tuple(splits[sample.content.shard] for sample in samples),
+        classes=classes,
+        notes=tuple(notes),
+    )
+
+
+def _labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):
@@ -219,23 +269,48 @@ def read_webdataset(tree: Tree) -> SampleTable:
         texts = [sample.caption or "" for sample in samples]
         are_classes = all(0 < len(text) <= _MAX_CLASS_NAME for text in texts) and 2 * len(set(texts)) <= len(texts)
         labels = [parse_label(text) if are_classes else None for text in texts]
-    targets, classes = make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
-    splits = splits_of_shards([shard.name for shard in shards])
-    without = sum(found.without for _, found in scanned)
-    notes = []
-    if without:
-        notes.append(f"{without:,} samples of the shards have no image and were left out.")
-    if targets is None:
-        notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    return SampleTable(
-        layout=NAME,
-        keys=tuple(names),
-        inputs=Images(ShardParts(shards, [sample.image for sample in samples], names)),
-        targets=targets,
-        splits=None if splits is None else tuple(splits[sample.image.shard] for sample in samples),
-        classes=classes,
-        notes=tuple(notes),
-    )
+    return make_labels(labels, names, names=names_of(labels, [sample.text for sample in samples]))
+
+
+def _masks(
+    samples: Sequence[PackedSample], shards: Sequence[Shard], names: Sequence[str], notes: list[str]
+) -> tuple[Masks, tuple[str, ...]] | None:
+    """Return the masks of samples, `None` where they have none.
+
+    Raises:
+        BrokenDatasetError: some have one and others none; or as `find_masks`.
+    """
+    masks = [sample.mask for sample in samples if sample.mask is not None]
+    if not masks:
+        return None
+    if len(masks) < len(samples):
+        bare = next(name for name, sample in zip(names, samples, strict=True) if sample.mask is None)
+        msg = f"'{bare}' has no mask, and {len(masks):,} other samples have; expected all or none."
+        raise BrokenDatasetError(msg)
+    if any(sample.label is not None for sample in samples):
+        notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
+    found = find_masks(ShardParts(shards, masks, names), spread=False)
+    return found, FOREGROUND_CLASSES if found.foreground else ()
+
+
+def _inputs(source: ShardParts, samples: Sequence[PackedSample]) -> Images | Arrays:
+    """Return the images or arrays of samples.
+
+    Raises:
+        BrokenDatasetError: some are the one and some the other; the first array is none.
+    """
+    odd = next((number for number, sample in enumerate(samples) if sample.is_array != samples[0].is_array), None)
+    if odd is not None:
+        msg = f"'{source.name(0)}' and '{source.name(odd)}' are an image and an array; expected one kind for all."
+        raise BrokenDatasetError(msg)
+    if not samples[0].is_array:
+        return Images(source)
+    try:
+        first = decode_npy(source.read(0))
+    except DecodeError as error:
+        msg = f"'{source.name(0)}' cannot be used: {error}"
+        raise BrokenDatasetError(msg) from error
+    return Arrays(source, first.shape, first.dtype, decode=decode_npy)
 
 
 class _Shards:
@@ -261,8 +336,15 @@ class _Shards:
     def __len__(self) -> int:
         return len(self._own or self._inside)
 
-    def declined(self) -> LayoutError:
-        """Return the error that says what was expected."""
+    def declined(self, left: frozenset[str] = frozenset()) -> LayoutError:
+        """Return the error that says what was expected, or how to get in what nothing here reads."""
+        unread = sorted(left & _UNREAD)
+        if unread:
+            return NearMissError(
+                f"The samples in the tars of '{self._tree.label}' are {', '.join(unread)}, which are not read from "
+                "tars. Pass pack_dataset or stage_dataset what WebDataset makes of them: "
+                f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
+            )
         return LayoutError(
             f"'{self._tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of the "
             "same name beside them, and no images outside of them."

@@ -149,6 +149,21 @@ class Pictures:
         return image, image
 
 
+def test_images_of_other_modes_are_as_their_files() -> None:
+    """Black and white is 0 and 255, and 0 and 1 as a mask; 32 bits are numbers without a range."""
+    bits = np.eye(4, 5) > 0
+    for mode, x, y in (("1", bits * 255, bits), ("I", bits * 7.0, bits * 7)):
+        image = Image.fromarray(bits) if mode == "1" else Image.fromarray((bits * 7).astype(np.int32))
+        assert image.mode == mode
+        table = read_dataset([(image, image)] * 2)
+        assert isinstance(table.inputs, Images)
+        assert isinstance(table.targets, Masks)
+        found, mask = (np.asarray(side.source.read(0)) for side in (table.inputs, table.targets))
+        assert (found.dtype.name, mask.dtype.kind) == {"1": ("uint8", "u"), "I": ("float32", "i")}[mode]
+        np.testing.assert_array_equal(found, x)
+        np.testing.assert_array_equal(mask, y)
+
+
 def test_palettes_of_a_datasets_images_are_looked_up() -> None:
     """An input's indices are colours, a mask's are classes."""
     table = read_dataset(Pictures())

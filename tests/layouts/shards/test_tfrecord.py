@@ -16,7 +16,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import Boxes, Masks, Values
+from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.layouts.tfrecord import MessageError, parse_example
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
@@ -328,6 +328,35 @@ def test_one_record_without_boxes_takes_them_from_no_other(tmp_path: Path) -> No
     assert isinstance(table.targets, Boxes)
     assert table.targets.offsets.tolist() == [0, 1, 1]
     assert any("1 records have no features of boxes" in note for note in table.notes)
+
+
+def test_pixels_and_lists_of_one_class_are_read(tmp_path: Path) -> None:
+    """As TensorFlow's first examples wrote MNIST and CIFAR-10; the list is as long in every record."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    sizes = {"height": 5, "width": 6, "depth": 3}
+    classes = [2, 0, 1, 2]
+    records: list[dict[str, Any]] = [
+        {"image_raw": row.tobytes(), "label": [int(place == number) for place in range(3)], **sizes}
+        for row, number in zip(pixels, classes, strict=True)
+    ]
+    table = detect_layout(FolderTree(write(tmp_path / "a" / "train.tfrecords", records).parent))
+    assert isinstance(table.inputs, Images)
+    assert isinstance(table.targets, Values)
+    assert table.inputs.decoded
+    np.testing.assert_array_equal([np.asarray(table.inputs.source.read(number)) for number in range(4)], pixels)
+    assert table.targets.values.tolist() == classes
+    grey = [{"image_raw": row[..., 0].tobytes(), "label": 1, "rows": 5, "cols": 6} for row in pixels]
+    table = detect_layout(FolderTree(write(tmp_path / "grey" / "train.tfrecords", grey).parent))
+    np.testing.assert_array_equal(np.asarray(table.inputs.source.read(1)), pixels[1, ..., :1])
+    odds: dict[str, dict[str, Any]] = {
+        r"a label of 3 numbers and '.*\[3\]' one of 4": {"label": [0, 1, 0, 0]},
+        "the one holds an image file and the other does not": {"height": 7},
+        "has 3 values in 'label'": {"label": [1, 1, 0]},
+    }
+    for number, (says, odd) in enumerate(odds.items()):
+        path = write(tmp_path / str(number) / "a.tfrecord", [*records[:3], records[3] | odd])
+        with pytest.raises(LayoutError, match=says):
+            detect_layout(FolderTree(path.parent))
 
 
 def test_masks_in_records_are_targets(tmp_path: Path) -> None:

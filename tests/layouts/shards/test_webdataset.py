@@ -18,7 +18,7 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.shards import ScanWindow, split_of_shard
-from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree
@@ -27,6 +27,8 @@ from colabstage.trees.open import open_tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
 
@@ -38,6 +40,13 @@ def picture(number: int, kind: str = "PNG") -> bytes:
     values = np.random.default_rng(number).integers(0, 255, (8, 6, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(values).save(file, kind)
+    return file.getvalue()
+
+
+def png(values: NDArray[np.uint8]) -> bytes:
+    """A grey image."""
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
     return file.getvalue()
 
 
@@ -146,6 +155,50 @@ def test_labels_are_taken_where_they_are(tmp_path: Path, files: list[Any], value
     table = detect_layout(FolderTree(tmp_path / "d"), "webdataset")
     assert labels(table) == values
     assert table.classes == classes
+
+
+def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
+    """npy as rows, seg.png as masks, as its own decoder gives them; what is read by nobody is said."""
+    dice = np.random.default_rng(0)
+    rows = [
+        {"__key__": f"{n}", "npy": dice.normal(size=(3, 4)).astype("f4"), "cls": n % 3, "wav": b""} for n in range(4)
+    ]
+    path = write(tmp_path / "rows" / "a.tar", rows)
+    found = detect_layout(FolderTree(path.parent))
+    assert isinstance(found.inputs, Arrays)
+    assert isinstance(found.targets, Values)
+    for number, sample in enumerate(read_back([path])):
+        own = found.inputs.to_array(found.inputs.source.read(number))
+        np.testing.assert_array_equal(own, np.lib.format.read_array(io.BytesIO(sample["npy"])))
+        assert found.targets.values[number] == int(sample["cls"])
+    assert "Other files of the samples were left out: wav." in found.notes
+
+    masks = [np.full((8, 6), n % 3, np.uint8) for n in range(4)]
+    files = [
+        (f"{n}.{end}", content) for n in range(4) for end, content in (("jpg", picture(n)), ("seg.png", png(masks[n])))
+    ]
+    found = detect_layout(
+        FolderTree(write_tar(tmp_path / "masks" / "a.tar", [*files[:2], ("0.cls", b"1"), *files[2:]]).parent)
+    )
+    assert isinstance(found.targets, Masks)
+    theirs = read_back([tmp_path / "masks" / "a.tar"])
+    assert [found.targets.source.read(number) for number in range(4)] == [sample["seg.png"] for sample in theirs]
+    assert "the labels were left out" in found.notes[0]
+    with pytest.raises(BrokenDatasetError, match=r"'b.tar/1.jpg' has no mask, and 1 other"):
+        detect_layout(FolderTree(write_tar(tmp_path / "some" / "b.tar", [*files[:3]]).parent))
+    odd = [("0.jpg", picture(0)), ("0.cls", b"0"), ("1.npy", b""), ("1.cls", b"0")]
+    tree = FolderTree(write_tar(tmp_path / "odd" / "b.tar", odd).parent)
+    with pytest.raises(BrokenDatasetError, match=r"are an image and an array"):
+        detect_layout(tree)
+
+
+def test_samples_that_only_webdataset_decodes_are_named(tmp_path: Path) -> None:
+    """A torch tensor is a pickle; the message has the line that gets it in."""
+    tree = FolderTree(write_tar(tmp_path / "d" / "a.tar", [("0.pth", b"x"), ("0.cls", b"0")]).parent)
+    with pytest.raises(
+        LayoutError, match=r"are pth, which are not read.*WebDataset\(URL\).decode\(\).to_tuple\('pth', 'cls'\)"
+    ):
+        detect_layout(tree)
 
 
 def test_captions_are_no_classes(tmp_path: Path) -> None:
