@@ -1,8 +1,8 @@
 """Rows of a pack that is being written: what a loader waits for, in the process that packs and in all others.
 
 The file has its final layout before the first sample is decoded, so readers open it at once, and a row can be read as
-soon as it is in its place. Order is not theirs to wait for: samples are packed in *units*, neighbours in the medium of
-the source, and the first epoch visits units in a seeded order, so that whoever packs knows what comes next.
+soon as it is in its place. Samples are packed in *units*, neighbours in the source, and the first epoch visits units in
+a seeded order, so packing knows what readers need next.
 """
 
 from __future__ import annotations
@@ -28,42 +28,43 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation
     from colabstage.pack.packing_order import Needs
 
-# Waiting for a row looks at its byte: soon at first, as a batch that is nearly there should not lose time.
+# Waiting means looking at a row's byte: often at first, because a batch that is nearly complete should not lose time.
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
+# Whether the packing process is alive is a question to the system, and only of interest when nothing arrives.
 _LOOK_AT_OWNER_S = 1.0
 
 
 class SplitRows(NamedTuple):
-    """Say where the rows of a split are in the map, and what they are packed with."""
+    """Where the rows of a split are in the map, and which units they belong to."""
 
     start: int
-    """Number of its first row in the map."""
+    """The position of its first row in the map."""
     units: NDArray[np.int32]
-    """Of each row."""
+    """The unit of each row."""
 
 
 class ArrivalPlan(NamedTuple):
-    """Say what is known of a pack before a row of it is there."""
+    """What is known about a pack before a row of it is there."""
 
     unit: str
     """What samples are called."""
     window_units: int
     """How many units one window of the first epoch may hold."""
     leaves_out: bool
-    """Whether samples may turn out unusable."""
+    """Whether samples may turn out to be unusable."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
 
 
 class Expectation(Protocol):
-    """Rows that one reader said it will read, in order; as `load.arrival` has it."""
+    """Rows that one reader will read, in order; as in `load.arrival`."""
 
     def reached(self, rows: int) -> None: ...
     def close(self) -> None: ...
 
 
 class _Nothing:
-    """An expectation that nobody follows."""
+    """An expectation without effect."""
 
     def reached(self, rows: int) -> None:
         pass
@@ -73,10 +74,10 @@ class _Nothing:
 
 
 class PackArrival:
-    """Bring rows of a pack that is being written; a `load.arrival.Arrival`.
+    """The `load.arrival.Arrival` of a pack that is being written.
 
-    May be asked from several threads at once; pickles, and works after a fork. Only in the process that packs do the
-    rows that are expected change what is packed next.
+    Thread-safe; can be pickled, and works after a fork. What readers expect changes the order of packing only in the
+    process that packs.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class PackArrival:
         self.window_units = plan.window_units
         """How many units one window of the first epoch may hold: a function of the source's layout."""
         self.leaves_out = plan.leaves_out
-        """Whether samples may turn out unusable."""
+        """Whether samples may turn out to be unusable."""
         self.first_epoch_only = True
-        """Only the first epoch is visited by units: at its end all of the split is here."""
+        """Only the first epoch is read unit by unit: at its end the whole split is there."""
         self.verb = "packed"
         """What is done with rows, so that they are here."""
         self._knows_targets = plan.knows_targets
@@ -104,7 +105,7 @@ class PackArrival:
         self._pid = os.getpid()
 
     def follow(self, needs: Needs) -> None:
-        """Tell `needs` what is expected from now on."""
+        """Pass what readers expect to `needs` from now on."""
         self._needs = needs
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,24 +113,24 @@ class PackArrival:
 
     @property
     def complete(self) -> bool:
-        """Tell whether the file is whole, at its place, and has these very rows."""
+        """Tell whether the file is complete, in its place, and has the planned rows."""
         rows = self._rows()
         return rows is None or (rows.state is PackState.PLACED and not rows.left_out)
 
     @property
     def reason(self) -> str:
-        """Tell why that many, in words for the plan."""
+        """Return the reason for the size of windows, for the loader's plan."""
         return "the source is packed while it is read, neighbours together"
 
     def check(self) -> None:
-        """Raise why no more rows come, if none do; as `hold`."""
+        """Raise the error that ended packing, if there is one; as `hold`."""
         if self._map is not None and self._map.state is PackState.FAILED:
             raise self._map.failure(self.unit)
 
     @property
     def readable_path(self) -> Path:
         """Return where the file can be opened now."""
-        # The name it was written under goes when it gets its own, before anybody is told.
+        # The temporary name disappears when the file gets its own, a moment before the map says so.
         return self.path if self.path.exists() else self.place
 
     @property
@@ -144,7 +145,7 @@ class PackArrival:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how far the pack is."""
+        """Tell how many rows can be read."""
         total = sum(len(split.units) for split in self._splits.values())
         rows = self._rows()
         return Readiness(total if rows is None else rows.here, total)
@@ -166,9 +167,9 @@ class PackArrival:
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectation:
-        """Take note of the rows that will be read, in order; what is packed next follows it. By the time that `then`
-        comes, all of the split is here."""
-        # After a fork the thread that packs is another process's.
+        """Have rows packed in the order in which they will be read."""
+        # `then`, what is read after these, is not needed: by that time the whole split is there.
+        # After a fork the thread that packs belongs to another process.
         if self._needs is None or os.getpid() != self._pid or self.complete:
             return _Nothing()
         return self._needs.add(self._splits[split].units[rows])
@@ -182,11 +183,11 @@ class PackArrival:
         side: Literal["row", "targets"] = "row",
         cancellation: Cancellation | None = None,
     ) -> Iterator[None]:
-        """Wait until these rows are in their places. None is ever let go.
+        """Wait until these rows are in their places, where they stay.
 
         Raises:
-            ColabstageError: packing has failed; the message says why, and what is here.
-            NotStagedError: who packed them was killed.
+            ColabstageError: packing has failed; the message says why, and how much is there.
+            NotStagedError: the process that packed was killed.
             CancelledError: `cancellation` was used.
         """
         known = self._rows()
@@ -211,7 +212,7 @@ class PackArrival:
         while len(wanted := wanted[known.rows[wanted] == RowState.MISSING]):
             if cancellation is not None:
                 cancellation.check()
-            # Only now: what came before the failure is as good as ever.
+            # Only where a row is missing: those that were packed before the failure can still be read.
             if known.state is PackState.FAILED:
                 raise known.failure(self.unit)
             now = SYSTEM_CLOCK.now()
@@ -223,7 +224,7 @@ class PackArrival:
             look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
 
     def _rows(self) -> RowMap | None:
-        """Return the map; `None` once it is gone because all is in its place."""
+        """Return the map; `None` once it was removed because the pack is finished."""
         if self._map is None:
             try:
                 self._map = RowMap(self._map_path)
@@ -232,10 +233,10 @@ class PackArrival:
         return self._map
 
     def _check_placed(self) -> None:
-        """Make sure that the file at its place is the one with these rows.
+        """Make sure that the finished file has the planned rows.
 
         Raises:
-            NotStagedError: it is not there, or samples were left out of it.
+            NotStagedError: there is no such file, or samples were left out of it.
         """
         manifest = read_manifest(self.place)
         rows = {name: len(split.units) for name, split in self._splits.items()}

@@ -1,4 +1,4 @@
-"""Handing tasks to an executor whose workers may die, and handing those of the dead out again."""
+"""Running tasks on an executor whose workers may die; tasks of dead workers are submitted again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# How often one task may lose its worker. Dask itself tries three times before it says so.
+# How often one task may lose its worker. Dask itself tries three times before it reports a loss.
 _MOST_LOSSES = 4
 _LOOK_S = 0.5
-# With no result, and no sign of work, for so long, nobody works any more. A busy cluster may keep tasks waiting.
+# Without a result or a sign of work for this long, the workers are gone. A busy cluster may keep tasks waiting.
 _SILENCE_S = 1800.0
-# Workers that are told to stop do so between two samples.
+# Workers that are told to stop do so between two samples, which takes a moment on a slow source.
 _END_S = 60.0
 
 
@@ -36,24 +36,24 @@ def run_tasks(
     stop: Callable[[], None] = lambda: None,
     silence_s: float = _SILENCE_S,
 ) -> Generator[tuple[Task, Result]]:
-    """Run `function(task)` for every task somewhere; yields `(task, result)` as they come.
+    """Run `function(task)` on the executor for every task, and yield `(task, result)` in the order in which they end.
 
-    Close the generator when you want no more of it: that stops what runs, and waits for it.
+    Close the generator to stop early: that stops running tasks, and waits for them.
 
-    A task whose worker died is submitted again. A broken process pool cannot take it any more, so one of our own, of
-    as many processes, takes its place.
+    A task whose worker died is submitted again. A broken process pool takes no more tasks, so it is replaced by a new
+    one with as many processes.
 
     Args:
-        executor: any; stays open.
+        executor: any executor; it stays open.
         function: picklable where the executor's workers are other processes; may be called again for a task.
-        tasks: likewise.
-        signs: another value whenever somebody has worked since the last call.
-        stop: called when the results are not wanted any more, so that running tasks end.
-        silence_s: with no result and no sign for so many seconds, the workers count as lost.
+        tasks: picklable in the same way.
+        signs: returns another value whenever a worker has done something since the last call.
+        stop: called when the results are no longer wanted, so that running tasks end.
+        silence_s: after this many seconds without a result or a sign, the workers count as lost.
 
     Raises:
         WorkersLostError: a task lost its worker again and again, or there is no sign of work.
-        What `function` raises, for the first task that fails; the others are cancelled.
+        Exception: what `function` raises, for the first task that fails; the others are cancelled.
     """
     run = _Run(executor, function, tasks)
     watch = _Watch(signs, silence_s)
@@ -70,7 +70,7 @@ def run_tasks(
 
 
 class _Watch:
-    """Notice when nobody works any more."""
+    """Notices when no worker is left."""
 
     def __init__(self, signs: Callable[[], object], silence_s: float) -> None:
         self._signs = signs
@@ -89,14 +89,14 @@ class _Watch:
             self._sign, self._heard = sign, time.monotonic()
         elif time.monotonic() - self._heard > self._silence_s:
             msg = (
-                f"{pending} tasks are with the executor, and for {self._silence_s:,.0f} s none has ended or written "
+                f"{pending} tasks are with the executor, but for {self._silence_s:,.0f} s none has ended or written "
                 "anything. Look at its workers, then start again: finished work is kept."
             )
             raise WorkersLostError(msg)
 
 
 class _Run(Generic[Task, Result]):
-    """Keep tasks under way: `pending`, by their futures."""
+    """The tasks under way, in `pending` by their futures."""
 
     def __init__(self, executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> None:
         self.pending: dict[Future[Result], int] = {}
@@ -118,6 +118,7 @@ class _Run(Generic[Task, Result]):
             except Exception as error:
                 if not _is_loss(error):
                     raise
+                # Submitted only after this loop: a broken pool fails all its futures, and is replaced once.
                 lost.append((number, error))
             else:
                 yield self._tasks[number], result
@@ -140,24 +141,26 @@ class _Run(Generic[Task, Result]):
         self.pending[future] = number
 
     def _replace(self) -> None:
-        """Make a pool like the broken one. Spawned, since forking a process with threads may hang the child."""
+        """Replace the broken pool with a new one of the same size."""
+        # With spawned processes, since forking a process that has threads may hang the child.
         size = getattr(self._executor, "_max_workers", None) or usable_cores()
         if self._own is not None:
             self._own.shutdown(wait=False, cancel_futures=True)
         self._executor = self._own = ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
 
     def close(self) -> None:
-        """Cancel what has not begun, and wait for what runs."""
+        """Cancel tasks that have not begun, and wait for the others."""
         for future in self.pending:
             future.cancel()
-        with suppress(ValueError):  # there are none
+        with suppress(ValueError):  # raised by `wait` for an empty set
             wait(self.pending, timeout=_END_S)
         if self._own is not None:
             self._own.shutdown(wait=False, cancel_futures=True)
 
 
 def _is_loss(error: Exception) -> bool:
-    """Return whether the worker failed, not the task. Dask's own errors are told by where they come from."""
+    """Return whether the worker failed, and not the task."""
+    # Dask's errors by the name of their package, so that it need not be imported, or installed.
     return isinstance(error, BrokenExecutor | CancelledError) or type(error).__module__.partition(".")[0] == (
         "distributed"
     )

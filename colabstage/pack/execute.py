@@ -1,4 +1,4 @@
-"""Writing a planned pack: beside its target, verified, then in its place; and the report of it."""
+"""Writing a planned pack: beside its target, verified, then renamed into place; and the report of it."""
 
 from __future__ import annotations
 
@@ -65,24 +65,23 @@ if TYPE_CHECKING:
     from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
 
-# A read that takes longer than a local disk's; and longer than one from memory, which counts where nothing is done with
-# what was read.
+# Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
-# Whose manifest is the one of the file that was moved to its place last.
+# The file whose manifest is that of the file which was moved to its place last.
 _PUBLISHED = "published"
 
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """Tell what packing did."""
+    """What packing did."""
 
     path: Path | str
-    """The file; an address where the target is one; of shards a pattern that they match, which `dataset_h5` reads."""
+    """The file; an address where the target is one; for shards a pattern that matches them, for `dataset_h5`."""
     encoding: str
     """How samples are stored."""
     reason: str
-    """Why they are stored so, in a sentence."""
+    """Why they are stored that way, in a sentence."""
     samples: Mapping[str, int]
     """Rows of each split."""
     classes: tuple[str, ...]
@@ -94,19 +93,19 @@ class PackReport:
     seconds: float
     """How long it took."""
     packing_s: float
-    """Seconds of that for reading, decoding and writing."""
+    """How much of that time was reading, decoding and writing."""
     resumed: int
-    """Samples that an earlier, interrupted run had already put in place."""
+    """How many samples an earlier, interrupted run had already put in place."""
     readers: int
-    """Reads in flight at the most."""
+    """The largest number of reads in flight."""
     notes: tuple[str, ...]
-    """What else a person should know."""
+    """What else the user should know."""
     files: tuple[Path | str, ...] = ()
-    """Of shards, all of them."""
+    """All shards, where the pack consists of shards."""
     animated: tuple[str, ...] = ()
-    """Names of images that have further frames; the first one counts."""
+    """Names of images that have further frames; only the first frame is stored."""
     resizer: Resizer | None = None
-    """`"torch"` or `"pillow"`, which scaled the images; `None` where they were not scaled."""
+    """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
     unit: str = "samples"
     """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
 
@@ -141,43 +140,43 @@ def run_pack(
     shard: ShardName | None = None,
     stream: PackStream | None = None,
 ) -> PackReport:
-    """Write a planned pack to `out`, replacing what stands there only at the very end.
+    """Write a planned pack to `out`, replacing an existing file only at the very end.
 
     Args:
         job: the plan.
         out: the file to make, in a folder that exists.
         slow: whether the tree is known to answer slowly, so that many reads are started at once.
         progress, cancellation: where the work is shown, and how it is stopped.
-        key, identity: what the manifest says of the source.
-        address: what the file itself says of the source.
-        shard: which part of a set of files this is, `None` for a file of its own.
-        stream: lets readers in before all is packed; its `plan` was called with this job.
+        key, identity: what the manifest records about the source.
+        address: what the file itself records about the source.
+        shard: which part of a set of files this is; `None` for a single file.
+        stream: lets readers in before everything is packed; its `plan` was called with this job.
 
     Raises:
-        As `pack_dataset`.
+        Exception: as `pack_dataset`.
     """
     began = time.monotonic()
     origin = _Origin(key, dict(identity or {}), address or job.label, shard)
 
     def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
-        # "auto" looked at sixteen images only. Where another size turns up, all begin anew as files: work is lost so,
-        # but no image is stretched unasked.
+        # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
+        # files: that loses work, but no image is stretched without being asked for.
         try:
             return _PackRun(job, out, slow, origin, torch, stream).execute(progress, cancellation, began)
         except MixedImagesError as error:
             if stream is not None and stream.arrival is not None:
-                # Batches of the one shape may be handed out already.
+                # Batches of the planned shape may have been returned already.
                 msg = f"These images cannot be stored as pixels, which is what streaming=True began with: {error}."
                 raise LayoutError(msg) from error
             if shard is not None:
-                raise  # All shards are stored alike, so all have to be written again.
+                raise  # all shards have one form, so all have to be written again
             if job.options.encoding == "pixels":
                 msg = f"These images cannot be stored as pixels: {error}."
                 raise LayoutError(msg) from error
         return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
 
-    # What an earlier run left is Pillow's or torch's, and must not be thrown away on a guess; nor what readers
-    # have seen.
+    # What an earlier run left was resized by one of the two, and must not be discarded on a guess; nor may rows that
+    # readers have seen.
     if job.plan.resizer != "torch" or stream is not None or find_orphans(out):
         return write(settled(job))
     try:
@@ -187,9 +186,9 @@ def run_pack(
 
 
 def keeps_files(job: PackJob) -> PackJob:
-    """Return the same job, every image kept as it came.
+    """Return the same job with the original image files stored.
 
-    What "auto" promises when the few images that were looked at had one size, and another then has not.
+    `"auto"` does this when an image differs in size from the few that were examined.
     """
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
     plan = replace(encoded, reason=f"the images have many sizes, so they are kept as they came{LISTS}")
@@ -197,21 +196,21 @@ def keeps_files(job: PackJob) -> PackJob:
 
 
 def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return what a person should know about images that have further frames."""
+    """Return a note about images that have further frames."""
     if not names:
         return ()
     return (f"{len(names):,} files are animations ('{names[0]}' first); the first frame of each counts",)
 
 
 class ShardName(NamedTuple):
-    """Name one file of a set that was written together."""
+    """The identity of one file in a set that was written together."""
 
     made_of: str
-    """Hexadecimal digits that all of them share, and no other set has."""
+    """Hexadecimal digits that all files of the set share, and no other set has."""
     number: int
-    """Which of them, from 0."""
+    """The number of the file, from 0."""
     total: int
-    """How many there are."""
+    """How many files there are."""
 
     def __str__(self) -> str:
         return f"{self.made_of} {self.number}/{self.total}"
@@ -219,20 +218,20 @@ class ShardName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Say where the samples come from, as manifest and file have it."""
+    """Where the samples come from, as recorded in manifest and file."""
 
     key: str
     """The key of the source in the cache."""
     identity: dict[str, Any]
-    """What tells this state of the source from another."""
+    """The state of the source."""
     address: str
     """The source's address, without secrets."""
     shard: ShardName | None
-    """Which part of a set this is; `None` for a file of its own."""
+    """Which part of a set this is; `None` for a single file."""
 
 
 class _Written(NamedTuple):
-    """Hold a final file that is not in its place yet, and how it came about."""
+    """A final file that is not in its place yet, and facts for the report."""
 
     file: Path
     """The file, in the workspace."""
@@ -252,7 +251,7 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PackRun:
-    """Make one attempt to write one plan."""
+    """One attempt to write one plan."""
 
     job: PackJob
     """The plan."""
@@ -263,21 +262,21 @@ class _PackRun:
     origin: _Origin
     """Where the samples come from."""
     torch: TorchImport | None = None
-    """Torch on its way here, where it is to resize."""
+    """The import of torch under way, where torch is to resize."""
     stream: PackStream | None = None
-    """Lets readers in before all is packed; `None` for none."""
+    """Lets readers in before everything is packed; `None` where they wait."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        """Write beside, then publish; what a passing failure leaves is kept for the next try."""
-        # What another call may get past: an interrupt, a source or a mount that comes back, a file that is repaired.
+        """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
+        # The next attempt may: after an interrupt, when a source or a mount is back, when a file has been repaired.
         keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
         with (
             _typed_disk_errors(self.out),
             open_workspace(self.out, keeps=keeps) as workspace,
-            _typed_disk_errors(self.out),  # also within, since the workspace is kept by what the error means
+            _typed_disk_errors(self.out),  # also inside, since the type of the error decides whether work is kept
         ):
             _take_back(self.out, workspace.path)
-            # Half a copy of the final file, or the manifest of one that never got its place.
+            # An incomplete copy of the final file, or the manifest of one that was never moved to its place.
             for leftover in (workspace.path / "final.h5", *workspace.path.glob("*.json")):
                 remove_own(leftover)
             return self._fill(workspace.path, progress, cancellation, began)
@@ -293,16 +292,16 @@ class _PackRun:
         }
 
     def _fingerprint(self, order: NDArray[np.int64]) -> str:
-        """Return digits that differ whenever what an earlier run wrote would not be what this one writes to the same
-        places.
+        """Return digits that change whenever this run would write other bytes than an earlier one to the same places.
 
-        A sample that changed is no matter here: the journal compares the stamps of each.
+        Samples that changed do not matter here, because the journal compares the stamp of each.
         """
         table, plan = self.job.table, self.job.plan
-        # Of a folder, the files' own sizes and times say more than the identity, which has the folders' times as well.
+        # Not for folders: their identity includes the times of folders, which change when a file is added.
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
         archive = self.origin.identity if is_archive else None
-        # With the version of colabstage: another one may decode a pixel differently, and one file would hold both.
+        # The version of colabstage is part of it: another one may decode pixels differently, and one file would then
+        # hold both.
         digest = hashlib.sha256()
         options, shard = self.job.options.places_fingerprint(), self.origin.shard
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
@@ -311,7 +310,8 @@ class _PackRun:
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for text in chain(table.classes, table.keys):
             digest.update(f"{text}\n".encode(errors="surrogateescape"))
-        # A listing may come in another order, an archive be packed anew: then the journal means other samples.
+        # A listing may have another order, or an archive may have been made again: the journal's positions then stand
+        # for other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]
         for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
             digest.update(np.ascontiguousarray(rows).tobytes())
@@ -319,12 +319,12 @@ class _PackRun:
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         written = self._write(workspace, progress, cancellation)
-        # What decoding took would otherwise stay with the process while the whole file is hashed.
+        # The memory of decoding would otherwise stay with the process while the whole file is hashed.
         release_freed_memory()
         plan, skipped, animated = written.plan, written.skipped, written.animated
         self._publish(written.file, plan, skipped)
         if self.stream is not None:
-            # Before the workspace goes, which whoever opens the file only now would look for.
+            # Before the workspace is removed, where a process that opens the file now would still look for it.
             self.stream.placed()
         return PackReport(
             path=self.out,
@@ -345,11 +345,11 @@ class _PackRun:
         )
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> _Written:
-        """Make everything up to the final file. What it keeps for each sample goes when it returns."""
+        """Make everything up to the final file. Data about single samples is freed when this returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options, self.torch)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
-        # Stable, because the journal counts positions: two samples of one file must not change places in the next run.
+        # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(coder.positions, kind="stable")
         with (
             PackJournal(
@@ -367,12 +367,12 @@ class _PackRun:
                 facts.forget()
                 for leftover in (data, spool):
                     remove_own(leftover)
-            # Twice what is open: it lies in the spool, and then in the file.
+            # Inputs of unknown length take their space twice: in the spool, and then in the file.
             needed = content.nbytes + 2 * self.job.plan.open_bytes + OVERHEAD_BYTES
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
                 offsets = create_pack(data, content)
-            del content  # it is in the file
+            del content  # which is in the file now, and has the keys of all samples
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             resumed = journal.finished_samples
             if self.stream is not None:
@@ -386,7 +386,7 @@ class _PackRun:
                 result = write_samples(
                     WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
-                    # Images that are kept as they came are unpacked once as well, to see that they can be.
+                    # Images that are stored as files are decoded once as well, to find broken ones.
                     limits=pipeline_limits(
                         self.job.tree,
                         slow=self.slow,
@@ -420,24 +420,23 @@ class _PackRun:
             shard="" if self.origin.shard is None else str(self.origin.shard),
         )
         write_manifest(file, manifest)
-        # It stays in the workspace, so that a run which dies between the two renames knows its own file again.
+        # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         place_pack(file, self.out)
 
 
 def place_pack(file: Path, out: Path) -> None:
     """Move a finished pack with its manifest to its place. None of the steps needs space."""
-    # In a dataset's own folder half a manifest may stand there; beside other packs nobody's file is replaced.
+    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
     replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
     if replaces is is_manifest:
         check_place_of_manifest(out)
     if not out.exists():
-        # Readers of a pattern take what they find, so a new file appears in one step, and whole.
+        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
         put_file(manifest_path(file), manifest_path(out), replaces=replaces)
         put_file(file, out, replaces=whatever_is_there)
     else:
-        # Without its manifest a pack does not count, so between these three steps there is either the old pack, or
-        # none that anybody trusts.
+        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
         remove_manifest(out)
         put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
         put_file(manifest_path(file), manifest_path(out), replaces=replaces)
@@ -455,22 +454,23 @@ def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:
 
 
 def _take_back(out: Path, workspace: Path) -> None:
-    """Go on with what stands at `out`, if it is the very file that a run put there which died before it was done."""
+    """Continue with the file at `out` if a run put it there and died before it was done."""
     data = workspace / "data.h5"
     manifest = read_manifest(workspace / _PUBLISHED)
     if manifest is None or data.exists() or not out.is_file() or out.stat().st_size != manifest.size:
         return
     if not damaged_blocks(out, manifest, threads=usable_cores()):
-        # Where there are no links it is packed again; what stands at `out` is not taken away for it.
+        # A second name and not a move, so that `out` stays. On a file system without links it is packed again.
         with suppress(OSError):
             data.hardlink_to(out)
 
 
 @contextmanager
 def _typed_disk_errors(out: Path) -> Iterator[None]:
-    """Raise what the disk answers as an error of ours; what the source answers is one already."""
+    """Translate errors of the disk into typed ones."""
     try:
         yield
+    # Errors of the source have been translated where they were raised.
     except ColabstageError:
         raise
     except OSError as error:
@@ -478,26 +478,29 @@ def _typed_disk_errors(out: Path) -> Iterator[None]:
 
 
 def space_for(out: Path) -> int:
-    """Return the bytes that a pack at `out` may take: what is free, and what an unfinished one holds that it can go on
-    with.
-    """
+    """Return the bytes that a pack at `out` may take: free space, and that of an unfinished pack to be continued."""
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
 def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> PipelineLimits:
-    """Return how wide the pipeline is on this machine, for a tree that is known to answer slowly or not.
+    """Return how many readers and workers the pipeline has on this machine.
 
-    Of a quick folder each worker reads for itself, until reads prove slow; where nothing is decoded (`decodes`) that is
-    one, since several wait for each other's turn in Python and in the file. An archive is one file, here or on its way
-    here: more reads at once would only wake each other up whenever some of it arrives.
+    Args:
+        tree: the source's files; `None` for a dataset of Python objects.
+        slow: whether the tree is known to answer slowly.
+        decodes: whether samples are decoded.
     """
     cores = usable_cores()
     few = min(2, cores)
     if tree is None:
-        # A dataset's own code, which a stock DataLoader calls in one thread.
+        # The caller's own code, which a DataLoader without workers would call in one thread.
         return PipelineLimits(readers=1, max_readers=1, workers=cores, caller_reads=True)
     if tree.kind != "folder":
+        # An archive is one file, here or arriving: more reads at once would only wake each other whenever some of it
+        # arrives.
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
+    # In a fast folder each worker reads for itself until reads prove slow. Where nothing is decoded one worker does
+    # that, since several would wait for each other in Python and in the file.
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,

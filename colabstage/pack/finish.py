@@ -1,6 +1,6 @@
-"""What is left when every sample has been decoded: gaps to close, spooled bytes to place, boxes to write.
+"""What is left to do when every sample has been decoded: close gaps, move spooled bytes into place, write boxes.
 
-What remains when samples were left out keeps its split, its label and its order.
+When samples are left out, the others keep their split, their label and their order.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
     from colabstage.pack.writer import SampleFacts
 
 
-# File and tables around the samples.
+# For HDF5's own structures around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024
 _COPY_BYTES = 8 * 1024 * 1024
 
 
 def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
-    """Return the plan with some samples taken out of its rows; splits that become empty go."""
+    """Return the plan without some samples; splits that become empty are removed."""
     keep = [split.samples[~np.isin(split.samples, left_out)] for split in plan.splits]
     splits = (SplitPlan(split.name, samples) for split, samples in zip(plan.splits, keep, strict=True) if len(samples))
     return replace(plan, splits=tuple(splits))
 
 
 class FieldCopy(NamedTuple):
-    """Say where the samples of a field are."""
+    """Where the samples of a field are."""
 
     file: Path
-    """The file that they are in."""
+    """The file that holds them."""
     places: NDArray[np.int64]
-    """int64 `(N,)`, where in it each begins."""
+    """int64 `(N,)`, the byte offset of each in that file."""
 
 
 def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, offsets: Mapping[str, int]) -> None:
     """Copy `plan`'s samples to their places in a new file.
 
     Args:
-        plan: what is left.
-        sources: of each field.
+        plan: the plan of the samples that remain.
+        sources: where each field's samples are now.
         target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
     """
     kept = np.concatenate([split.samples for split in plan.splits])
@@ -67,16 +67,14 @@ def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, off
         for part, source in zip(plan.fields, sources, strict=True):
             places = part.places(plan.splits, offsets, len(source.places))
             with open(source.file, "rb") as old:
-                for start, length, place in _stretches(source.places[kept], places[kept], part.lengths_of(kept)):
+                for start, length, place in _runs(source.places[kept], places[kept], part.lengths_of(kept)):
                     for offset, size in block_ranges(length, _COPY_BYTES):
                         new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
 
 
-def _stretches(
-    old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> Iterator[tuple[int, int, int]]:
+def _runs(old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
     """Yield `(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
-    # As whole runs: rows are kilobytes, and a read and a write for each would take minutes for a million.
+    # Rows are a few kilobytes, and a read and a write for each of a million would take minutes.
     cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1
     first = np.concatenate([[0], cuts]).astype(np.int64)
     totals = np.add.reduceat(lengths, first)
@@ -84,22 +82,22 @@ def _stretches(
 
 
 class DecodedPack(NamedTuple):
-    """Hold all samples, decoded and written."""
+    """All samples, decoded and written."""
 
     data: Path
     """The file."""
     places: tuple[NDArray[np.int64], ...]
-    """Where each field's samples lie in it."""
+    """Byte offsets of each field's samples in it."""
     offsets: dict[str, int]
-    """Where its datasets begin."""
+    """Byte offsets of its datasets."""
     spool: Path
-    """What had no place in it."""
+    """The file of bytes that had no place yet."""
     facts: SampleFacts
-    """What was noted of each sample."""
+    """What was recorded about each sample."""
 
 
 class FinishedPack(NamedTuple):
-    """Name the file to publish, and the plan that it follows."""
+    """The file to publish, and the plan that it follows."""
 
     file: Path
     """The file to publish."""
@@ -115,34 +113,35 @@ def finish_pack(
     skipped: tuple[str, ...],
     attributes: Mapping[str, Any],
 ) -> FinishedPack:
-    """Make the final file of decoded samples. May be called again after it was interrupted.
+    """Make the final file from decoded samples. May be called again after it was interrupted.
 
     Args:
         job: the plan.
         decoded: the samples.
         left_out: int64, samples that could not be decoded; `skipped` says why, one sentence for each.
-        attributes: of the file's root.
+        attributes: those of the file's root.
 
     Raises:
         LayoutError: nothing is left.
         NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
-    # The usual end: every sample is in its final place, so there is nothing to copy.
+    # The usual case: every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.x.is_open:
         _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
         return FinishedPack(decoded.data, job.plan)
-    # Closed up, so that the file is byte for byte that of a source without the broken samples.
+    # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
     copies = [FieldCopy(decoded.data, places) for places in decoded.places]
-    # JPEGs that we made were spooled as they came; now that their lengths are known, so are their places.
+    # JPEGs made while packing were spooled in the order in which workers finished; only now that all their lengths are
+    # known do they have places.
     if plan.x.is_open:
         noted = decoded.facts.read()
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"].astype(np.int64)))
         copies[0] = FieldCopy(decoded.spool, noted["start"].astype(np.int64))
-    # Before a byte of it: what is decoded already stays for the next try.
+    # Before a byte is written; what is decoded stays for the next attempt.
     check_space(decoded.data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
     final = decoded.data.with_name("final.h5")
     content = pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped)
@@ -159,7 +158,7 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
         return
     noted = facts.read()
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
-    # Images that are kept as they came are resized when they are read, and so are their boxes.
+    # Images stored as files are resized when they are read, and their boxes with them.
     image = ImageOptions() if plan.encoding == "encoded" else job.options.image
     with TargetFile(file, fresh=False) as target:
         for split in plan.splits:

@@ -1,4 +1,4 @@
-"""What is packed, before the first byte is written: the source opened, its samples prepared, their pack planned."""
+"""What comes before the first byte is written: the source is opened, its samples are found, their pack is planned."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
-# Enough to see that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
+# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CallersDataset:
-    """Hold a dataset while a thread packs it that is not the caller's."""
+    """The caller's dataset, while another thread packs it."""
 
     dataset: IndexableDataset
-    """What the caller brought."""
+    """The dataset."""
     in_caller: InCaller
-    """Calls into it where it was brought from."""
+    """Calls functions in the caller's own thread, where the dataset's code would otherwise run."""
 
     def table(self) -> SampleTable:
         """Return its items as samples, as `read_dataset`."""
@@ -62,7 +62,7 @@ class CallersDataset:
 
 @dataclass(frozen=True, slots=True)
 class OpenSamples:
-    """Hold samples whose source is open."""
+    """Samples whose source is open."""
 
     tree: Tree | None
     """The source's files; `None` for a dataset of Python objects."""
@@ -71,7 +71,7 @@ class OpenSamples:
     slow: bool
     """Whether reads take long."""
     identity: Mapping[str, int]
-    """What tells an archive from one that replaces it with members of the same names, sizes and times."""
+    """Size and time of an archive, which tell it from one that has members of the same names, sizes and times."""
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def open_samples(
     Args:
         source: a path on this machine, or a dataset.
         options: how samples are found.
-        beside: a file on the disk that takes the unpacked form of a compressed tar, beside it.
-        is_more: whether the samples are more of a dataset that is there.
+        beside: a file on the disk that has space for the unpacked form of a compressed tar, which goes beside it.
+        is_more: whether the samples are to be appended to a dataset.
 
     Raises:
         SourceNotFoundError, SourceReadError, ArchiveError, LayoutError, NotEnoughSpaceError: as `pack_dataset`.
@@ -96,8 +96,8 @@ def open_samples(
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
         place, layout = place.absolute().parent, TableFile(place.name)
-    # As it was given, and not absolute: the pack repeats it, and should not depend on the folder one works in. And
-    # without a folder for copies: there may be many workers, and each would make its own of the whole archive.
+    # The path as it was given and not an absolute one, because the pack records it and must not depend on the current
+    # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
     opening = Opening(None, NullProgress(), Cancellation())
     with _spool(beside) as spool, open_part(named, opening) as part:
@@ -109,10 +109,8 @@ def open_samples(
 
 @contextmanager
 def _spool(target: Path) -> Iterator[Path]:
-    """Yield a name beside `target` for the unpacked form of a compressed tar, and remove what has it in the end.
-
-    The folder is made only where there is such a tar.
-    """
+    """Yield a path beside `target` for the unpacked form of a compressed tar, and remove that at the end."""
+    # Only a path: the folder is created where there is such a tar.
     model = target.with_name(f"{target.name}-spool")
     sweep_orphans(target.parent, name=model.name)
     folder = temp_beside(model)
@@ -123,11 +121,11 @@ def _spool(target: Path) -> Iterator[Path]:
 
 
 def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:
-    """Return the table with `prepare(x)` for every x; its shape and dtype are learnt from the first sample.
+    """Return the table with `prepare(x)` for every x; its shape and dtype are those of the first sample.
 
     Raises:
-        OptionError: masks or boxes would have to move with x, and nobody knows how.
-        LayoutError: it returns something else than an array of numbers.
+        OptionError: there are masks or boxes, which would have to change with x in a way that is unknown.
+        LayoutError: it does not return an array of numbers.
         DecodeError: the first sample is broken.
     """
     if isinstance(table.targets, Masks | Boxes):
@@ -152,7 +150,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
 
 @dataclass(frozen=True, slots=True)
 class PackJob:
-    """Hold a pack that is planned but not begun."""
+    """A pack that is planned but not begun."""
 
     tree: Tree | None
     """The source's files; `None` where samples come from Python objects."""
@@ -161,7 +159,7 @@ class PackJob:
     plan: PackPlan
     """How they will be stored."""
     options: PackOptions
-    """What the plan was made for."""
+    """The options that the plan was made for."""
 
     @property
     def label(self) -> str:
@@ -170,12 +168,12 @@ class PackJob:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should see about the source."""
+        """Return what the user should know about the source."""
         return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
-    """Find the samples of a tree and plan their pack; reads names, and the headers of a few images where needed.
+    """Find the samples of a tree and plan their pack, reading names, and the headers of a few images where needed.
 
     Raises:
         LayoutError, OptionError: as `pack_dataset`.
@@ -195,8 +193,8 @@ def plan_job(
 ) -> PackJob:
     """Plan the pack of a table of samples, as `prepare_pack`.
 
-    `facts`: of a few images, where somebody has looked. `has_torch`: whether torch may resize, where that is decided;
-    `None` goes by whether it is installed, which whoever packs has to settle (`pack/resizer`).
+    `facts`: those of a few images, where they were examined before. `has_torch`: whether torch may resize, where that
+    is decided; `None` to go by whether it is installed, which has to be settled before packing (`pack/resizer`).
     """
     if isinstance(table.inputs, Arrays):
         shape = "x".join(map(str, table.inputs.shape)) or "one number"
@@ -214,24 +212,24 @@ def plan_job(
     if has_torch is None:
         has_torch = gains_by_torch(table, options) and expects_torch()
     plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
-    release_freed_memory()  # listing and sorting are done; what follows keeps its columns for hours
+    release_freed_memory()  # listing and sorting are done, and packing may take hours
     return PackJob(tree, table, plan, options)
 
 
 def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:
-    """Look at a few images, where that is needed to plan their pack."""
+    """Examine a few images, where that is needed to plan their pack."""
     if options.prepare is not None or not needs_facts(table, options):
         return ()
-    # Items of a dataset are taken in their order, each once, and those that come first are kept.
+    # Items of a Python dataset are taken in order, each once, and the first ones are kept for packing.
     return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
 
 
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
-    """Look at a few images: with `spread` over all, else at the first ones of an archive, which arrive first;
-    `in_caller` in this thread, one after the other."""
+    """Examine a few images: with `spread` across all of them, otherwise the first; `in_caller` in this thread."""
+    # The first images of an archive are those that arrive first.
     source, count = table.inputs.source, min(_PROBES, len(table))
     chosen = np.linspace(0, len(table) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
-    # What is no image is met again, and named, when it is packed.
+    # Broken files are found again when they are packed, and named then.
     return read_each(
         source,
         chosen.tolist(),

@@ -1,7 +1,7 @@
-"""Shards put together again: one file with the rows, and the bytes, that one process would have written alone.
+"""Shards joined into one file, with the rows and the bytes that a single process would have written.
 
-Shards hold their split's rows in turn, so each dataset of the whole is theirs one behind the other. Only offsets, which
-count from the beginning of a file, are counted on; and rows of boxes that no offset reaches come last again.
+Shards hold consecutive rows of each split, so each dataset of the joined file is theirs one after the other. Only
+offsets, which count from the beginning of a file, have to be shifted; and unused rows of boxes are moved to the end.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ def pack_by_executor(
     identity: Mapping[str, Any],
     address: str,
 ) -> PackReport:
-    """Write one file whose parts an executor's workers have made; they must see `source` and `out`'s folder.
+    """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder.
 
-    Shards that are done when it fails are kept for the next try.
+    Shards that are finished when this fails are kept for the next attempt.
 
     Args:
         key, identity, address: as for `run_pack`.
 
     Raises:
-        As `pack_dataset`; what stands at `out` is replaced at the very end.
+        Exception: as `pack_dataset`; an existing `out` is replaced only at the very end.
     """
     began = time.monotonic()
     model = out.with_name(f"{out.stem}-parts{out.suffix}")
-    # Whatever ended it: each shard in there has a manifest of its own, and is compared before it is used again.
+    # Kept after any error: each shard in there has its own manifest, and is checked before it is used again.
     with open_workspace(model) as workspace:
         parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
         check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
@@ -120,7 +120,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
         parts = [_Joined.of(split, files) for split in splits]
         content = _content(files, parts, attributes)
         offsets = create_pack(out, content)
-        # Past HDF5: it would copy through its own buffers, a row at a time, under its lock.
+        # Without HDF5, which would copy through its own buffers, holding its lock.
         with TargetFile(out, fresh=False) as target:
             for part in parts:
                 for name, pieces in part.pieces.items():
@@ -132,7 +132,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """Point to bytes of a shard's file."""
+    """Bytes in a shard's file."""
 
     path: Path | str
     """The shard."""
@@ -144,20 +144,20 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Hold one split of the whole."""
+    """One split of the joined file."""
 
     arrays: dict[str, NDArray[Any]]
-    """Small datasets, as they are."""
+    """Its small datasets."""
     reserved: list[ReservedDataset]
-    """Large ones, to be written without HDF5."""
+    """Its large datasets, to be written without HDF5."""
     pieces: dict[str, list[_Stored | NDArray[Any]]]
-    """Of each large one the pieces that it is made of, in order."""
+    """The pieces of each large dataset, in order."""
     group_attributes: dict[str, dict[str, Any]]
     """The attributes of its groups."""
 
     @classmethod
     def of(cls, split: str, files: Sequence[Any]) -> _Joined:
-        """Return the split, of those shards that have rows of it."""
+        """Return the split, from those shards that have rows of it."""
         joined = cls({}, [], {}, {})
         having = [file for file in files if key_name(split) in file]
         keys = [text for file in having for text in file[key_name(split)][()].tolist()]
@@ -169,12 +169,12 @@ class _Joined:
                 joined._add_group(top, nodes)
             elif nodes:
                 joined._add(top, nodes)
-        # In the order in which one process lays them out, so that who wrote the parts does not show in the bytes.
+        # In the order in which a single process lays them out, since the bytes must not show who wrote the parts.
         joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
         return joined
 
     def _add_group(self, top: str, groups: Sequence[Any]) -> None:
-        """Add rows of any length: those that offsets reach one behind the other, and then those that they do not."""
+        """Add rows of different lengths: first those that offsets refer to, then unused ones."""
         counted = [group[OFFSETS][()] for group in groups]
         used = [int(offsets[-1]) for offsets in counted]
         starts = np.cumsum([0, *used])
@@ -196,6 +196,7 @@ class _Joined:
             self.arrays[path] = np.concatenate([node[()] for node in nodes])
             return
         rows = sum(len(node) for node in nodes)
+        # Every shard has its unused rows at the end; in the joined file they all come last.
         self.reserved.append(ReservedDataset(path, (rows, *nodes[0].shape[1:]), nodes[0].dtype))
         ends = [len(node) for node in nodes] if used is None else used
         first = [_rows(node, 0, end) for node, end in zip(nodes, ends, strict=True)]
@@ -228,7 +229,7 @@ def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
 
 
 def _rows(node: Any, first: int, end: int) -> _Stored:
-    """Return where some rows of a contiguous dataset lie."""
+    """Return where some rows of a contiguous dataset are stored."""
     row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
     return _Stored(
         os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
@@ -236,15 +237,17 @@ def _rows(node: Any, first: int, end: int) -> _Stored:
 
 
 def _is_reserved(node: Any) -> bool:
-    """Return whether a dataset was made to be written without HDF5."""
+    """Return whether a dataset was created to be written without HDF5."""
     from h5py import h5d
+
+    # HDF5 stores this property, and for small datasets it is another one.
 
     found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
     return found
 
 
 def _rank(path: str, split: str) -> tuple[int, int, str]:
-    """Return the key by which datasets of a split are sorted as `pack_content` reserves them: boxes, then x, then y."""
+    """Return the key that sorts datasets of a split as `pack_content` reserves them: boxes, then x, then y."""
     top, _, name = path.partition("/")
     if top == x_name(split):
         return 1, 0, name

@@ -1,8 +1,8 @@
-"""Which samples of an unfinished pack are already in their places, so that a killed run goes on where it was.
+"""Which samples of an unfinished pack are already in their places, so that a killed run continues where it was.
 
-A journal (see `io.journal`) with one line for each finished block of samples. What a line claims nobody can check
-without decoding the samples again, so a journal counts only in the boot that wrote it; a rented machine's local disk
-does not outlive that anyway.
+A journal (see `io.journal`) with one line for each finished block of samples. A line cannot be verified without
+decoding the samples again, so a journal counts only in the boot that wrote it: a crash of the machine may keep the line
+and lose the pixels. The local disk of a rented machine does not outlive a boot anyway.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-# Samples in a block. With 32 reads in flight several blocks are under way, and a kill costs those; a line costs 3 µs.
+# Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
-# The stamp of a block that is not finished; no finished one has it.
+# The stamp of an unfinished block; no finished one has it.
 _NO_STAMP = 0
 
 
 class PackJournal(Closing):
-    """Note what one run has finished of N samples.
+    """Which of N samples are finished.
 
-    A block counts only as long as each of its samples has the stamp that it had when it was finished, so that one file
-    that is repaired or replaced costs its own block, not the work.
+    A block counts only as long as each of its samples has the stamp that it had when the block was finished, so a file
+    that is repaired or replaced costs its own block, and not all the work.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class PackJournal(Closing):
     ) -> None:
         """Open the journal, keeping what an earlier run with the same fingerprint finished.
 
-        `stamp`: what tells one state of the sample at a position from another. `keep_skipped`: whether samples that
-        an earlier run left out may stay out; otherwise they are tried again.
+        `stamp`: returns a text that changes with the sample at a position. `keep_skipped`: whether samples that an
+        earlier run left out may stay out; otherwise they are tried again.
         """
         self._lock = threading.Lock()
         self._samples = samples
-        # Samples still to come of each block.
+        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
         self._left = bytearray(_blocks_of(samples))
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
@@ -64,7 +64,7 @@ class PackJournal(Closing):
 
     @property
     def finished_samples(self) -> int:
-        """Return how many samples an earlier run has put in their places."""
+        """Return how many samples an earlier run has finished."""
         return self._samples - sum(self._samples_of(block) for block, stamp in self._blocks() if stamp == _NO_STAMP)
 
     @property
@@ -78,7 +78,7 @@ class PackJournal(Closing):
         return self._found.animated
 
     def forget(self) -> None:
-        """Begin anew: nothing is finished. Only before the first `finish`."""
+        """Start over with nothing finished; only before the first `finish`."""
         self._found = _Found.nothing(self._samples)
         self._lines.close()
         self._lines = self._begin()
@@ -94,7 +94,7 @@ class PackJournal(Closing):
         return Journal(self._path, self._head, kept)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield each block with the stamp that it has if an earlier run finished it."""
+        """Yield each block with its stamp, or `_NO_STAMP`."""
         return enumerate(self._found.stamps)
 
     def _samples_of(self, block: int) -> int:
@@ -106,19 +106,20 @@ class PackJournal(Closing):
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
     def is_finished(self, position: int) -> bool:
-        """Return whether an earlier run has put the sample at this position of the reading order in its place."""
+        """Return whether an earlier run has finished the sample at this position of the reading order."""
         return self._found.stamps[position // BLOCK_SAMPLES] != _NO_STAMP
 
     def unfinished(self) -> Sequence[int]:
-        """Return the positions of all samples that no earlier run has put in their places, ascending."""
+        """Return the positions of all samples that no earlier run has finished, ascending."""
+        # A new pack of millions of samples needs no list of them.
         if not self.resumed:
             return range(self._samples)
         return array("q", (position for position in range(self._samples) if not self.is_finished(position)))
 
     def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> None:
-        """Note that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
+        """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
 
-        `animated`: whether only the first of its frames is stored. May be called from any thread.
+        `animated`: whether only its first frame is stored. May be called from any thread.
         """
         block = position // BLOCK_SAMPLES
         with self._lock:
@@ -129,6 +130,7 @@ class PackJournal(Closing):
                 self.skipped[position] = skipped
                 self._lines.append({"skipped": position, "why": skipped})
             self._left[block] -= 1
+            # Workers finish in any order; the line is written by whoever finishes the block's last sample.
             if self._left[block] == 0:
                 self._lines.append({"block": block, "stamp": self._block_stamp(block)})
 
@@ -138,19 +140,19 @@ class PackJournal(Closing):
             return next(iter(self.skipped.values()), "")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._lines.close()
 
 
 class _Found(NamedTuple):
-    """Hold what an earlier run finished."""
+    """What an earlier run finished."""
 
     stamps: array[int]
     """The stamp of each block, or `_NO_STAMP`."""
     skipped: dict[int, str]
-    """Of the samples in finished blocks, why some were left out."""
+    """Why samples in finished blocks were left out, by position."""
     animated: set[int]
-    """Those of them that have further frames."""
+    """The positions of samples in finished blocks that have further frames."""
 
     @classmethod
     def nothing(cls, samples: int) -> _Found:
@@ -162,7 +164,7 @@ def _blocks_of(samples: int) -> int:
 
 
 def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Found:
-    """Return what is noted of this very work, and true of its samples still; nothing of another work's."""
+    """Return what the journal says, where it belongs to this work, about blocks whose samples have not changed."""
     found = _Found.nothing(samples)
     try:
         for value in walk_journal(path, head):
@@ -172,7 +174,7 @@ def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[in
                 found.skipped[value["skipped"]] = value["why"]
             elif "animated" in value:
                 found.animated.add(value["animated"])
-    # Whatever stands there that no journal of this work would say: packing anew is always right.
+    # Whatever else is in the file: packing again is always right, so nothing is worth an error.
     except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return _Found.nothing(samples)
     for block, noted in enumerate(found.stamps):

@@ -1,8 +1,8 @@
-"""Deciding what a pack will be, before a byte of it is written: which fields its file holds, how and where.
+"""Deciding what a pack will be before a byte of it is written: which fields its file holds, how and where.
 
-Where a box lies in the stored image depends on how large the image was, which is known once it has been decoded. So
-packing notes every image's size, and the boxes, which are small, are computed and written when all samples are in
-their places: for all of a split at once.
+Where a box is in the stored image depends on how large the image was, which is known only once it has been decoded. So
+packing records every image's size, and the boxes, which are small, are computed and written at the end, for a whole
+split at once.
 """
 
 from __future__ import annotations
@@ -47,52 +47,52 @@ if TYPE_CHECKING:
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
-# What stands in rows of other columns that cropping left without a box; they come after all others.
+# The value of other columns in rows that cropping left without a box; these rows come last.
 _UNUSED = -1
-# Left free on the disk: other things of the session need some, and a full disk fails in ways nobody tested.
+# Left free on the disk: the rest of the session needs some, and a full disk fails in ways that nobody has tested.
 _SPARE_FRACTION = 0.05
 # A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
 _PIXELS_OF_A_BYTE = 2
-# Importing torch takes one core 1.6 s; its kernel saves 1 ms with a photograph, which all cores share.
+# Importing torch takes one core 1.6 s; its kernel saves 1 ms for each photograph, divided among all cores.
 TORCH_SAMPLES = 2_000
 TORCH_BYTES = 4_096
-# Said beforehand, because a list surprises whoever expects `x.to(device)` to work.
+# Said beforehand, because a list surprises people who expect `x.to(device)` to work.
 LISTS = "; a batch of them is a list, and with image_size=(height, width) it is a tensor"
-# How a file says that another machine, or a later day, might have stored pixels.
+# Part of the reason in a file that another machine, or the same one with more free space, would have stored as pixels.
 _NO_ROOM = "are free, so they are kept as they came"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredField:
-    """Hold how one side of all samples, N of them, lies in the file; each sample writes into its own place."""
+    """How one side of all N samples is stored in the file; each sample has a place of its own."""
 
     side: Literal["x", "y"]
     """Inputs or targets."""
     shape: tuple[int, ...] | None
-    """Of one row; `None` for bytes of each sample's own length."""
+    """Shape of one row; `None` for bytes whose length differs from sample to sample."""
     dtype: np.dtype[Any]
-    """Of one row."""
+    """Type of one row."""
     lengths: NDArray[np.int64] | None = None
     """int64 `(N,)`, bytes of each sample, where `shape` is `None`; `None` until all samples have been encoded."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Of the group of bytes: how they are decoded."""
+    """Attributes of the group of bytes, which say how they are decoded."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether its samples have no places yet."""
+        """Return whether the places of its samples are still unknown."""
         return self.shape is None and self.lengths is None
 
     @property
     def row_bytes(self) -> int:
-        """Return the length of one row in bytes; 0 where each has its own."""
+        """Return the length of one row in bytes; 0 where lengths differ."""
         return 0 if self.shape is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def name(self, split: str) -> str:
-        """Return the name of its dataset, or group, of a split."""
+        """Return the name of its dataset or group in a split."""
         return x_name(split) if self.side == "x" else y_name(split)
 
     def lengths_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bytes of each of some samples."""
+        """Return how many bytes each of some samples has."""
         if self.shape is not None:
             return np.full(len(samples), self.row_bytes, np.int64)
         return np.zeros(len(samples), np.int64) if self.lengths is None else self.lengths[samples]
@@ -107,7 +107,7 @@ class StoredField:
     def offsets(self, split: SplitPlan) -> dict[str, NDArray[np.int64]]:
         """Return where each row of bytes begins and ends, int64 `(rows + 1,)`, by the dataset's name.
 
-        Rows of one shape have none.
+        Rows of one shape have no offsets.
         """
         if self.shape is not None:
             return {}
@@ -122,14 +122,14 @@ class StoredField:
         places = np.zeros(count, dtype=np.int64)
         for split in splits:
             lengths = self.lengths_of(split.samples)
-            # Final before one sample is decoded: threads write each straight into its place, in any order, outside of
-            # HDF5's lock.
+            # Final before the first sample is decoded, so that threads write each one straight into its place, in any
+            # order, without HDF5's lock.
             places[split.samples] = offsets.get(self.reserve(split).name, 0) + np.cumsum(lengths) - lengths
         return places
 
 
 def reserve_boxes(boxes: Boxes, split: SplitPlan) -> list[ReservedDataset]:
-    """Return the datasets of a split's boxes: their offsets, their places, and each further column."""
+    """Return the datasets of a split's boxes: offsets, coordinates and each further column."""
     group = y_name(split.name)
     count = int(np.diff(boxes.offsets)[split.samples].sum())
     return [
@@ -148,10 +148,10 @@ def split_boxes(
     """Return the content of the datasets that `reserve_boxes` names.
 
     Args:
-        boxes: of all samples.
-        split: whose samples, in row order.
+        boxes: those of all samples.
+        split: the split, with its samples in row order.
         sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
-        options: how the stored image was made of it; with no size, boxes stay where they are.
+        options: how the stored image was made from it; without a size, boxes stay where they are.
     """
     counts = np.diff(boxes.offsets)[split.samples]
     owner = np.repeat(np.arange(len(split.samples)), counts)
@@ -159,9 +159,10 @@ def split_boxes(
     rows = (rows + np.arange(len(rows))).astype(np.int64)
     own = sizes[split.samples][owner]
     places = boxes.boxes[rows].astype(np.float64)
+    # YOLO and others give fractions of the image's sides.
     if boxes.relative:
         places *= own[:, [1, 0, 1, 0]]
-    # Only now, with the size of every image known: cropping and padding move boxes by it.
+    # Only now that the size of every image is known, because cropping and padding move boxes by it.
     places, kept = fit_boxes(places, own, options.size, options.resize)
     kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
     group = y_name(split.name)
@@ -176,7 +177,8 @@ def split_boxes(
 
 
 def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
-    """Return the values with rows behind them up to `count`."""
+    """Return the values, followed by unused rows up to `count`."""
+    # The dataset was allocated before anybody knew how many boxes cropping would leave.
     rest = np.full((count - len(values), *values.shape[1:]), unused, values.dtype)
     return np.ascontiguousarray(np.concatenate([values, rest]))
 
@@ -189,7 +191,7 @@ def pack_content(
     attributes: Mapping[str, Any],
     skipped: Sequence[str] = (),
 ) -> PackContent:
-    """Return all that the file holds before its samples.
+    """Return everything that the file holds before its samples.
 
     `skipped` has one sentence for each sample that was left out.
     """
@@ -206,6 +208,7 @@ def pack_content(
         elif isinstance(table.targets, Boxes):
             reserved += reserve_boxes(table.targets, split)
         for part in plan.fields:
+            # Its bytes are spooled first, and get a dataset in the final file.
             if part.is_open:
                 continue
             arrays.update(part.offsets(split))
@@ -222,36 +225,34 @@ def pack_content(
 
 
 def lacked_room(info: PackInfo) -> bool:
-    """Return whether `encoding="auto"` kept the files' own bytes of a pack only because pixels did not fit on that
-    disk.
-    """
+    """Return whether `encoding="auto"` stored a pack's original files only because pixels did not fit on that disk."""
     return info.encoding == "encoded" and _NO_ROOM in (info.encoding_reason or "")
 
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """Say what will be written."""
+    """What will be written."""
 
     encoding: str
-    """How inputs are stored, where `"auto"` is decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they
-    are no images.
+    """How inputs are stored, with `"auto"` decided: `"pixels"`, `"encoded"`, `"jpeg:Q"`, or `"arrays"` where they are
+    not images.
     """
     reason: str
-    """Why so, in a sentence."""
+    """The reason for that, in a sentence."""
     x: StoredField
-    """The inputs. Where a few images only were looked at, another may yet contradict their shape."""
+    """The inputs. Where only a few images were examined, another one may still contradict their shape."""
     y: StoredField | None
-    """Targets that are read with the samples, `None` where they are known before."""
+    """Targets that are read with the samples; `None` where they are known beforehand."""
     splits: tuple[SplitPlan, ...]
     """The samples of each split, in row order."""
     open_bytes: int = 0
-    """About how much inputs will take whose lengths are not known yet."""
+    """An estimate of the size of inputs whose lengths are not known yet."""
     resizer: Resizer | None = None
-    """What scales the images, which shows in the bytes; `None` where they are not scaled."""
+    """What resizes the images, which shows in the bytes; `None` where they are not resized."""
 
     @property
     def fields(self) -> tuple[StoredField, ...]:
-        """Return what each sample is written to."""
+        """Return the fields that each sample is written to."""
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
@@ -262,11 +263,9 @@ class PackPlan:
 
 
 def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
-    """Return how images become what is stored, with no colour mode left open.
-
-    Rows of arrays keep their channels unless others are asked for, or JPEG, which needs a form of its own; all else
-    becomes RGB.
-    """
+    """Return how images become what is stored, with the colour mode decided."""
+    # Rows of arrays keep their channels, which people chose; except for JPEG, which has only some forms. Files become
+    # RGB, because a folder of photographs usually holds a few grey ones.
     if options.image.color_mode != "auto":
         return options.image
     keeps = isinstance(table.inputs, Images) and table.inputs.own_channels and options.jpeg_quality is None
@@ -274,18 +273,16 @@ def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
 
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
-    """Return whether some images must be looked at before planning."""
+    """Return whether some images have to be examined before planning."""
     image = image_options(table, options)
     known = image.size is not None and image.color_mode != "keep"
     return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:
-    """Return whether so many images of three channels, and so large ones, are to be resized that importing torch pays.
-
-    Depends on the samples and options alone: not on cores, nor on whether torch happens to be imported already, since
-    the resizer shows in the bytes.
-    """
+    """Return whether the images to resize are so many, and so large, that importing torch pays."""
+    # By the samples and options alone, and not by cores or by whether torch happens to be imported, because the resizer
+    # shows in the bytes.
     if not isinstance(table.inputs, Images) or options.image.size is None or options.encoding == "encoded":
         return False
     if options.image.color_mode == "grayscale" or len(table) < TORCH_SAMPLES:
@@ -306,13 +303,13 @@ def plan_pack(
     Args:
         table: the samples.
         options: what the caller asked for.
-        facts: of a few images, where `needs_facts`.
-        free_bytes: what the disk has left; `None` skips the question whether it fits.
-        has_torch: whether torch's kernel is there to resize images.
+        facts: those of a few images, where `needs_facts` says so.
+        free_bytes: the free space of the disk; `None` to skip the question whether the pack fits.
+        has_torch: whether torch's kernel is available to resize images.
 
     Raises:
-        LayoutError: pixels are asked for images that have no one size.
-        OptionError: splits are asked of a source that has its own; an encoding that these samples cannot have.
+        LayoutError: pixels are asked for, but the images have different sizes.
+        OptionError: splits are given for a source that has its own, or an encoding that these samples cannot have.
     """
     rows = split_rows(table, options.fractions, seed=options.seed, group_by=options.group_by)
     splits = tuple(SplitPlan(name, samples) for name, samples in rows.items())
@@ -321,7 +318,7 @@ def plan_pack(
     plan = _plan_images(table.inputs, table, options, splits, facts, free_bytes)
     if options.image.size is None or plan.encoding == "encoded":
         return plan
-    # Decided before anything is written, and named in the file: the two filters differ by a grey level.
+    # Decided before anything is written, and recorded in the file: the two filters differ by a grey level.
     return replace(plan, resizer="torch" if has_torch and gains_by_torch(table, options) else "pillow")
 
 
@@ -346,7 +343,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
 ) -> PackPlan:
     def encoded(reason: str) -> PackPlan:
         group = {IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
-        # The files' own bytes, whose lengths the listing tells: so they have places before one is read.
+        # The listing has the lengths of the files, so their places are known before one is read.
         x = StoredField("x", None, np.dtype(np.uint8), lengths=images.source.sizes, attributes=group)
         return PackPlan("encoded", reason, x, _plan_target(table, options, None), splits)
 
@@ -378,14 +375,14 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
 
 
 def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits: tuple[SplitPlan, ...]) -> PackPlan:
-    """Plan images encoded anew: bytes whose lengths show when they are there."""
+    """Plan images that are encoded again, whose lengths are known only afterwards."""
     size = options.image.size
-    # What is stored has its size already; fitting it again when it is read changes nothing.
+    # Stored images have the final size already; resizing them again when they are read changes nothing.
     x = StoredField(
         "x", None, np.dtype(np.uint8), attributes={IMAGE_OPTIONS_ATTRIBUTE: image_options_to_json(options.image)}
     )
     y = _plan_target(table, options, None if size is None else (*size, 3))
-    # Only for the check of room; the file that comes of it is as large as its JPEGs are.
+    # Only for the check of free space; the file becomes as large as its JPEGs are.
     guess = int(images.source.sizes.sum()) if size is None else len(table) * size[0] * size[1] // _PIXELS_OF_A_BYTE
     return PackPlan(options.encoding, f"encoding='{options.encoding}' was asked for", x, y, splits, guess)
 
@@ -393,7 +390,7 @@ def _plan_jpeg(images: Images, table: SampleTable, options: PackOptions, splits:
 def _plan_target(
     table: SampleTable, options: PackOptions, image_shape: tuple[int, int, int] | None
 ) -> StoredField | None:
-    """Plan how targets that come with the samples are stored; masks as their images are."""
+    """Plan how targets that are read with the samples are stored; masks like their images."""
     targets = table.targets
     if isinstance(targets, Arrays):
         return StoredField("y", targets.shape, targets.dtype)
@@ -406,12 +403,12 @@ def _plan_target(
 
 
 def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
-    """Return how masks become class indices: the geometry of their images."""
+    """Return how masks become class indices, with the geometry of their images."""
     return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
 
 
 def _has_files(images: Images, table: SampleTable) -> bool:
-    """Return whether images, and masks where there are, come as files that can be kept as they are."""
+    """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
 
 
@@ -424,7 +421,7 @@ def _check_files(images: Images, table: SampleTable) -> None:
 def _row_shape(
     image: ImageOptions, facts: Sequence[ImageFacts]
 ) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str]:
-    """Return the one shape of all images as far as `facts` tell, and its dtype; or no shape, with the reason."""
+    """Return the common shape and dtype of the images that `facts` describe; or no shape, with the reason."""
     uint8 = np.dtype(np.uint8)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:
@@ -432,7 +429,7 @@ def _row_shape(
     sizes = {image.size or (fact.height, fact.width) for fact in facts}
     depths = {channels or fact.channels for fact in facts}
     dtypes = {uint8 if channels else np.dtype(fact.dtype) for fact in facts}
-    # Rows of one shape are what makes reading fast; many shapes would be padding or a guess at a size.
+    # Rows of one shape are what makes reading fast; several shapes would need padding, or a size that nobody asked for.
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
         return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})"

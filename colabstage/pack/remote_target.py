@@ -1,8 +1,8 @@
 """Shards in a bucket or on a file server: each is written on its worker's own disk, and then uploaded.
 
-Storage of that kind has no rename that is done in one step, and no lock. So workers upload into a folder beside the
-target, whose name follows from what the set is made of: whoever packs the same again, on whichever machine, goes on
-with what is there. When all shards are, they get their names; each one's manifest goes before the old bytes do.
+Storage of that kind has neither an atomic rename nor locks. So workers upload into a folder beside the target, whose
+name follows from what the set is made of: packing the same set again, on any machine, continues with what is there.
+When all shards are uploaded, they get their names; an old manifest is removed before the old bytes are replaced.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from colabstage.pack.shards import SetPlan, ShardTask
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+# Each look is a request to the storage.
 _LOOK_S = 2.0
-# A worker says nothing between the beginning of a shard and its end.
+# A worker gives no sign between the beginning of a shard and its end.
 _SILENCE_S = 4 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteTarget:
-    """Hold the address that one file with the whole dataset would have. Picklable."""
+    """The address that a single file with the whole dataset would have. Picklable."""
 
     url: str
     """As it was given."""
@@ -51,7 +52,7 @@ class RemoteTarget:
         """Return the target, where `out` is an address; `None` for a path.
 
         Raises:
-            OptionError: it is an address that nothing can be written to.
+            OptionError: it is an address that cannot be written to.
         """
         text = str(out)
         if not _ADDRESS.match(text):
@@ -69,12 +70,12 @@ class RemoteTarget:
 
     @property
     def scratch(self) -> Path:
-        """Return a file of the target's name on this machine, where temporary files go."""
+        """Return a path with the target's name in this machine's folder for temporary files."""
         return Path(tempfile.gettempdir()) / self.url.rpartition("/")[2]
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_SetFolder]:
-        """Yield the storage, for as long as it is asked."""
+        """Yield the storage, and close it at the end."""
         store = WritableStore(self.url)
         try:
             yield _SetFolder(store)
@@ -82,11 +83,11 @@ class RemoteTarget:
             store.close()
 
     def write(self, plan: SetPlan, progress: Progress, began: float) -> PackReport:
-        """Write a planned set: how `ShardSet` is told to.
+        """Write a planned set; for `ShardSet.write`.
 
         Raises:
-            TargetExistsError: something stands in the way. TargetNotWritableError: the storage takes nothing.
-            As `pack_dataset`.
+            TargetExistsError: a file is in the way. TargetNotWritableError: the storage refuses writes.
+            Exception: as `pack_dataset`.
         """
         names = plan.names()
         with self.open() as shelf:
@@ -99,12 +100,14 @@ class RemoteTarget:
                 check_share(plan.job, results)
                 for name in names:
                     shelf.place(name)
+            # All shards are written again in another form, so none of these can be continued.
             except MixedImagesError:
                 shelf.clear(names)
                 raise
             except BaseException:
                 shelf.unwant(names[0])
                 raise
+            # The manifest first: a pack without one does not count, so a half-removed one cannot be read.
             for path in others:
                 shelf.store.remove(f"{path}.json")
                 shelf.store.remove(path)
@@ -131,20 +134,20 @@ class RemoteTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTask:
-    """Hold all that a worker needs to write one shard on its own disk and to upload it. Picklable as `ShardTask` is."""
+    """Everything that a worker needs to write one shard on its own disk and upload it. Picklable as `ShardTask` is."""
 
     shard: ShardTask
-    """What is to be written."""
+    """What to write."""
     target: RemoteTarget
     """Where it goes."""
 
 
 def write_remote_shard(task: RemoteTask) -> ShardResult:
-    """Write one shard and upload it, unless it is there. Called in a worker; may be called again when one died.
+    """Write one shard and upload it unless it exists. Called in a worker, and again when a worker died.
 
     Raises:
         TargetNotWritableError: it cannot be uploaded.
-        As `write_shard`.
+        Exception: as `write_shard`.
     """
     with task.target.open() as shelf:
         return _write(task, shelf, write_shard)
@@ -156,13 +159,14 @@ def _write(task: RemoteTask, shelf: _SetFolder, write: Callable[[ShardTask], Sha
     if done is not None:
         return done
     model = task.target.scratch.with_name(f"colabstage-{name.made_of}-{name.number:05}")
-    # Whatever ends the work, the shard on this disk is gone on with: its journal proves what is in it.
+    # Kept after any error: the journal of the shard on this disk says what is finished in it.
     with open_workspace(model) as workspace:
         local = replace(task.shard, folder=str(workspace.path))
         with _as_long_as_wanted(shelf, name, workspace.path / WANTED):
             result = write(local)
         if not shelf.has_all(name):
             shelf.upload(local.path, name)
+            # The set may have been finished during the upload, by a worker that took over from this one.
             if shelf.has_all(name):
                 shelf.discard(name)
         return result
@@ -170,13 +174,14 @@ def _write(task: RemoteTask, shelf: _SetFolder, write: Callable[[ShardTask], Sha
 
 @contextlib.contextmanager
 def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterator[None]:
-    """Keep a file that goes when the caller, wherever it is, wants the shards no longer."""
+    """Keep a local file that is removed when the caller, wherever it is, no longer wants the shards."""
+    # Looking at a local file is cheap enough for every sample; asking the storage is not.
     file.touch()
     ending = threading.Event()
 
     def watch() -> None:
         while not ending.wait(_LOOK_S):
-            with contextlib.suppress(SourceError):  # storage that does not answer has not said no
+            with contextlib.suppress(SourceError):  # no answer does not mean that they are not wanted
                 if not shelf.is_wanted(name):
                     remove_own(file)
                     return
@@ -191,22 +196,22 @@ def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterat
 
 
 class _SetFolder:
-    """Speak to the folder that shards go to."""
+    """The remote folder that shards are uploaded to."""
 
     def __init__(self, store: WritableStore) -> None:
         self.store = store
         self._folder, _, self._name = store.path.rpartition("/")
 
     def final(self, name: ShardName) -> str:
-        """Return where a shard ends up."""
+        """Return the final path of a shard."""
         return f"{self._folder}/{self._file(name)}"
 
     def part(self, name: ShardName) -> str:
-        """Return where a shard is until all are there."""
+        """Return the path of a shard until all of them are uploaded."""
         return f"{self._parts(name)}/{self._file(name)}"
 
     def finished(self, path: str, name: ShardName) -> ShardResult | None:
-        """Return what became of a shard that is there and whole; `None` when it is not, or is another set's."""
+        """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
         sidecar = self.store.content(f"{path}.json")
         if sidecar is None:
             return None
@@ -219,11 +224,10 @@ class _SetFolder:
         return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
     def others(self, names: list[ShardName], *, overwrite: bool) -> list[str]:
-        """Return what stands in the way and goes at the end; shards of this very set do not, nor those that are
-        replaced.
+        """Return existing files that are removed at the end: all but this set's own shards and those to be replaced.
 
         Raises:
-            TargetExistsError: there is something, and it must not be replaced.
+            TargetExistsError: there are such files, but they must not be replaced.
         """
         target = Path(self._name)
         own = {self._file(name): name for name in names}
@@ -244,7 +248,7 @@ class _SetFolder:
         return [f"{self._folder}/{found}" for found in foreign if found not in own]
 
     def upload(self, file: Path, name: ShardName) -> None:
-        """Bring a shard here, its manifest last."""
+        """Upload a shard, its manifest last."""
         self.store.put(file, self.part(name))
         self.store.put(manifest_path(file), f"{self.part(name)}.json")
 
@@ -253,7 +257,7 @@ class _SetFolder:
         part, final = self.part(name), self.final(name)
         if self.finished(part, name) is None:
             return
-        # As for files: a new one appears whole, and a replaced one is for a moment one that nobody trusts.
+        # As for local files: a new shard appears complete, and one that is replaced has no manifest for a moment.
         replaces = self.store.exists(final)
         if replaces:
             self.store.remove(f"{final}.json")
@@ -264,32 +268,30 @@ class _SetFolder:
             self.store.move(f"{part}.json", f"{final}.json")
 
     def want(self, name: ShardName) -> None:
-        """Say that the set of a shard is wanted."""
+        """Mark the set of a shard as wanted."""
         with tempfile.TemporaryDirectory(prefix="colabstage-") as folder:
             (Path(folder) / WANTED).write_bytes(b"wanted")
             self.store.put(Path(folder) / WANTED, f"{self._parts(name)}/{WANTED}")
 
     def unwant(self, name: ShardName) -> None:
-        """Say that the set of a shard is not wanted any more."""
+        """Mark the set of a shard as no longer wanted."""
         self.store.remove(f"{self._parts(name)}/{WANTED}")
 
     def is_wanted(self, name: ShardName) -> bool:
-        """Return whether it is wanted."""
+        """Return whether the set of a shard is wanted."""
         return self.store.exists(f"{self._parts(name)}/{WANTED}")
 
     def has_all(self, name: ShardName) -> bool:
-        """Return whether a shard's set is finished. Then it was by other workers, where one that seemed lost still
-        works.
-        """
+        """Return whether a shard's set has been finished, by other workers while this one seemed lost."""
         return not self.is_wanted(name) and self.finished(self.final(name), name) is not None
 
     def discard(self, name: ShardName) -> None:
-        """Remove what was uploaded of a shard."""
+        """Remove the uploaded parts of a shard."""
         self.store.remove(f"{self.part(name)}.json")
         self.store.remove(self.part(name))
 
     def clear(self, names: list[ShardName]) -> None:
-        """Remove all that was uploaded and has no name of its own."""
+        """Remove everything in the folder of unfinished shards."""
         self.unwant(names[0])
         for name in names:
             self.discard(name)

@@ -1,8 +1,8 @@
-"""Who resizes the images of a pack: expected before anything is imported, and settled beside the first reads.
+"""What resizes the images of a pack: planned before anything is imported, and settled during the first reads.
 
 Importing torch takes one core about two seconds, as long as a slow mount takes to send the first thousand files. So the
-plan goes by whether torch is installed, and the import runs in a thread while files are read. Should torch turn out to
-be unusable, nothing of what was written is kept, and the pack begins anew with Pillow.
+plan goes by whether torch is installed, and a thread imports it while files are read. If torch turns out to be
+unusable, everything written so far is discarded, and the pack starts over with Pillow.
 """
 
 from __future__ import annotations
@@ -19,38 +19,36 @@ from colabstage.images.geometry import can_torch_resize
 if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
 
-# The only processors that may have AVX2, which torch's kernel is fast with.
+# Only these processors may have AVX2, without which torch's kernel is not fast.
 _X86 = ("x86_64", "amd64")
-# A disk that takes longer to give torch away is broken.
+# No import takes longer, except from a broken disk.
 _MOST_S = 300.0
 
 
 class UnusableTorchError(Exception):
-    """Say that torch was expected to resize, and cannot."""
+    """Torch was planned to resize, but cannot."""
 
 
 def expects_torch() -> bool:
-    """Return whether torch is installed on a processor that may have its kernel; the certain answer where it is
-    imported already.
-
-    Imports nothing: of an installation that is broken, or a processor without AVX2, only the import tells.
-    """
+    """Return whether torch is likely to be usable, without importing it."""
+    # Only the import shows whether the installation works and the processor has AVX2.
     if "torch" in sys.modules:
         return can_torch_resize()
     return platform.machine().lower() in _X86 and find_spec("torch") is not None
 
 
 class TorchImport:
-    """Import torch in a thread that ends with the import. Python waits for it at exit, should nobody else."""
+    """An import of torch in a thread of its own."""
 
     def __init__(self) -> None:
         """Start the thread."""
         self._usable = False
         self._done = threading.Event()
+        # Not a daemon, so that the interpreter does not end in the middle of the import.
         threading.Thread(target=self._run, name="colabstage-import").start()
 
     def require(self) -> None:
-        """Wait until torch is here. Called by every thread that is about to resize.
+        """Wait until torch is imported. Called by every thread that is about to resize.
 
         Raises:
             UnusableTorchError: it cannot resize.
@@ -67,10 +65,10 @@ class TorchImport:
 
 
 def by_pillow(job: PackJob) -> PackJob:
-    """Return the same job, its images resized by Pillow."""
+    """Return the same job, with images resized by Pillow."""
     return replace(job, plan=replace(job.plan, resizer="pillow"))
 
 
 def settled(job: PackJob) -> PackJob:
-    """Return the job with the resizer that can be used, whatever was expected; imports torch where it was."""
+    """Return the job with a resizer that works, importing torch where the plan has it."""
     return job if job.plan.resizer != "torch" or can_torch_resize() else by_pillow(job)

@@ -1,7 +1,7 @@
 """Which rows of a file that is being packed are in it: one byte for each row, in a file that all processes map.
 
-Whoever packs writes a row's byte once the row is in its place. Readers, in this process or in others, look at the byte
-and need no lock, so a fork at any moment leaves none locked. The head says who packs, and how that ended.
+The packing process writes a row's byte once the row is in its place. Readers, in this process or in others, look at
+the byte without taking a lock, so a fork can never leave one locked. The header says who packs, and how that ended.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ _LONGEST_MESSAGE = 2_000
 
 
 class RowState(IntEnum):
-    """Say where a row is."""
+    """The state of a row."""
 
     MISSING = 0
     """Not packed yet."""
     HERE = 1
     """In its place in the file."""
     LEFT_OUT = 2
-    """It cannot be used, and nothing stands in its place."""
+    """It cannot be used, and its place is empty."""
 
 
 class PackState(IntEnum):
-    """Say how packing stands."""
+    """The state of packing."""
 
     RUNNING = 0
-    """Rows still come."""
+    """More rows will come."""
     PLACED = 1
-    """All are there, and the file is at its place."""
+    """All rows are there, and the file is in its place."""
     FAILED = 2
-    """It has ended before that; the head says why."""
+    """It ended before that; the header says why."""
 
 
 class RowMap:
-    """The mapped file. Anybody may read; only whoever packs writes."""
+    """The mapped file. Any process may read it; only the one that packs writes."""
 
     def __init__(self, path: Path) -> None:
         """Map the file that `create` made.
 
         Raises:
-            FileNotFoundError: it is gone, with the work that it belonged to.
+            FileNotFoundError: it was removed, with the work that it belonged to.
         """
         with path.open("r+b") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
@@ -63,8 +63,8 @@ class RowMap:
 
     @classmethod
     def create(cls, path: Path, rows: int) -> RowMap:
-        """Make a map of rows that are all missing, packed by this process. `path` is in a temporary of ours."""
-        # Never cut: readers of an earlier run may have it mapped.
+        """Create a map at `path`, in a workspace of this process, with all rows missing."""
+        # Removed and not truncated: readers of an earlier run may have it mapped, and would be killed by a signal.
         remove_own(path)
         path.touch()
         cut_own(path, _HEAD_BYTES + rows)
@@ -74,12 +74,12 @@ class RowMap:
 
     @property
     def state(self) -> PackState:
-        """Return how packing stands."""
+        """Return the state of packing."""
         return PackState(int(self._bytes[0]))
 
     @property
     def abandoned(self) -> bool:
-        """Return whether who packed has ended without a word, as after a kill."""
+        """Return whether the packing process has ended without saying so, as after a kill."""
         return self.state is PackState.RUNNING and owner_is_alive(self._read_text(_OWNER_AT)) is False
 
     @property
@@ -93,20 +93,20 @@ class RowMap:
         return int(np.count_nonzero(self.rows == RowState.LEFT_OUT))
 
     def set_placed(self) -> None:
-        """Say that the file is whole and at its place."""
+        """Record that the file is complete and in its place."""
         self._bytes[0] = PackState.PLACED
 
     def set_failed(self, error: BaseException) -> None:
-        """Say that packing has ended, and why; for all processes. What is placed already stays so."""
+        """Record that packing has ended, and why; unless the file is already in its place."""
         if self.state is PackState.PLACED:
             return
         kind, message = error_to_json(error)
         self._write_text(_ERROR_AT, json.dumps([kind, message[:_LONGEST_MESSAGE]]))
-        # The state last: who reads it finds the reason.
+        # The state is written last, so that a process that sees it also finds the reason.
         self._bytes[0] = PackState.FAILED
 
     def failure(self, unit: str) -> ColabstageError:
-        """Return what is raised to who needs a row that does not come any more: what happened, and what is here."""
+        """Return the error for readers of rows that will not come: what happened, and how much is there."""
         here = f"{self.here:,} of {len(self.rows):,} {unit} are here, and are kept"
         again = "Call stage_dataset with the same arguments again: it goes on from there."
         text = self._read_text(_ERROR_AT)
@@ -114,7 +114,7 @@ class RowMap:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
         raw = json.loads(text)
         kind, message = error_from_json(raw, NotStagedError)
-        # What is none of ours says nothing of where it happened.
+        # The message of another library's error does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
         return kind(f"{what}. {here}. {again}")
 

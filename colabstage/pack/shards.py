@@ -1,8 +1,8 @@
 """One dataset in several files, each written by a task of its own, here or on another machine.
 
-Which rows a shard holds follows from the samples and the number of shards alone, so the files are the same bytes
-whoever writes them. A task opens the source by its address, plans as the caller did, and makes sure that it came to the
-same; it writes into a folder beside the target. When all shards are there they take their places.
+Which rows a shard holds follows from the samples and the number of shards alone, so the files have the same bytes
+whoever writes them. A task opens the source by its address, plans as the caller did, and makes sure that the plans
+agree; it writes into a folder beside the target. When all shards are finished, they are moved to their places.
 """
 
 from __future__ import annotations
@@ -60,23 +60,25 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
 
 _SHARD_BYTES = 1_000_000_000
-# Fewer would leave the workers of a small cluster idle; where shards get too few samples they cost more than they give.
+# Fewer shards would leave workers of a small cluster idle; with too few samples, a shard costs more than it gains.
 _FEWEST = 8
 _FEWEST_SAMPLES = 64
+# Names have five digits.
 _MOST = 99_999
-# In the folder that shards are written in: as long as it is there, they are wanted.
+# A file in the folder of unfinished shards: workers continue as long as it exists. A shared folder is the one thing
+# that all executors' workers have in common, so cancelling works for each of them.
 WANTED = "wanted"
 _LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Hold all that a worker needs to write one shard. Picklable where `source` and the functions in `options` are."""
+    """Everything that a worker needs to write one shard. Picklable if `source` and the functions in `options` are."""
 
     source: PackSource
-    """What is packed, under the name by which the worker sees it."""
+    """What is packed, under the name by which the worker can open it."""
     folder: str
-    """Where to write it."""
+    """The folder to write to."""
     target: str
     """The file whose shards these are, for their names."""
     options: PackOptions
@@ -84,11 +86,11 @@ class ShardTask:
     facts: tuple[ImageFacts, ...]
     """The images that the caller planned with."""
     free_bytes: int
-    """The room that the caller planned with."""
+    """The free space that the caller planned with."""
     encoded: bool
-    """Whether images turned out to be of many sizes, so that all stay as they came."""
+    """Whether images turned out to have many sizes, so that their files are stored."""
     resizer: Resizer | None
-    """What scales the images wherever a shard is written."""
+    """What resizes the images, on every worker."""
     name: ShardName
     """Which of the shards this is."""
 
@@ -100,7 +102,7 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """Tell what became of one shard."""
+    """What one task has written."""
 
     samples: dict[str, int]
     """Rows of each split."""
@@ -109,27 +111,28 @@ class ShardResult:
     resumed: int
     """Samples that were in place before."""
     readers: int
-    """Reads in flight at the most."""
+    """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
     """The names of animations, as far as this run has seen them."""
 
     @property
     def rows(self) -> int:
-        """Return the samples that are done, one way or the other."""
+        """Return how many samples are done, whether stored or left out."""
         return sum(self.samples.values()) + len(self.skipped)
 
 
 def default_shards(job: PackJob) -> int:
-    """Return how many shards a dataset has if nobody says: about one for each GB. Depends on the samples alone."""
+    """Return the default number of shards: about one for each GB."""
+    # From the samples alone and not from the number of workers, so that the files are the same on any cluster.
     by_size = max(_FEWEST, -(-job.plan.nbytes // _SHARD_BYTES))
     return max(1, min(by_size, len(job.table) // _FEWEST_SAMPLES, _MOST))
 
 
 def check_shards(count: int, job: PackJob) -> int:
-    """Return `count` if so many shards can be made.
+    """Return `count` if that many shards can be made.
 
     Raises:
-        OptionError: it is no such number, or some shards would hold nothing.
+        OptionError: they cannot, because some would be empty.
     """
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= count <= most:
@@ -139,9 +142,8 @@ def check_shards(count: int, job: PackJob) -> int:
 
 
 def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[SplitPlan]:
-    """Return the rows of one shard: of every split its part in turn, so that all shards together are the one file's
-    rows.
-    """
+    """Return the rows of one shard: a consecutive part of every split."""
+    # Consecutive, so that the shards one after the other are the rows of the single file.
     parts = []
     for split in splits:
         rows = len(split.samples)
@@ -159,7 +161,7 @@ def shard_job(job: PackJob, number: int, count: int) -> PackJob:
 
 
 def made_of(job: PackJob, count: int) -> str:
-    """Return 16 hexadecimal digits that differ whenever some shard of the set would."""
+    """Return 16 hexadecimal digits that change whenever any shard of the set would."""
     digest = hashlib.sha256()
     facts = (
         version("colabstage"),
@@ -179,14 +181,14 @@ def made_of(job: PackJob, count: int) -> str:
 
 
 def write_shard(task: ShardTask) -> ShardResult:
-    """Write one shard, unless it is there. Called in a worker; may be called again when one died.
+    """Write one shard unless it exists. Called in a worker, and again when a worker died.
 
     Raises:
-        SourceChangedError: the source is not what the caller planned with.
-        MixedImagesError: an image is not of the shape that was planned; all shards have to be planned anew.
-        CancelledError: the caller does not want it any more.
+        SourceChangedError: the source differs from the one that the caller planned with.
+        MixedImagesError: an image does not have the planned shape; all shards have to be planned again.
+        CancelledError: the caller no longer wants the shard.
         MissingDependencyError: the caller planned with torch as the resizer, which cannot be used here.
-        As `pack_dataset`.
+        Exception: as `pack_dataset`.
     """
     done = finished_shard(task.path, task.name)
     if done is not None:
@@ -217,10 +219,11 @@ def _check_torch() -> None:
 
 
 def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardResult:
-    """Write one shard of a job that is planned, unless it is there; raises as `write_shard`."""
+    """Write one shard of a planned job unless it exists; raises as `write_shard`."""
     done = finished_shard(task.path, task.name)
     if done is not None:
         return done
+    # Rows computed by a function that has changed since it was planned would stand beside others in one dataset.
     job.options.check_code()
     if made_of(job, task.name.total) != task.name.made_of:
         msg = (
@@ -242,7 +245,7 @@ def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardR
 
 
 def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
-    """Return what became of a shard that is there and whole; `None` when it is not, or is another set's."""
+    """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
     manifest = read_manifest(path)
     if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
         return None
@@ -250,7 +253,7 @@ def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
 
 
 class _AsLongAs(Cancellation):
-    """Count as cancelled once a file is gone: how other processes, on other machines, are told to stop."""
+    """A cancellation that takes effect when a file is removed, which works for other processes and machines."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -261,6 +264,7 @@ class _AsLongAs(Cancellation):
     def cancelled(self) -> bool:
         """Return whether the file is gone, or `cancel` has been called."""
         now = time.monotonic()
+        # It is asked for every sample, and the file may be on a network.
         if now - self._looked > _LOOK_S:
             self._looked = now
             if not self._path.exists():
@@ -275,22 +279,22 @@ class _AsLongAs(Cancellation):
 
 @dataclass(frozen=True, slots=True)
 class ShardSet:
-    """Say what is to be packed into how many shards of the dataset that one file would hold."""
+    """What to pack, and into how many shards."""
 
     source: PackSource | CallersDataset
     """What is packed."""
     target: Path
-    """The one file."""
+    """The single file whose shards are made."""
     options: PackOptions
     """How samples become a file."""
     shards: int | None
     """How many shards; `None` for `default_shards`."""
     executor: Executor | None
-    """Who writes them; `None` for this process."""
+    """The executor whose workers write them; `None` for this process."""
     overwrite: bool
-    """Whether what stands there may be replaced."""
+    """Whether existing files may be replaced."""
     write: Callable[[SetPlan, Progress, float], PackReport] | None = None
-    """How they are written, if not by `SetPlan.execute`."""
+    """A function that writes them in place of `SetPlan.execute`."""
 
     def pack(self, progress: Progress) -> PackReport:
         """Write all shards.
@@ -302,7 +306,7 @@ class ShardSet:
         with open_samples(self.source, self.options, beside=self.target) as opened:
             facts = tuple(seen_facts(opened.tree, opened.table, self.options))
             free_bytes = free_space(self.target.parent)
-            # Its workers resize by what is planned here, so that is made sure of first.
+            # Workers use the resizer that is planned here, so it has to be certain and not only expected.
             job = settled(plan_job(opened.tree, opened.table, self.options, free_bytes=free_bytes, facts=facts))
             count = default_shards(job) if self.shards is None else check_shards(self.shards, job)
             plan = SetPlan(self, opened, job, count, facts, free_bytes)
@@ -319,7 +323,7 @@ class ShardSet:
 
 @dataclass(frozen=True, slots=True)
 class SetPlan:
-    """Make one attempt to write a planned set."""
+    """One attempt to write a planned set."""
 
     wanted: ShardSet
     """What was asked for."""
@@ -330,11 +334,11 @@ class SetPlan:
     count: int
     """How many shards."""
     facts: tuple[ImageFacts, ...]
-    """The images that were looked at."""
+    """The images that were examined."""
     free_bytes: int
-    """The room that was there when it was planned."""
+    """The free space when it was planned."""
     encoded: bool = False
-    """Whether all images stay as they came, because they are of many sizes."""
+    """Whether image files are stored, because the images have many sizes."""
 
     def names(self) -> list[ShardName]:
         """Return all shards of the set, in order."""
@@ -342,12 +346,12 @@ class SetPlan:
         return [ShardName(made, number, self.count) for number in range(self.count)]
 
     def execute(self, progress: Progress, began: float) -> PackReport:
-        """Write beside, then publish; what a failure leaves is kept for the next try."""
+        """Write beside the target, then publish; finished shards are kept for the next attempt."""
         target = self.wanted.target
         names = self.names()
         others = self._others(names)
         model = target.with_name(f"{target.stem}-shards{target.suffix}")
-        # Of these two, one needs shards of another form, and the other has nothing to go on with.
+        # After the first of these errors shards of another form are needed; before the second nothing was written.
         with open_workspace(model, keeps=unless(MixedImagesError, TargetExistsError)) as workspace:
             folder = workspace.path
             try:
@@ -357,7 +361,7 @@ class SetPlan:
                 (folder / WANTED).touch()
                 results = self._write(folder, names, progress)
             finally:
-                remove_own(folder / WANTED)  # whoever still works on a shard stops
+                remove_own(folder / WANTED)  # workers that still write a shard stop
             check_share(self.job, results)
             for name in names:
                 file = shard_path(folder / target.name, name.number, name.total)
@@ -373,11 +377,10 @@ class SetPlan:
         )
 
     def _others(self, names: list[ShardName]) -> list[Path]:
-        """Return what stands in the way and goes at the end; shards of this very set do not, nor those that are
-        replaced.
+        """Return existing files that are removed at the end: all but this set's own shards and those to be replaced.
 
         Raises:
-            TargetExistsError: there is something, and it must not be replaced.
+            TargetExistsError: there are such files, but they must not be replaced.
         """
         target = self.wanted.target
         own = {shard_path(target, name.number, name.total): name for name in names}
@@ -405,12 +408,12 @@ class SetPlan:
         return self.collect(results, self._run(tasks, folder), progress)
 
     def task(self, name: ShardName, folder: Path) -> ShardTask:
-        """Return what the writer of one shard is told."""
+        """Return the task of writing one shard."""
         source, options = self.wanted.source, self.job.options
         if isinstance(source, CallersDataset):
-            source = source.dataset  # an executor's workers were asked for, and are the ones to read it
+            source = source.dataset  # the caller asked for an executor, so its workers read the items
         if options.skip_share is not None:
-            options = replace(options, on_error="skip")  # the share is of all shards together
+            options = replace(options, on_error="skip")  # the limit applies to all shards together
         return ShardTask(
             source=str(Path(source).absolute()) if isinstance(source, Path) else source,
             folder=str(folder),
@@ -428,8 +431,8 @@ class SetPlan:
     ) -> list[ShardResult]:
         """Return the results of all shards, in order: those that were `done` before, and those that are `coming`."""
         results = dict(done)
-        # Too many broken samples end this while tasks run. The generator stops them and waits for them: left to the
-        # garbage collector, it might do so in the very thread that one of them runs in.
+        # Too many broken samples end this while tasks are running. Closing the generator stops them and waits; the
+        # garbage collector might do that in the very thread that one of them runs in.
         with closing(coming), progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
             step.advance(sum(result.rows for result in results.values()))
             for task, result in coming:
@@ -452,7 +455,7 @@ class SetPlan:
 
 
 def check_share(job: PackJob, results: Sequence[ShardResult]) -> None:
-    """Stop when more samples are out than may be."""
+    """Stop when more samples are left out than `on_error` allows."""
     share = job.options.skip_share
     skipped = [why for result in results for why in result.skipped]
     if share is not None and len(skipped) > share * len(job.table):
@@ -472,9 +475,7 @@ def set_report(
     nbytes: int,
     began: float,
 ) -> PackReport:
-    """Return what became of a set: `files` that match `pattern`, of `nbytes` in all, begun at `time.monotonic()`
-    `began`.
-    """
+    """Return the report of a set: `files` that match `pattern`, `nbytes` in all, begun at monotonic time `began`."""
     seconds = time.monotonic() - began
     animated = tuple(name for result in results for name in result.animated)
     return PackReport(

@@ -1,4 +1,4 @@
-"""A pack that is read while it is written: what tells readers that rows are there, and packing what they need next."""
+"""A pack that is read while it is written: tells readers which rows are there, and packing which it needs next."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _MAP = "rows"
 
 
 class FirstRows(Protocol):
-    """Say which rows of a split are read first, in order, before a reader has said so itself."""
+    """Return the rows of a split that are read first, in order, until a reader says so itself."""
 
     def __call__(self, units: NDArray[np.intp], window_units: int) -> NDArray[np.intp]: ...
 
 
 class PackStream:
-    """Follow one run of packing, for readers: made before it, told of each sample, and of its end.
+    """One run of packing as readers see it: created before the run, and called for each sample and at the end.
 
     Attributes:
-        arrival: what readers wait with, once packing has begun.
+        arrival: the object through which readers wait for rows, once packing has begun.
     """
 
     def __init__(self, first_rows: FirstRows, begun: Callable[[PackArrival], None]) -> None:
         """Prepare.
 
         Args:
-            first_rows: what is packed first, before a reader has asked.
-            begun: called once, in the thread that packs, when rows can be waited for.
+            first_rows: returns what is packed first, until a reader asks for something.
+            begun: called once, in the thread that packs, when readers can wait for rows.
         """
         self._first_rows = first_rows
         self._begun = begun
@@ -57,6 +57,7 @@ class PackStream:
     @staticmethod
     def obstacle(job: PackJob) -> str | None:
         """Return why rows of a pack cannot be read before all of them are packed; `None` where they can."""
+        # In each case readers would wait for the end anyway, or see values that still change.
         if job.plan.x.is_open:
             return f"with encoding='{job.plan.encoding}' lengths, and so places, are known when all is encoded"
         if isinstance(job.table.targets, Boxes):
@@ -66,10 +67,10 @@ class PackStream:
         return None
 
     def plan(self, job: PackJob, prefer: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """Look at what will be packed.
+        """Prepare for what will be packed.
 
-        `prefer`: is given the stretches `(begin, end)` of the source's one archive in the order in which they are
-        needed, now and whenever that changes.
+        `prefer`: called with byte ranges `(begin, end)` of the source's archive in the order in which they are needed,
+        now and whenever that changes.
         """
         coder = SampleCoder(job.table, job.plan, job.options)
         order = np.argsort(coder.positions, kind="stable")
@@ -78,9 +79,9 @@ class PackStream:
         units = np.empty(len(order), np.int32)
         units[order] = by_position = pack_units(coder.costs[order], sequential=sequential)
         self._units, self._by_position = units, by_position
-        self._stretches: list[list[tuple[int, int]]] = []
+        self._ranges: list[list[tuple[int, int]]] = []
         if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
-            self._stretches = _stretches(coder, units, tree.source.size)
+            self._ranges = _byte_ranges(coder, units, tree.source.size)
         self._prefer = prefer
         count = int(units.max(initial=-1)) + 1
         self._needs = Needs(count, self._change)
@@ -89,7 +90,7 @@ class PackStream:
             split.name: SplitRows(int(start), units[split.samples])
             for split, start in zip(job.plan.splits, starts, strict=False)
         }
-        # Which row each sample is; -1 where it is of no split.
+        # The row of each sample; -1 where it belongs to no split.
         self._row_of = np.full(len(order), -1, np.int64)
         for split, start in zip(job.plan.splits, starts, strict=False):
             self._row_of[split.samples] = start + np.arange(len(split.samples))
@@ -97,14 +98,14 @@ class PackStream:
         self._change(self._first)
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
-        """Let readers in: the file has its layout, and the rows that an earlier run packed.
+        """Let readers in: the file has its final layout, and the rows that an earlier run packed.
 
         Args:
             workspace: where the file is made.
             place: where it will be.
             job: what is packed.
-            order: int64 `(N,)`, the sample at each position of the medium.
-            journal: what is packed already.
+            order: int64 `(N,)`, the sample at each position of the reading order.
+            journal: the samples that are packed already.
         """
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
@@ -129,21 +130,21 @@ class PackStream:
 
     @property
     def left(self) -> PackingOrder:
-        """Return positions of what is left to pack."""
+        """Return the positions that are left to pack, in an order that may still change."""
         assert self._order is not None
         return self._order
 
     def arrived(self, position: int, *, left_out: bool) -> None:
-        """Take note that a sample is in its place, or left out. From any thread."""
+        """Record that a sample is in its place, or left out; from any thread."""
         self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
 
     def placed(self) -> None:
-        """Take note that the file is at its place."""
+        """Record that the file has been moved to its place."""
         if self._rows is not None:
             self._rows.set_placed()
 
     def failed(self, error: BaseException) -> None:
-        """Tell readers that no more rows come, and why."""
+        """Tell readers why no more rows will come."""
         if self._rows is not None:
             self._rows.set_failed(error)
 
@@ -154,12 +155,12 @@ class PackStream:
             self._rows.rows[row] = state
 
     def _first_turns(self, count: int) -> NDArray[np.int64]:
-        """Return the turn of each unit as the first reader will most likely want them: split after split."""
+        """Return the turn of each unit in the most likely order of the first reader: split after split, train first."""
         turns = np.full(count, count, np.int64)
         seen = 0
         for split in sorted(self._splits, key=lambda name: name != "train"):
             units = self._splits[split].units.astype(np.intp)
-            # As readers visit them unless they are told otherwise.
+            # Loaders shuffle `train` by default, and nothing else.
             rows = self._first_rows(units, window_units(count)) if split == "train" else np.arange(len(units))
             named, first = np.unique(units[rows], return_index=True)
             named = named[np.argsort(first, kind="stable")]
@@ -169,21 +170,22 @@ class PackStream:
         return turns
 
     def _change(self, turns: NDArray[np.int64]) -> None:
-        """Pack, and bring, units in this order from now on."""
+        """Pack and fetch units in this order from now on."""
         self._turns = turns
         if self._order is not None:
             self._order.sort(turns)
-        if self._stretches:
+        if self._ranges:
             units = np.argsort(turns, kind="stable")
             if self._order is not None:
                 left = self._order.units_left()
                 units = units[left[units]]
-            self._prefer([stretch for unit in units.tolist() for stretch in self._stretches[unit]])
+            self._prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
 
 
-def _stretches(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
-    """Return for each unit the stretches of the archive `(begin, end)` that its samples lie in, each with what lies
-    between it and the next sample, such as files that hold no sample."""
+def _byte_ranges(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
+    """Return for each unit the byte ranges `(begin, end)` of the archive that hold its samples."""
+    # Each range extends to the next sample: what is between them (headers, files that are no samples) has to be fetched
+    # at some time anyway, and neighbours then form one request.
     target = coder.target_source
     parts = [coder.table.inputs.source.positions, *(() if target is None else (target.positions,))]
     starts = np.unique(np.concatenate(parts))

@@ -1,8 +1,8 @@
 """Samples from their sources into their places in the file: read, decode, write, in any order.
 
-Beside the file go what has no place yet (`Spool`), and what is learnt of each sample while it is packed and needed when
-all are (`SampleFacts`). A record of these is written before the journal counts its sample as finished, so a run that
-goes on finds those of all finished samples, as it finds their pixels.
+Two files are kept beside the pack: bytes that have no place yet (`Spool`), and what is learnt about each sample and
+needed at the end (`SampleFacts`). A sample's record is written before the journal counts the sample as finished, so a
+continued run finds the records of all finished samples, as it finds their pixels.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ if TYPE_CHECKING:
     from colabstage.pack.resizer import TorchImport
     from colabstage.pack.stream import PackStream
 
-# Of one sample: the size of its upright image, and which bytes of the spool are its own.
+# For each sample: the size of its upright image, and which bytes of the spool belong to it.
 _RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
 
 
 class MixedImagesError(OptionError):
-    """Say that an image contradicts the one shape that was seen on a few."""
+    """An image contradicts the shape that a few others have in common."""
 
 
 class RawSample(NamedTuple):
-    """Hold a sample as its sources give it."""
+    """A sample as its sources return it."""
 
     x: Content
     """The input."""
     y: Content | None
-    """The target; `None` where targets are known before."""
+    """The target; `None` where targets are known beforehand."""
 
 
 class StoredSample(NamedTuple):
-    """Hold a sample as it is stored."""
+    """A sample as it is stored."""
 
     parts: tuple[memoryview, ...]
     """The bytes of each of its fields."""
     size: tuple[int, int]
-    """Height and width of its upright image before it was resized; zeros for what is no image."""
+    """Height and width of its upright image before it was resized; zeros where it is not an image."""
     animated: bool
     """Whether its image has further frames."""
 
 
 class BrokenSampleError(Exception):
-    """Say that a part of a sample cannot be used; `part` is what a person would look for."""
+    """A part of a sample cannot be used; `part` is the name to look for."""
 
     def __init__(self, part: str, error: Exception) -> None:
         super().__init__(f"{part}: {error}")
@@ -79,49 +79,46 @@ class BrokenSampleError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampleCoder:
-    """Make of each sample what its places hold. From any number of threads at once."""
+    """Turns samples into the bytes that are stored. Thread-safe."""
 
     table: SampleTable
     """The samples."""
     plan: PackPlan
     """How they are stored."""
     options: PackOptions
-    """What the plan was made for."""
+    """The options that the plan was made for."""
     torch: TorchImport | None = None
-    """What resizes, on its way here."""
+    """The import of torch under way, where torch is to resize."""
 
     @property
     def target_source(self) -> SampleSource | None:
-        """Return where targets are read from, `None` where they are known before."""
+        """Return where targets are read from; `None` where they are known beforehand."""
         targets = self.table.targets
         return targets.source if isinstance(targets, Arrays | Masks) else None
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`: samples by ascending position come in the order of the medium.
-
-        Of a sample in two files the later counts: in an archive that is still arriving, that is when it can be read
-        without waiting.
-        """
+        """Return int64 `(N,)`: the position of each sample in the source, so that ascending ones are read in order."""
         target = self.target_source
-        # A mask often lies in another folder of the archive than its image, gigabytes behind it.
+        # For a sample in two files the later position counts, because in an archive that is still arriving it cannot be
+        # read before. A mask often is in another folder than its image, gigabytes behind it.
         positions = self.table.inputs.source.positions
         return positions if target is None else np.maximum(positions, target.positions)
 
     @property
     def costs(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`: the bytes that reading each takes."""
+        """Return int64 `(N,)`: how many bytes are read for each sample."""
         target, sizes = self.target_source, np.asarray(self.table.inputs.source.sizes, np.int64)
         return sizes if target is None else sizes + target.sizes
 
     def stamp(self, index: int) -> str:
-        """Return what differs whenever the content of a sample may have changed."""
+        """Return a text that changes whenever the content of a sample may have changed."""
         target = self.target_source
         stamp = self.table.inputs.source.stamp(index)
         return stamp if target is None else f"{stamp} {target.stamp(index)}"
 
     def cost(self, index: int) -> int:
-        """Return the bytes that reading a sample takes."""
+        """Return how many bytes are read for a sample."""
         target = self.target_source
         return int(self.table.inputs.source.sizes[index]) + (0 if target is None else int(target.sizes[index]))
 
@@ -129,19 +126,19 @@ class SampleCoder:
         """Make the bytes of one sample.
 
         Args:
-            index: which sample of the table.
+            index: the sample's number in the table.
             raw: its content.
-            scratch: this thread's memory; the bytes may lie in it, until the next call.
+            scratch: this thread's memory; the result may point into it and is valid until the next call.
 
         Raises:
             BrokenSampleError: a part of it cannot be decoded.
-            MixedImagesError: it is not of the one shape that was planned.
-            UnusableTorchError: torch was to resize it, and cannot.
+            MixedImagesError: it does not have the planned shape.
+            UnusableTorchError: torch was planned to resize it, but cannot.
             SourceReadError: a file is not as long as it was listed.
         """
         x, size = self._code_x(index, raw.x, scratch)
         self._check_drawn_size(index, size)
-        # Only said, not refused: the first frame of an animation is mostly what is meant.
+        # A note and not an error, because the first frame of an animation is mostly what people mean.
         animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
         if self.plan.y is None or raw.y is None:
             return StoredSample((x,), size, animated)
@@ -161,7 +158,7 @@ class SampleCoder:
                 return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
         except DecodeError as error:
             raise BrokenSampleError(inputs.source.name(index), error) from error
-        # A row of another length would run into its neighbour, which may be written already.
+        # A row of another length would overwrite its neighbour, which may be written already.
         if pixels.shape != place.shape or pixels.dtype != place.dtype:
             msg = (
                 f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
@@ -172,12 +169,12 @@ class SampleCoder:
         return pixels.data.cast("B"), size
 
     def _check_drawn_size(self, index: int, size: tuple[int, int]) -> None:
-        """Refuse an image of another size than its boxes were drawn on."""
+        """Refuse an image whose size differs from the one that its boxes were drawn on."""
         targets = self.table.targets
         if not isinstance(targets, Boxes) or targets.sizes is None:
             return
         height, width = (int(side) for side in targets.sizes[index])
-        # Zeros: the label file does not say.
+        # Zeros mean that the label file does not say.
         if (height, width) not in ((0, 0), size):
             msg = (
                 f"its label file says {height} x {width} pixels and the image has {size[0]} x {size[1]} (height x "
@@ -189,6 +186,7 @@ class SampleCoder:
 
     def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
         resizer = self.plan.resizer or "pillow"
+        # The import runs beside the first reads; from the first image on it is needed.
         if self.torch is not None:
             self.torch.require()
         if isinstance(content, bytes):
@@ -208,7 +206,7 @@ class SampleCoder:
             if place.lengths is None:
                 return self._mask(content, targets, size)
             data, _ = _checked_file(content, place.lengths, index, targets.source)
-            # Decoded although its file is what is kept: what cannot be read is found now, not in the third epoch.
+            # Decoded although the file is what is stored, so that a broken one is found now and not in the third epoch.
             indices = read_mask(content, mask_options(targets, self.options))
             _check_size((indices.shape[0], indices.shape[1]), size)
         except DecodeError as error:
@@ -225,9 +223,9 @@ class SampleCoder:
 def _checked_file(
     content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, *, needs_range: bool = False
 ) -> tuple[memoryview, tuple[int, int]]:
-    """Return an image file that is kept as it is, and the size it says of itself.
+    """Return an image file that is stored unchanged, and the size in its header.
 
-    `needs_range`: whether 8 bits will be made of its pixels.
+    `needs_range`: whether its pixels will be converted to 8 bits.
     """
     if not isinstance(content, bytes):
         msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
@@ -242,7 +240,7 @@ def _checked_file(
 
 
 def _check_length(found: int, expected: int, name: str) -> None:
-    if found != expected:  # One byte too long would end in its neighbour's place.
+    if found != expected:  # one byte too many would overwrite its neighbour
         msg = f"'{name}' came as {found:,} bytes to store, its place has {expected:,}."
         raise SourceReadError(msg)
 
@@ -260,7 +258,7 @@ def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
     """Return an array as the bytes of its row.
 
     Raises:
-        LayoutError: it is of another shape, or of a dtype that does not fit.
+        LayoutError: its shape or dtype differs from what was planned.
     """
     if values.shape != place.shape or values.dtype != place.dtype:
         msg = (
@@ -277,17 +275,17 @@ def array_bytes(values: NDArray[Any]) -> memoryview:
 
 
 class Spool:
-    """Append pieces to a file, from any thread. Where each begins is for the caller to note."""
+    """Appends pieces to a file, from any thread. The caller remembers where each begins."""
 
     def __init__(self, path: Path, *, start: int) -> None:
-        """Open the file, or make it; the first new piece goes to `start`, behind all that is still needed."""
+        """Open or create the file; the first new piece goes to `start`, behind everything that is still needed."""
         self._file = TargetFile(path, fresh=False)
         self._lock = threading.Lock()
         self._end = start
 
     def append(self, data: memoryview) -> int:
         """Write a piece, and return where it begins."""
-        # Only the place is taken under the lock; pieces of several threads are written side by side.
+        # Only the position is reserved under the lock; several threads write at the same time.
         with self._lock:
             start = self._end
             self._end += len(data)
@@ -305,7 +303,7 @@ class Spool:
 
 
 class SampleFacts(Closing):
-    """Keep one record for each of N samples: its image's own size, and where its bytes are in a spool."""
+    """One record for each of N samples: its image's own size, and where its bytes are in a spool."""
 
     def __init__(self, path: Path, count: int) -> None:
         """Open the file, or make it."""
@@ -313,7 +311,7 @@ class SampleFacts(Closing):
         self._count = count
         if not path.exists():
             path.touch()
-        # Zeros without a write, so that a record may be noted in any order.
+        # The file reads as zeros without a write, so records may be written in any order.
         cut_own(path, count * _RECORD.itemsize)
         self._file = TargetFile(path, fresh=False)
 
@@ -323,16 +321,17 @@ class SampleFacts(Closing):
         self._file.write(record.tobytes(), index * _RECORD.itemsize)
 
     def read(self) -> NDArray[np.void]:
-        """Return all records, `(N,)`; zeros for samples that were not noted."""
+        """Return all records, `(N,)`; zeros for samples that have none."""
         return np.fromfile(self._path, _RECORD, self._count)
 
     def forget(self) -> None:
-        """Forget all that is noted."""
+        """Remove all records."""
         cut_own(self._path, 0)
         cut_own(self._path, self._count * _RECORD.itemsize)
 
     def spool_end(self) -> int:
-        """Return where the last piece of the spool ends that any sample has, in bytes."""
+        """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
+        # Pieces behind it were written by a run that died before it recorded them.
         noted = self.read()
         return int((noted["start"] + noted["length"]).max(initial=0))
 
@@ -343,20 +342,20 @@ class SampleFacts(Closing):
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """Hold everything that one run of the writer works on, read-only."""
+    """Everything that one run of the writer works on, read-only."""
 
     coder: SampleCoder
-    """Makes of each sample what its places hold."""
+    """Turns samples into bytes."""
     order: NDArray[np.int64]
     """int64 `(N,)`, the sample at each position of the reading order."""
     places: tuple[NDArray[np.int64], ...]
-    """Of each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
+    """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
     target: Path
     """The file, which has room for all samples."""
     spool: Spool
-    """Takes what has no place yet."""
+    """Takes the bytes that have no place yet."""
     facts: SampleFacts | None
-    """Where the images' own sizes, and places in the spool, are noted; `None` where nobody asks for them."""
+    """Where the images' own sizes, and places in the spool, are recorded; `None` where they are not needed."""
     retry: RetryPolicy
     """Which failed reads are tried again."""
 
@@ -370,8 +369,7 @@ def write_samples(
     cancellation: Cancellation,
     stream: PackStream | None = None,
 ) -> PipelineResult:
-    """Bring every sample that `journal` does not know yet to its place; in the order that readers need them where a
-    `stream` tells it.
+    """Write every sample that is not in `journal` yet to its place, in the order of `stream` where there is one.
 
     Raises:
         DecodeError: a sample cannot be decoded, and `on_error` is `"raise"`; the message names it.
@@ -380,7 +378,7 @@ def write_samples(
         NotEnoughSpaceError, TargetNotWritableError: the disk filled up meanwhile, or fails.
         CancelledError: the caller asked to stop.
     """
-    # In the order of the medium: one pass over an archive, and no seeking on a mount.
+    # In the order of the source: one pass over an archive, and no seeking on a mount.
     left = journal.unfinished() if stream is None else stream.left
     step.advance(len(job.order) - len(left))
     coder, memory = job.coder, _Memory(PixelRoom())
@@ -391,24 +389,24 @@ def write_samples(
             x = _read_part(coder.table.inputs.source, index, job.retry)
             target = coder.target_source
             return RawSample(x, None if target is None else _read_part(target, index, job.retry))
-        # Handed on as a value: which sample is left out is the worker's to note, in the place where its bytes would go.
+        # Returned and not raised, because the worker records which samples are left out.
         except BrokenSampleError as error:
             return error
 
     with TargetFile(job.target, fresh=False) as file:
 
         def use(position: int, raw: RawSample | BrokenSampleError) -> None:
-            # A few kilobytes of PNG may unpack to 170 million pixels, so what is decoded at once is bounded by pixels.
+            # A few kilobytes of PNG may hold 170 million pixels, so these limit what is decoded at the same time.
             with memory.room.room_for(raw.x if isinstance(raw, RawSample) else None):
                 why, animated = _store(job, int(job.order[position]), raw, file, memory.scratch)
                 # One huge image would otherwise keep its memory in each thread until the end.
                 memory.scratch.forget_huge()
-            # Only now: a journal that names a sample which is not in its place would lose it.
+            # Last, because a sample that is in the journal but not in its place would be lost.
             journal.finish(position, skipped=why, animated=animated)
             if stream is not None:
                 stream.arrived(position, left_out=why is not None)
             step.advance()
-            # After each sample, so that a folder of something else entirely stops in seconds.
+            # After each sample, so that a folder of something else entirely is noticed within seconds.
             _check_share(job, journal)
 
         result = run_pipeline(
@@ -424,7 +422,7 @@ def write_samples(
 
 
 class _Memory(threading.local):
-    """Hold memory to decode into, of each worker its own, and the room that they share."""
+    """Memory to decode into, separate for each worker, and the pixel limit that they share."""
 
     def __init__(self, room: PixelRoom) -> None:
         self.room = room
@@ -434,7 +432,7 @@ class _Memory(threading.local):
 def _read_part(source: SampleSource, index: int, retry: RetryPolicy) -> Content:
     name = source.name(index)
     try:
-        # What comes and is damaged is no failure of the medium, and comes damaged again.
+        # Damaged content is no failure of the medium: reading it again returns the same.
         return read_with_retry(lambda: source.read(index), name, policy=retry)
     except (CorruptArchiveError, DecodeError) as error:
         raise BrokenSampleError(name, error) from error
@@ -446,7 +444,7 @@ def _store(
     """Decode one sample and write it.
 
     Returns:
-        Why it is left out, `None` when it is in its place, and whether only its first frame is.
+        Why it is left out, `None` when it is not; and whether only its first frame is stored.
     """
     if isinstance(raw, BrokenSampleError):
         return _leave_out(job, raw), False
@@ -466,10 +464,10 @@ def _store(
 
 
 def _check_share(job: WriteJob, journal: PackJournal) -> None:
-    """Stop when more samples are out than may be.
+    """Stop when more samples are left out than `on_error` allows.
 
     Raises:
-        DecodeError: the share, the limit, and one of the reasons.
+        DecodeError: they are; the message has the share, the limit and one of the reasons.
     """
     share, out = job.coder.options.skip_share, len(journal.skipped)
     if share is not None and out > share * len(job.order):
