@@ -16,6 +16,7 @@ VENV := .venv
 VENV313 := .venv313
 VENV_COLAB := .venv-colab
 VENV_WHEEL := .venv-wheel
+VENV_LIBRARIES := .venv-libraries
 # Modules are compiled when they are first imported: to compile all of torch here takes two thirds of the time.
 PIP_INSTALL := -m pip install -qq --no-compile --constraint constraints.txt
 NO_TORCH := echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
@@ -31,7 +32,7 @@ FILES ?=
 # What `make check` runs of the tests: test, or test-all.
 TESTS ?= test
 
-.PHONY: help demo test test-all slowest check format docs smoke bench campaign clean python313
+.PHONY: help demo test test-all libraries slowest check format docs smoke bench campaign clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -69,6 +70,9 @@ docs: $(VENV)/.site ## build the pages as a site, with the reference, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "Open site/index.html. For the search: $(VENV)/bin/python -m http.server -d site"
 
+libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm and ultralytics themselves, in an environment of 6 GB
+	$(VENV_LIBRARIES)/bin/python -P -m pytest -q -p no:cacheprovider tests/load/test_libraries.py
+
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
 
@@ -79,10 +83,10 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip:
+$(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
 	@bash scripts/make_venv.sh $(PYTHON) $(@D)/..
 
 $(VENV313)/bin/pip:
@@ -135,6 +139,12 @@ $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
 	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
 	@$(VENV_COLAB)/bin/python $(PIP_INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
+	@touch $@
+
+# Another torch than constraints.txt has: torchvision does not import beside that one.
+$(VENV_LIBRARIES)/.installed: pyproject.toml | $(VENV_LIBRARIES)/bin/pip
+	@echo "Installing colabstage with fast.ai, timm and ultralytics into $(VENV_LIBRARIES), 6 GB with their torch ..."
+	@$(VENV_LIBRARIES)/bin/python -m pip install -qq --no-compile --group libraries --editable .
 	@touch $@
 
 python313:
