@@ -93,7 +93,7 @@ def test_a_network_of_timm_is_trained_by_its_loader(photos: Path, tmp_path: Path
     losses = []
     for _ in range(4):
         for x, y in loader:
-            loss = torch.nn.functional.cross_entropy(model(x), y)
+            loss: Any = torch.nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -127,7 +127,7 @@ def yolo_trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setenv("YOLO_CONFIG_DIR", str(place / "settings"))
         from ultralytics import YOLO
 
-        class SmallYOLO(YOLO):  # type: ignore[misc, unused-ignore]
+        class SmallYOLO(YOLO):  # type: ignore[misc]
             """Trains from nothing, as no weights are fetched here: small images, one epoch, in this process."""
 
             def __init__(self, _: str) -> None:
