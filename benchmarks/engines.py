@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import statistics
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from isal import isal_zlib
 from PIL import Image
 
 from benchmarks._photographs import photograph
-from benchmarks.read_pixels import describe_machine
+from benchmarks._report import save, show_machine
 from colabstage.images.geometry import scale_by_torch
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.threads import ThreadPool
@@ -257,15 +256,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = describe_machine()
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine()
     print()
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         results = measure(cases(Path(folder)), arguments.rounds)
     measure_eighths()
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "rates": results}, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, rates=results)
     return 0
 
 

@@ -18,7 +18,6 @@ Nothing is promised: there was no GPU to measure on when this was written. Ends 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -32,8 +31,8 @@ import numpy as np
 import torch
 
 from benchmarks._photographs import photograph
+from benchmarks._report import save, show_machine
 from benchmarks.overlap import measure_cuda, report
-from benchmarks.read_pixels import describe_machine
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -181,9 +180,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(f"no GPU: torch {torch.__version__} finds no CUDA device on this machine, so nothing was measured")
         return 0
-    machine = {"GPU": torch.cuda.get_device_name(), **describe_machine()}
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine(GPU=torch.cuda.get_device_name())
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         rows = Path(folder) / "rows.h5"
         images = write_rows(rows)
@@ -193,8 +190,7 @@ def main() -> int:
             "jpeg": measure_jpeg(Path(folder) / "jpeg.h5", arguments.rounds),
         }
     report(measure_cuda(OVERLAP_BATCHES, arguments.rounds))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, **figures)
     return 1 if run_tests() else 0
 
 

@@ -17,7 +17,6 @@ Ends with exit code 1 when a ratio is above 1.03.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -29,7 +28,7 @@ import h5py
 import numpy as np
 import torch
 
-from benchmarks.read_pixels import describe_machine
+from benchmarks._report import save, show_machine
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import CudaDataLoader
 from colabstage.load.loader import make_loader
@@ -172,16 +171,13 @@ def main() -> int:
     parser.add_argument("--batches", type=int, default=60, help="batches in an epoch")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = describe_machine()
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
         ratios = measure_sleeping(Path(folder), arguments.batches, arguments.rounds)
     if torch.cuda.is_available():
         ratios |= measure_cuda(arguments.batches, arguments.rounds)
     good = report(ratios)
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "ratios": ratios}, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, ratios=ratios)
     return 0 if good else 1
 
 

@@ -15,7 +15,6 @@ of the bound.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks._photographs import photograph
-from benchmarks.read_pixels import describe_machine
+from benchmarks._report import save, show_machine
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -136,9 +135,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = describe_machine()
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="python-bound-") as folder:
         loops, bare = measure(Path(folder), arguments.rounds)
@@ -149,8 +146,7 @@ def main() -> int:
         if name.startswith("make_loader"):
             kept = kept and part >= WANTED
             print(f"{'ok  ' if part >= WANTED else 'MISS'} {name}: {part:.2f} of the bound (wanted: {WANTED})")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "parts": parts}, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, parts=parts)
     return 0 if kept else 1
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import mmap
 import os
 import statistics
@@ -38,7 +37,7 @@ import h5py
 import numpy as np
 
 from benchmarks._limited import is_limited, run_limited
-from benchmarks.read_pixels import describe_machine, median_ratio
+from benchmarks._report import median_ratio, save, show_machine
 from colabstage.h5.info import open_h5
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
@@ -207,9 +206,7 @@ def main() -> int:
         if code is not None:
             return code
         print("No control group can be made here: make_loader is told that the file is larger than memory.")
-    machine = describe_machine()
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="read-cold-", dir=arguments.folder) as folder:
         path = Path(folder) / "cold.h5"
         write_file(path, arguments.samples)
@@ -217,9 +214,7 @@ def main() -> int:
         print(f"read-ahead {machine['read-ahead']}")
         rates = measure(path, arguments.rounds)
     good = report(rates)
-    if arguments.json:
-        facts = {"machine": machine, "mb_per_s": rates}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, mb_per_s=rates)
     return 0 if good else 1
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from simplejpeg import decode_jpeg
 
 from benchmarks import _peers
 from benchmarks._photographs import photograph
-from benchmarks.read_pixels import describe_machine, median_ratio
+from benchmarks._report import median_ratio, save, show_machine
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
@@ -152,16 +151,11 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64, help="images in a batch")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine = describe_machine()
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine = show_machine()
     with tempfile.TemporaryDirectory(prefix="read-jpeg-") as folder:
         rates = measure(Path(folder), arguments.samples, arguments.batch, arguments.rounds)
     fast_enough = report(rates)
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"machine": machine, "images_per_s": rates}, indent=1) + "\n", encoding="utf-8"
-        )
+    save(arguments.json, machine=machine, images_per_s=rates)
     return 0 if fast_enough else 1
 
 

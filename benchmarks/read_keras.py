@@ -21,7 +21,6 @@ than the faster of the TFRecord pipelines, or has less than 0.7 of make_loader.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -39,6 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks._photographs import write_photographs
+from benchmarks._report import median_ratio, save
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.keras import to_keras
 from colabstage.load.frameworks.tensorflow import to_tf_data
@@ -164,11 +164,6 @@ def measure(contenders: dict[str, Callable[[], Any]], images: int, rounds: int) 
     return rates
 
 
-def median_ratio(values: list[float], base: list[float]) -> float:
-    """Median of the ratios within a round, which a machine that slows down for a while disturbs least."""
-    return statistics.median(value / other for value, other in zip(values, base, strict=True))
-
-
 def prepare(folder: Path, images: int) -> dict[str, Callable[[], Any]]:
     """Write all forms of the photographs; return what reads them, the raw images first."""
     photos = folder / "photos"
@@ -227,8 +222,7 @@ def main() -> int:
             f"{'ok  ' if holds else 'MISS'} {name}: {found[0]:.1f} times raw images (wanted: {WANTED_RATIO:.0f}), "
             f"{found[1]:.2f} times TFRecords (1), {found[2]:.2f} of make_loader ({WANTED_PART})"
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"images_per_s": rates, "ratios": ratios}, indent=1) + "\n", "utf-8")
+    save(arguments.json, images_per_s=rates, ratios=ratios)
     return 0 if kept else 1
 
 

@@ -16,9 +16,6 @@ than 0.8 of the limit for any shape.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -33,6 +30,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks._pixel_data import BATCH, Shape, touch
 from benchmarks._recipe import RecipeDataset
+from benchmarks._report import median_ratio, save, show_machine
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -142,25 +140,6 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     return rates
 
 
-def describe_machine() -> dict[str, str]:
-    """Hardware and versions that the figures belong to."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line.partition(":")[2].strip() for line in info if line.startswith("model name")), "unknown")
-    return {
-        "processor": f"{model}, {len(os.sched_getaffinity(0))} cores",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "h5py": f"{h5py.__version__} (HDF5 {h5py.version.hdf5_version})",
-        "torch": torch.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def median_ratio(values: list[float], base: list[float]) -> float:
-    """Median of the ratios within a round, which a machine that slows down for a while disturbs least."""
-    return statistics.median(value / other for value, other in zip(values, base, strict=True))
-
-
 def report(title: str, rates: dict[str, list[float]]) -> None:
     """Print a shape's table."""
     print(f"\n{title + ', samples/s':50}{'median':>10}{'lowest':>10}{'highest':>10}{'x recipe':>10}")
@@ -190,9 +169,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="these shapes")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
-    machine, figures, good = describe_machine(), {}, True
-    for name, value in machine.items():
-        print(f"{name:10} {value}")
+    machine, figures, good = show_machine(), {}, True
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="read-pixels-") as folder:
             path = Path(folder) / "pixels.h5"
@@ -200,9 +177,7 @@ def main() -> int:
             figures[name] = measure(path, arguments.rounds)
         report(SHAPES[name].title, figures[name])
         good &= judge(name, figures[name])
-    if arguments.json:
-        facts = {"machine": machine, "samples_per_s": figures}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    save(arguments.json, machine=machine, samples_per_s=figures)
     return 0 if good else 1
 
 
