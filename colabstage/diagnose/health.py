@@ -26,7 +26,7 @@ from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.files import read_json
 from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
-from colabstage.machine.mounts import follow_links, list_mounts, mount_of, probe_mount, slow_reason
+from colabstage.machine.mounts import current_folder, follow_links, list_mounts, mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.machine.resources import free_space, read_resources
 
@@ -360,7 +360,7 @@ def gather_facts(
         batch_size: samples of one batch.
         timeout_s: deadline of each look, in seconds; they are taken beside each other.
     """
-    folder = current_folder()
+    folder = current_folder() or Path.cwd()
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
         dataset = None if path is None else pool.submit(_look, folder / Path(path).expanduser(), timeout_s)
         mounts = pool.submit(_probe_mounts, timeout_s)
@@ -390,16 +390,6 @@ def gather_facts(
             gpu=gpu.result(),
             dataset=None if dataset is None else dataset.result(),
         )
-
-
-def current_folder() -> Path:
-    """Return the current folder by the kernel's own record: asking for it fails where it lies on a mount that has
-    died."""
-    try:
-        # The kernel marks a folder that it has lost sight of, as those of a dead mount are.
-        return Path(str(Path("/proc/self/cwd").readlink()).removesuffix(" (deleted)"))
-    except OSError:
-        return Path.cwd()
 
 
 def _look(path: Path, timeout_s: float) -> DatasetFacts:

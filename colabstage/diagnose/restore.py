@@ -21,6 +21,8 @@ from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from colabstage.pack.code import codes_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -227,7 +229,7 @@ class _Walk:
             return found  # a wrapper's closure leads to what it wraps, its globals lead nowhere
         known = function.__globals__
         used: set[str] = set()
-        for code in _codes(function.__code__):
+        for code in codes_in(function.__code__):
             # Names of globals and attributes alike; one that is no global is not found among them.
             used.update(code.co_names)
             for instruction in dis.get_instructions(code):
@@ -262,14 +264,6 @@ class _Walk:
 def _enumerated(name: str, parts: Iterable[object]) -> Found:
     """Return the parts of a sequence, by name."""
     return [(f"{name}[{number}]", part) for number, part in enumerate(parts)]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of the functions inside of it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _is_library(kind: type) -> bool:

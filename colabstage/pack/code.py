@@ -187,7 +187,7 @@ class _Walk:
         """Return the globals that a function, and those within it, name; of a module of the user's, what they take of
         it.
         """
-        codes = list(_codes(function.__code__))
+        codes = list(codes_in(function.__code__))
         attributes = {name for code in codes for name in code.co_names}
         named = {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname in _GLOBALS}
         for name in sorted(named):
@@ -245,11 +245,12 @@ def _hash(*parts: Any) -> bytes:
     return hasher.digest()
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code, and that of the functions inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            yield from codes_in(constant)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -13,10 +13,9 @@ import numpy as np
 from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.options import ImageOptions
-from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.io.temporaries import remove_own, temp_beside
+from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
@@ -100,24 +99,12 @@ def open_samples(
     # folder. And without a folder for copies, because each of many workers would make its own copy of the archive.
     named = LocalSource(str(place), place.name, str(place), place)
     opening = Opening(None, NullProgress(), Cancellation())
-    with _spool(beside) as spool, open_part(named, opening) as part:
+    # For the unpacked form of a compressed tar; made only where there is such a tar.
+    with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
         facts = None if part.file is None else part.file.facts
         identity = {} if facts is None else {"nbytes": facts.size or 0, "mtime_ns": facts.mtime_ns}
         tree = part.open_tree(spool, alone=True)
         yield OpenSamples(tree, detect_layout(tree, layout, is_more=is_more), part.reads_slowly, identity)
-
-
-@contextmanager
-def _spool(target: Path) -> Iterator[Path]:
-    """Yield a path beside `target` for the unpacked form of a compressed tar, and remove that at the end."""
-    # Only a path: the folder is created where there is such a tar.
-    model = target.with_name(f"{target.name}-spool")
-    sweep_orphans(target.parent, name=model.name)
-    folder = temp_beside(model)
-    try:
-        yield folder
-    finally:
-        remove_own(folder)
 
 
 def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) -> SampleTable:

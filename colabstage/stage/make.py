@@ -5,7 +5,6 @@ Everything is listed and planned before anything is written. Then archives begin
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,8 @@ from colabstage.io.files import make_folder
 from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
 from colabstage.io.progress import cancellation_of
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count
+from colabstage.io.workspace import open_spool
 from colabstage.load.partial import open_partial
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
@@ -31,9 +30,8 @@ from colabstage.stage.report import StageFigures, StageReport
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.load.partial import PartialPack
@@ -125,9 +123,9 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
         )
     # Not the leftovers of the pack: packing continues what an interrupted run has finished.
-    for name in (_SPOOL, restore_name(request).name):
-        sweep_orphans(request.folder, name=name)
-    with _spool(request) as spool:
+    sweep_orphans(request.folder, name=restore_name(request).name)
+    with open_spool(request.folder / _SPOOL) as spool:
+        make_folder(spool)
         with report.timed("plan", unit="files", moves=False) as step:
             if request.checksum is not None:
                 source.verify(request.checksum)
@@ -162,16 +160,6 @@ def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream
         return None
     call.stream.plan(job, source.prefer)
     return call.stream
-
-
-@contextmanager
-def _spool(request: StageRequest) -> Iterator[Path]:
-    folder = temp_beside(request.folder / _SPOOL)
-    make_folder(folder)
-    try:
-        yield folder
-    finally:
-        remove_own(folder)
 
 
 def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from colabstage.errors import CorruptArchiveError
+
+if TYPE_CHECKING:
+    from colabstage.trees.tree import ByteSource
 
 ArchiveKind = Literal["zip", "tar", "tar.gz", "tar.bz2", "tar.xz", "tar.zst", "gz", "bz2", "xz", "zst", "7z", "rar"]
 Compression = Literal["gz", "bz2", "xz", "zst"]
@@ -99,3 +104,10 @@ def describe_contents(head: bytes) -> str:
         (not _BINARY.search(head), "a text file"),
     )
     return next((what for fits, what in guesses if fits), "a file of unknown kind")
+
+
+def truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
+    """Return the error for an archive that ends before its content does."""
+    return CorruptArchiveError(
+        f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
+    )

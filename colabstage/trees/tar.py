@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.archive_bytes import ByteRange
-from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums
+from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums, truncated
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import Listing
 from colabstage.trees.names import (
@@ -120,7 +120,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
                 raise CorruptArchiveError(msg)
             data = source.pread(header.size, at)
             if len(data) < header.size:
-                raise _truncated(source, "a long name is cut")
+                raise truncated(source, "a long name is cut")
             if header.kind == _LONG_NAME:
                 own["path"] = _decode(_text(data))
             elif header.kind == _LONG_LINK:
@@ -138,7 +138,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
         own = {}
         # Found here, before anything is read: a cut archive must not give half of a dataset.
         if at - stored + member.size > source.size:
-            raise _truncated(source, f"its member {member.name!r} ends after the end of the file")
+            raise truncated(source, f"its member {member.name!r} ends after the end of the file")
         if header.kind != _VOLUME_LABEL:
             yield member
     _check_end(source, block, at)
@@ -150,7 +150,7 @@ def _padded(size: int) -> int:
 
 def _parse(source: ByteSource, block: bytes, at: int) -> _Header:
     if len(block) < BLOCK:
-        raise _truncated(source, "its last header is cut")
+        raise truncated(source, "its last header is cut")
     # fmt: off
     (name, mode, _, _, size, mtime, checksum, kind, link, magic, _, _, _, _, _, prefix) = _HEADER.unpack(block)
     # fmt: on
@@ -258,12 +258,6 @@ def _kind(typeflag: bytes, name: str) -> str:
     return known.get(typeflag, "file")
 
 
-def _truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
-    )
-
-
 def _check_end(source: ByteSource, block: bytes, at: int) -> None:
     """Check the end, which is blocks of zeros. None at all: cut. Very many: a copy that was cut and filled up. Others:
     damage."""
@@ -271,7 +265,7 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
         if at == 0:
             msg = f"'{source.label}' is an empty file, not a tar. Copy or upload the archive again."
             raise CorruptArchiveError(msg)
-        raise _truncated(source, "the blocks of zeros that mark its end are missing")
+        raise truncated(source, "the blocks of zeros that mark its end are missing")
     rest = source.size - at
     tail = source.pread(min(rest, _MAX_PADDING_BYTES), at)
     if tail.strip(b"\0"):
@@ -281,7 +275,7 @@ def _check_end(source: ByteSource, block: bytes, at: int) -> None:
         )
         raise CorruptArchiveError(msg)
     if rest > _MAX_PADDING_BYTES:
-        raise _truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
+        raise truncated(source, f"its last {rest:,} bytes are zeros, as a copy or an upload leaves that was cut")
 
 
 class TarTree(Tree):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.contents import HEAD_BYTES, describe_contents
+from colabstage.trees.contents import HEAD_BYTES, describe_contents, truncated
 from colabstage.trees.names import refuse_member
 
 if TYPE_CHECKING:
@@ -164,12 +164,12 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     start = end.position - end.size
     shift = start - end.offset
     if start < 0 or shift < 0:
-        raise _truncated(source, "its directory should lie further on than the file is long")
+        raise truncated(source, "its directory should lie further on than the file is long")
     if shift % (1 << 32):
-        raise _truncated(source, "its last bytes are the end of another archive")
+        raise truncated(source, "its last bytes are the end of another archive")
     directory = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
     if len(directory) != end.size:
-        raise _truncated(source, "its directory is cut")
+        raise truncated(source, "its directory is cut")
     members = _parse(source, directory, wraps=shift > 0)
     # A directory of the wrong length may still end where a record does; then only the counts tell.
     if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
@@ -250,14 +250,8 @@ def _no_end(source: ByteSource, tail: bytes) -> CorruptArchiveError:
             f"'{source.label}' is no zip but {describe_contents(head)}. Fetch or copy the archive again."
         )
     if tail and not tail[-1024:].strip(b"\0"):
-        return _truncated(source, "it ends in zeros, as a copy or an upload does that was cut")
-    return _truncated(source, "its directory, which a zip has at its end, is missing")
-
-
-def _truncated(source: ByteSource, reason: str) -> CorruptArchiveError:
-    return CorruptArchiveError(
-        f"'{source.label}' is truncated: {reason} ({source.size:,} bytes are here). Copy or upload the archive again."
-    )
+        return truncated(source, "it ends in zeros, as a copy or an upload does that was cut")
+    return truncated(source, "its directory, which a zip has at its end, is missing")
 
 
 def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:

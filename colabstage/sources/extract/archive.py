@@ -27,9 +27,9 @@ from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, typed_write_errors
-from colabstage.io.temporaries import remove_own, temp_beside
+from colabstage.io.temporaries import temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import only_for, open_workspace
+from colabstage.io.workspace import only_for, open_spool, open_workspace
 from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.watched import run_with_one_remount
@@ -249,9 +249,11 @@ def extract_bytes(
             seconds = time.monotonic() - began
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
-        # Nobody goes on with a dead run's spool: what is in it has not been verified.
-        sweep_orphans(target.parent, name=_spool_name(target))
-        with _spool(target) as spool, open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree:
+        with (
+            # For what must be unpacked before its members are known.
+            open_spool(target.with_name(_spool_name(target))) as spool,
+            open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree,
+        ):
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             # Before anything is written: a file system without room for a name would stop it midway.
             _check_names(tree, target)
@@ -351,16 +353,6 @@ def _check_names(tree: Tree, target: Path) -> None:
 
 def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
-
-
-@contextlib.contextmanager
-def _spool(target: Path) -> Iterator[Path]:
-    """Yield a folder beside the target for what must be unpacked before its members are known."""
-    place = temp_beside(target.with_name(_spool_name(target)))
-    try:
-        yield place
-    finally:
-        remove_own(place)
 
 
 class _Work(NamedTuple):
