@@ -44,7 +44,7 @@ from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.mapping import FileStamp
 from colabstage.load.reading.opening import OpenFile
-from colabstage.load.reading.storage import EngineChoice, read_facts
+from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def time_reading(parts: Iterator[int], most_s: float) -> float:
 def measure(path: Path, rounds: int) -> dict[str, list[float]]:
     """Megabytes per second of each contender in each round."""
     with open_h5(path) as file:
-        facts = read_facts(file["X_train"], "X_train", path)
+        facts = read_storage_facts(file["X_train"], "X_train", path)
     whole = float("inf")
     contenders: dict[str, tuple[Callable[[], Iterator[int]], float]] = {
         DIRECT: (partial(sequentially, path, os.O_DIRECT), whole),

@@ -20,7 +20,7 @@ from colabstage.io.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colabstage.diagnose.facts import LoaderFacts, Setting, StageName
+    from colabstage.diagnose.facts import ProfileFacts, Setting, StageName
 
 # Enough that the first batches, which nobody waits long for, do not count.
 _SIMULATED = 200
@@ -80,7 +80,7 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
     return (taken[-1] - taken[first]) / (count - 1 - first)
 
 
-def with_processes(facts: LoaderFacts, workers: int, ahead: int) -> float:
+def cycle_with_processes(facts: ProfileFacts, workers: int, ahead: int) -> float:
     """Return the seconds from batch to batch with this many worker processes, each `ahead` batches in advance."""
     handover_s, take_s = (facts.costs.handover_s, facts.costs.take_s) if workers else (0.0, 0.0)
     step_s = (facts.step_alone_s or 0.0) + take_s
@@ -93,7 +93,7 @@ def with_processes(facts: LoaderFacts, workers: int, ahead: int) -> float:
     return max(chain_s, cores_s if workers else 0.0)
 
 
-def with_threads(facts: LoaderFacts, threads: int, ahead: int) -> float:
+def with_threads(facts: ProfileFacts, threads: int, ahead: int) -> float:
     """Return the seconds from batch to batch with this many threads in this process: Python's lock is one for all of
     them."""
     step_s = facts.step_alone_s or 0.0
@@ -103,23 +103,23 @@ def with_threads(facts: LoaderFacts, threads: int, ahead: int) -> float:
     return max(chain_s, cores_s, facts.gil_s)
 
 
-def in_background(facts: LoaderFacts, load_s: float, load_cpu_s: float) -> float:
+def in_background(facts: ProfileFacts, load_s: float, load_cpu_s: float) -> float:
     """Return the seconds from batch to batch when batches that take so long are made beside the step."""
     cores_s = (load_cpu_s + facts.step_cpu_s) / facts.costs.cores
     return max(load_s, facts.step_alone_s or 0.0, cores_s)
 
 
-def fewest_workers(facts: LoaderFacts, most: int, ahead: int) -> tuple[int, float]:
+def fewest_workers(facts: ProfileFacts, most: int, ahead: int) -> tuple[int, float]:
     """Return the smallest number of worker processes, 1 to `most`, within 5 % of the best, and its time."""
     # A worker costs memory and a core, so the last 5 % are not worth one.
-    times = {workers: with_processes(facts, workers, ahead) for workers in range(1, most + 1)}
+    times = {workers: cycle_with_processes(facts, workers, ahead) for workers in range(1, most + 1)}
     best = min(times.values())
     return next((workers, seconds) for workers, seconds in times.items() if seconds <= 1.05 * best)
 
 
-def smallest_ahead(facts: LoaderFacts, workers: int) -> tuple[int, float]:
+def smallest_ahead(facts: ProfileFacts, workers: int) -> tuple[int, float]:
     """Return the smallest `prefetch_factor` of 2, 4, … 64 within 5 % of the best, and its time."""
-    times = {ahead: with_processes(facts, workers, ahead) for ahead in (2, 4, 8, 16, 32, 64)}
+    times = {ahead: cycle_with_processes(facts, workers, ahead) for ahead in (2, 4, 8, 16, 32, 64)}
     best = min(times.values())
     return next((ahead, seconds) for ahead, seconds in times.items() if seconds <= 1.05 * best)
 
@@ -138,7 +138,7 @@ class Verdict:
     """All of it for a person."""
 
 
-def judge(facts: LoaderFacts) -> Verdict:
+def judge(facts: ProfileFacts) -> Verdict:
     """Say what the pipeline is bound by."""
     stage = heaviest(facts)
     if facts.step_alone_s is None:
@@ -162,18 +162,18 @@ def judge(facts: LoaderFacts) -> Verdict:
     return Verdict("input-bound", stage, cause, sentence)
 
 
-def heaviest(facts: LoaderFacts) -> StageName:
+def heaviest(facts: ProfileFacts) -> StageName:
     """Return the stage of the loader that takes longest."""
     return max(facts.stages, key=lambda cost: cost.seconds).name if facts.stages else "read"
 
 
-def _threads_wait(facts: LoaderFacts) -> Cause | None:
+def _threads_wait(facts: ProfileFacts) -> Cause | None:
     setting = facts.setting
     shared = setting.workers > 1 and not setting.processes
     return "gil" if shared and facts.gil_s > 0.5 * facts.load_s else None
 
 
-def _cause(facts: LoaderFacts, now_s: float) -> Cause:
+def _cause(facts: ProfileFacts, now_s: float) -> Cause:
     step_s = facts.step_alone_s or 0.0
     # Asked first: where workers start anew each epoch, all else looks slow as well.
     if facts.epoch_start_s > 0.5 * (now_s - step_s):
@@ -188,7 +188,7 @@ def _cause(facts: LoaderFacts, now_s: float) -> Cause:
     return "work"
 
 
-def _queue_is_short(facts: LoaderFacts) -> bool:
+def _queue_is_short(facts: ProfileFacts) -> bool:
     """Tell whether batches that come as these did would be there in time, if more of them might wait."""
     setting = facts.setting
     if not facts.produced_s or not setting.workers:
@@ -201,7 +201,7 @@ def _queue_is_short(facts: LoaderFacts) -> bool:
     return as_is > _SLOWER * longest
 
 
-def _not_input(facts: LoaderFacts) -> Verdict:
+def _not_input(facts: ProfileFacts) -> Verdict:
     step_s = facts.step_alone_s or 0.0
     if facts.load_s < _NEXT_LIMIT * step_s:
         sentence = (
@@ -216,7 +216,7 @@ def _not_input(facts: LoaderFacts) -> Verdict:
     return Verdict("balanced", None, None, sentence)
 
 
-def _reason(facts: LoaderFacts, stage: StageName, cause: Cause) -> str:
+def _reason(facts: ProfileFacts, stage: StageName, cause: Cause) -> str:
     what = WHAT[stage]
     if cause == "gil":
         return f"{what} ({facts.setting.workers} threads that wait for each other: it holds Python's lock)"
@@ -253,7 +253,7 @@ class Advice:
         return f"{self.argument}: {word}{self.gain:.1f}x ({self.why})"
 
 
-def advise(facts: LoaderFacts) -> tuple[Advice, ...]:
+def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
     """Return all changes that are worth it: promises before bounds, the largest gain first, and of about equal ones
     what is least work."""
     kind = facts.setting.kind
@@ -271,22 +271,22 @@ def advise(facts: LoaderFacts) -> tuple[Advice, ...]:
     return tuple(sorted(kept, key=rank))
 
 
-def now(facts: LoaderFacts) -> float:
+def now(facts: ProfileFacts) -> float:
     """Return the seconds from batch to batch as things are, with each batch's part of its epoch's start."""
     return facts.cycle_s + facts.epoch_start_s
 
 
-def _cores(facts: LoaderFacts) -> str:
+def _cores(facts: ProfileFacts) -> str:
     return f"of {_plural(facts.costs.core_count, 'core')} here {facts.costs.cores:.1f} can be had now"
 
 
-def _room(facts: LoaderFacts, workers: int) -> str:
+def _room(facts: ProfileFacts, workers: int) -> str:
     if workers <= facts.costs.core_count:
         return _cores(facts)
     return f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
 
 
-def _torch(facts: LoaderFacts) -> Iterator[Advice]:
+def _torch(facts: ProfileFacts) -> Iterator[Advice]:
     yield from _processes(facts)
     yield from _longer_queue(facts)
     yield from _persistent(facts)
@@ -294,11 +294,11 @@ def _torch(facts: LoaderFacts) -> Iterator[Advice]:
     yield from _by_batches(facts)
 
 
-def _processes(facts: LoaderFacts) -> Iterator[Advice]:
+def _processes(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     ahead = max(2, setting.prefetch)
     workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
-    before_s = with_processes(facts, setting.workers, ahead) if setting.processes else now(facts)
+    before_s = cycle_with_processes(facts, setting.workers, ahead) if setting.processes else now(facts)
     # Where processes run already, the model's own answer for them says what another number of them changes.
     if workers == setting.workers or (setting.processes and cycle_s > 0.9 * before_s):
         return
@@ -317,12 +317,12 @@ def _processes(facts: LoaderFacts) -> Iterator[Advice]:
     )
 
 
-def _restart_s(facts: LoaderFacts, cycle_s: float) -> float:
+def _restart_s(facts: ProfileFacts, cycle_s: float) -> float:
     """Return what starting an epoch adds to each batch when workers stay: the first batch is waited for in full."""
     return max(0.0, facts.serial_s - cycle_s) / facts.setting.batches if facts.setting.batches else 0.0
 
 
-def _longer_queue(facts: LoaderFacts) -> Iterator[Advice]:
+def _longer_queue(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     if not setting.processes:
         return
@@ -337,7 +337,7 @@ def _longer_queue(facts: LoaderFacts) -> Iterator[Advice]:
         )
 
 
-def _persistent(facts: LoaderFacts) -> Iterator[Advice]:
+def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
     if facts.setting.processes and not facts.setting.persistent:
         yield Advice(
             "DataLoader(..., persistent_workers=True)",
@@ -348,7 +348,7 @@ def _persistent(facts: LoaderFacts) -> Iterator[Advice]:
         )
 
 
-def _packed(facts: LoaderFacts, call: str) -> Iterator[Advice]:
+def _packed(facts: ProfileFacts, call: str) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
     and so can be done when packing.
 
@@ -406,7 +406,7 @@ def _pack_bytes(setting: Setting, *, itself: bool) -> int:
     return int((setting.batches or 0) * setting.batch_samples * each)
 
 
-def _data(facts: LoaderFacts) -> str:
+def _data(facts: ProfileFacts) -> str:
     setting = facts.setting
     if setting.h5_file is not None:
         return f'dataset_h5("{setting.h5_file}")'
@@ -415,7 +415,7 @@ def _data(facts: LoaderFacts) -> str:
     return f'stage_dataset({source}{size})["train"]'
 
 
-def _why_packed(facts: LoaderFacts, *, once: bool, itself: bool) -> str:
+def _why_packed(facts: ProfileFacts, *, once: bool, itself: bool) -> str:
     if facts.setting.h5_file is not None:
         return "our reader gathers a batch of this very file at once"
     what = "read, decoded and transformed once (samples are the same each time)" if once else "read and decoded once"
@@ -425,7 +425,7 @@ def _why_packed(facts: LoaderFacts, *, once: bool, itself: bool) -> str:
     return why
 
 
-def _by_batches(facts: LoaderFacts) -> Iterator[Advice]:
+def _by_batches(facts: ProfileFacts) -> Iterator[Advice]:
     transform_s = facts.seconds("transform")
     if transform_s < _WORTH * facts.serial_s:
         return
@@ -441,7 +441,7 @@ def _by_batches(facts: LoaderFacts) -> Iterator[Advice]:
     )
 
 
-def _ours(facts: LoaderFacts) -> Iterator[Advice]:
+def _ours(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     read_s, decode_s, transform_s = (facts.seconds(name) for name in ("read", "decode", "transform"))
     if setting.strategy == "direct" and read_s > _WORTH * facts.serial_s:
@@ -470,14 +470,14 @@ def _ours(facts: LoaderFacts) -> Iterator[Advice]:
     yield from _by_batches(facts)
 
 
-def _keras(facts: LoaderFacts) -> Iterator[Advice]:
+def _keras(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     if setting.strategy is None:
         yield from _keras_workers(facts)
         yield from _packed(facts, "to_keras({data}, {batch})")
 
 
-def _keras_workers(facts: LoaderFacts) -> Iterator[Advice]:
+def _keras_workers(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     processes = dict.fromkeys((False, True), (1, 0.0))
     processes[True] = fewest_workers(facts, _MOST_WORKERS, 4)
@@ -501,7 +501,7 @@ def _keras_workers(facts: LoaderFacts) -> Iterator[Advice]:
     )
 
 
-def _tf(facts: LoaderFacts) -> Iterator[Advice]:
+def _tf(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     mapped = sum(stage.seconds for stage in facts.stages if stage.name in {"decode", "transform"})
     load_s = facts.load_s
@@ -529,7 +529,7 @@ def _tf(facts: LoaderFacts) -> Iterator[Advice]:
     yield from _packed(facts, "to_tf_data({data}, {batch})")
 
 
-def _iterable(facts: LoaderFacts) -> Iterator[Advice]:
+def _iterable(facts: ProfileFacts) -> Iterator[Advice]:
     if not facts.setting.overlapped and facts.step_alone_s is not None:
         yield Advice(
             "CudaDataLoader(loader, device)",

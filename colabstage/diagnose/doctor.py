@@ -13,7 +13,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from colabstage.diagnose.health import gather_facts
+from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
 from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.page import COLOURS, page
@@ -561,10 +561,10 @@ def doctor(
         if not fine:
             msg = f"{name}={value!r} cannot work; expected {'0 or more' if name == 'num_workers' else 'more than 0'}."
             raise OptionError(msg)
-    return judge(gather_facts(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
+    return judge_machine(inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
 
 
-def judge(facts: MachineFacts) -> DoctorReport:
+def judge_machine(facts: MachineFacts) -> DoctorReport:
     """Let every check look at the facts."""
     findings = []
     for check in ALL_CHECKS:

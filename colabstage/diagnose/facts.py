@@ -135,7 +135,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderFacts:
+class ProfileFacts:
     """Everything that a verdict rests on."""
 
     setting: Setting

@@ -253,7 +253,7 @@ def draw_svg(values: Sequence[float | None]) -> str:
     )
 
 
-def in_notebook() -> bool:
+def has_kernel() -> bool:
     """Tell whether this process is a notebook's kernel, so that something can be shown below the cell."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return getattr(get_shell() if get_shell else None, "kernel", None) is not None
@@ -346,7 +346,7 @@ class GpuMonitor:
                 msg = f"GpuMonitor({name}={value!r}) cannot work; expected more than 0 seconds."
                 raise OptionError(msg)
         self._interval_s = interval_s
-        self._live = in_notebook() if live == "auto" else live
+        self._live = has_kernel() if live == "auto" else live
         self._timeout_s = timeout_s
         self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
         self._run: _Run | None = None

@@ -349,7 +349,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(asdict(facts)))
 
 
-def gather_facts(
+def inspect_machine(
     path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
 ) -> MachineFacts:
     """Look at this machine, and at a dataset.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.diagnose.facts import (
     LOADER_STAGES,
     Costs,
-    LoaderFacts,
+    ProfileFacts,
     Span,
     StageCost,
     batch_size_of,
@@ -71,7 +71,7 @@ class MeasureOptions:
 class Measured:
     """What was measured."""
 
-    facts: LoaderFacts
+    facts: ProfileFacts
     """The times."""
     spans: tuple[Span, ...]
     """The batches of the run together."""
@@ -146,7 +146,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     ahead = setting.workers * setting.prefetch
     # The mean without the first few, which had been made before anybody asked, where enough others are left.
     load_s = _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
-    facts = LoaderFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
+    facts = ProfileFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
     if options.step is not None:
         alone_s, cpu_s = _run_step(options.step, _moved(batch, options.device), step, options.clock.now)
@@ -281,7 +281,7 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _with_run(facts: LoaderFacts, spans: list[Span], ahead: int) -> LoaderFacts:
+def _with_run(facts: ProfileFacts, spans: list[Span], ahead: int) -> ProfileFacts:
     kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
     if not kept:
         return facts
@@ -292,8 +292,8 @@ def _with_run(facts: LoaderFacts, spans: list[Span], ahead: int) -> LoaderFacts:
 
 
 def _with_stages(
-    facts: LoaderFacts, profiled: ProfiledLoader, gaps: list[float], seconds: float, clock: Clock
-) -> LoaderFacts:
+    facts: ProfileFacts, profiled: ProfiledLoader, gaps: list[float], seconds: float, clock: Clock
+) -> ProfileFacts:
     if profiled.stages is not None:
         return replace(facts, stages=profiled.stages(seconds))
     sampler = StackSampler(profiled.known, threading.get_ident() if profiled.consumer_seen else None)
@@ -334,7 +334,7 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
     )
 
 
-def _costs(facts: LoaderFacts, batch: Any) -> Costs:
+def _costs(facts: ProfileFacts, batch: Any) -> Costs:
     cores, memory = usable()
     handover_s, take_s = _handover_s(facts, batch)
     return Costs(
@@ -349,7 +349,7 @@ def _costs(facts: LoaderFacts, batch: Any) -> Costs:
     )
 
 
-def _handover_s(facts: LoaderFacts, batch: Any) -> tuple[float, float]:
+def _handover_s(facts: ProfileFacts, batch: Any) -> tuple[float, float]:
     if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
         return measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
     return measure_handover(batch)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from colabstage.diagnose.advice import Advice, Verdict
-    from colabstage.diagnose.facts import LoaderFacts, Span
+    from colabstage.diagnose.facts import ProfileFacts, Span
 
 # Of middle lightness, to stand out from white and from black.
 COLOURS = {
@@ -101,7 +101,7 @@ def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
 class LoaderProfile:
     """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
 
-    facts: LoaderFacts
+    facts: ProfileFacts
     """All that was measured."""
     verdict: Verdict
     """What the loop is bound by."""

@@ -93,11 +93,11 @@ def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
         generators, objects = _parts(roots)
         stack.enter_context(preserve_randomness(generators))
         for part in objects:
-            stack.callback(put_back, part, dict(vars(part)))
+            stack.callback(restore_attributes, part, dict(vars(part)))
         yield
 
 
-def put_back(part: Any, attributes: dict[str, Any]) -> None:
+def restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
     """Give an object the attributes that it had."""
     now = vars(part)
     if now.keys() == attributes.keys() and all(now[name] is value for name, value in attributes.items()):
@@ -250,7 +250,7 @@ class _Walk:
             return found
         attributes = getattr(part, "__dict__", None)
         if isinstance(attributes, dict):
-            self._stack.callback(put_back, part, dict(attributes))
+            self._stack.callback(restore_attributes, part, dict(attributes))
             found += [(f"{name}.{key}", value) for key, value in attributes.items()]
         for owner in type(part).__mro__:
             slots = getattr(owner, "__slots__", ())

@@ -148,7 +148,7 @@ def remove_manifest(file: Path) -> None:
     remove_vouched(manifest_path(file), is_manifest)
 
 
-def sweep_leftovers(file: Path, *, empty: bool = False) -> None:
+def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
     """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
     for path in (file, manifest_path(file)):
         sweep_orphans(file.parent, name=path.name, empty=empty)

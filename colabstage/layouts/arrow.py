@@ -30,7 +30,7 @@ from colabstage.layouts.shards import (
     Label,
     Part,
     ScanWindow,
-    Shard,
+    ShardFile,
     ShardParts,
     make_labels,
     rest_shard,
@@ -108,7 +108,7 @@ def import_arrow(name: str) -> Any:
     return pyarrow
 
 
-def read_facts(shard: Shard) -> FileFacts:
+def read_facts(shard: ShardFile) -> FileFacts:
     """Look at a file's schema, and at how much its images take.
 
     Raises:
@@ -142,7 +142,7 @@ def read_facts(shard: Shard) -> FileFacts:
         return facts
 
 
-def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: ImageSpool) -> FoundRows:
+def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spool: ImageSpool) -> FoundRows:
     """Find every row's image and label, in one pass over the file.
 
     Args:
@@ -178,7 +178,7 @@ def find_rows(shard: Shard, number: int, image: str, label: str | None, spool: I
 class _Opened:
     """A file as pyarrow reads it; what goes wrong inside becomes one typed error."""
 
-    def __init__(self, arrow: Any, shard: Shard) -> None:
+    def __init__(self, arrow: Any, shard: ShardFile) -> None:
         self._arrow = arrow
         self.shard = shard
         window = ScanWindow(shard.content)
@@ -266,7 +266,7 @@ def _offsets(arrow: Any, column: Any) -> Any:
     return np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column) + 1]
 
 
-def _no_image(shard: Shard, row: int) -> BrokenDatasetError:
+def _no_image(shard: ShardFile, row: int) -> BrokenDatasetError:
     return BrokenDatasetError(
         f"Row {row:,} of '{shard.name}' has no bytes in its image: it may name a file instead. Embed the images before "
         "saving, as datasets' push_to_hub and save_to_disk do, or stage the folder of images."
@@ -398,8 +398,8 @@ def _is_label(kind: Any) -> bool:
 
 
 def _find(
-    tree: Tree, shards: list[Shard], facts: Sequence[FileFacts], columns: _Columns
-) -> tuple[list[FoundRows], list[Shard]]:
+    tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _Columns
+) -> tuple[list[FoundRows], list[ShardFile]]:
     """Return the rows of each file, and the files to read their images from."""
     # Images in a parquet file are compressed together, so one alone cannot be read from it.
     folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")

@@ -23,7 +23,7 @@ from colabstage.layouts.shards import (
     Label,
     Part,
     ScanWindow,
-    Shard,
+    ShardFile,
     ShardParts,
     make_labels,
     parse_label,
@@ -33,7 +33,7 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
-from colabstage.layouts.tfrecord import MessageError, Span, message_fields
+from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ _HEAD_BYTES = 64
 class _Datum(NamedTuple):
     """What a value of Caffe's says of its image."""
 
-    data: Span
+    data: ByteSpan
     """Where its bytes lie in the value."""
     shape: tuple[int, ...]
     """Channels, height and width of pixels; () of an image file."""
@@ -245,7 +245,7 @@ class _Datum(NamedTuple):
 class _Scanned(NamedTuple):
     """What one database holds of samples."""
 
-    shard: Shard
+    shard: ShardFile
     """The database's file."""
     images: dict[str, Part]
     """Its images by name."""
@@ -315,7 +315,7 @@ def _is_database(name: str) -> bool:
     return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
 
 
-def _scan(shard: Shard, number: int) -> _Scanned:
+def _scan(shard: ShardFile, number: int) -> _Scanned:
     window = ScanWindow(shard.content)
     found = _Scanned(shard, {}, {}, {})
     for value in scan_values(window):
@@ -346,19 +346,19 @@ def _scan(shard: Shard, number: int) -> _Scanned:
 
 def _read_datum(window: ScanWindow, value: Value, head: bytes) -> _Datum | None:
     """Return what Caffe's message of an image says, `None` where a value is none; its pixels are passed over."""
-    fields: dict[int, Span | int] = {}
+    fields: dict[int, ByteSpan | int] = {}
     try:
         # Protobuf writes fields by number: what says the size stands before the pixels, and the label behind them.
-        for field, found in message_fields(head, Span(0, value.size)):
+        for field, found in message_fields(head, ByteSpan(0, value.size)):
             fields[field] = found
             if field == _DATA:
                 break
         data = fields.pop(_DATA, 0)
-        if not isinstance(data, Span):
+        if not isinstance(data, ByteSpan):
             return None
         tail = window.pread(value.size - data.end, value.start + data.end) if data.end < value.size else b""
-        fields |= dict(message_fields(tail, Span(0, len(tail))))
-    except (MessageError, IndexError):
+        fields |= dict(message_fields(tail, ByteSpan(0, len(tail))))
+    except (BadMessageError, IndexError):
         return None
     numbers = [found for field in _NUMBERS if isinstance(found := fields.pop(field, 0), int)]
     if fields or len(numbers) < len(_NUMBERS):
@@ -379,7 +379,7 @@ def _key_name(key: bytes) -> str:
     return text if text.isprintable() else f"0x{key.hex()}"
 
 
-def _no_images(shard: Shard, name: str, head: bytes) -> LayoutError:
+def _no_images(shard: ShardFile, name: str, head: bytes) -> LayoutError:
     is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")
     what = "a pickle, which is never loaded here because it can run any program" if is_pickle else f"{head!r}…"
     msg = (

@@ -131,7 +131,7 @@ _MAX_SCANNERS = 16
 _SCAN_STALL_S = 3600.0
 
 
-class Shard(NamedTuple):
+class ShardFile(NamedTuple):
     """One of the files that hold the samples."""
 
     name: str
@@ -153,12 +153,12 @@ class Part(NamedTuple):
     """How many bytes."""
 
 
-def shard_of(entry: FileEntry, content: ByteSource) -> Shard:
+def shard_of(entry: FileEntry, content: ByteSource) -> ShardFile:
     """Return a file of a tree as a shard."""
-    return Shard(entry.name, stamp_of(entry), content)
+    return ShardFile(entry.name, stamp_of(entry), content)
 
 
-def rest_shard(shard: Shard) -> None:
+def rest_shard(shard: ShardFile) -> None:
     """Let go of the handle of a shard that can be opened again; it is when it is read again."""
     if isinstance(shard.content, FolderFile):
         shard.content.close()
@@ -256,7 +256,7 @@ class ShardParts:
         names: what each sample is called.
     """
 
-    def __init__(self, shards: Sequence[Shard], parts: Sequence[Part], names: Sequence[str]) -> None:
+    def __init__(self, shards: Sequence[ShardFile], parts: Sequence[Part], names: Sequence[str]) -> None:
         self._shards = tuple(shards)
         table = np.array(parts, np.int64).reshape(-1, 3)
         bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)

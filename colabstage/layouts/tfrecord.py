@@ -22,7 +22,7 @@ from colabstage.layouts.shards import (
     Label,
     Part,
     ScanWindow,
-    Shard,
+    ShardFile,
     ShardParts,
     make_labels,
     names_of,
@@ -51,7 +51,7 @@ FOOTER_BYTES = _CRC.size
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """A byte string inside a record's data."""
 
     start: int
@@ -60,10 +60,10 @@ class Span(NamedTuple):
     """The byte behind its last."""
 
 
-Feature = list[Span] | list[int] | list[float]
+Feature = list[ByteSpan] | list[int] | list[float]
 
 
-class MessageError(ValueError):
+class BadMessageError(ValueError):
     """The bytes are no Example."""
 
 
@@ -134,55 +134,55 @@ def parse_example(data: bytes) -> dict[str, Feature]:
     # Byte strings stay where they are, since an image would otherwise be copied once more.
     found: dict[str, Feature] = {}
     try:
-        for field, features in message_fields(data, Span(0, len(data))):
+        for field, features in message_fields(data, ByteSpan(0, len(data))):
             # Fields that are not known are passed over, as protobuf wants it: newer writers may add some.
-            if field != 1 or not isinstance(features, Span):
+            if field != 1 or not isinstance(features, ByteSpan):
                 continue
             for number, entry in message_fields(data, features):
                 # A map is written as messages of key and value.
-                if number == 1 and isinstance(entry, Span):
+                if number == 1 and isinstance(entry, ByteSpan):
                     name, feature = _entry(data, entry)
                     found[name] = feature
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         msg = f"it is cut, or no protobuf message ({error})"
-        raise MessageError(msg) from error
+        raise BadMessageError(msg) from error
     return found
 
 
-def _entry(data: bytes, entry: Span) -> tuple[str, Feature]:
-    name, feature = "", Span(0, 0)
+def _entry(data: bytes, entry: ByteSpan) -> tuple[str, Feature]:
+    name, feature = "", ByteSpan(0, 0)
     for number, value in message_fields(data, entry):
-        if number == 1 and isinstance(value, Span):
+        if number == 1 and isinstance(value, ByteSpan):
             name = data[value.start : value.end].decode()
-        elif number == 2 and isinstance(value, Span):
+        elif number == 2 and isinstance(value, ByteSpan):
             feature = value
     found: Feature = []
     for kind, values in message_fields(data, feature):
-        if isinstance(values, Span):
+        if isinstance(values, ByteSpan):
             # Of several values in one feature the last counts, as protobuf has it for a oneof.
             found = {1: _strings, 2: _floats, 3: _integers}.get(kind, _strings)(data, values)
     return name, found
 
 
-def _strings(data: bytes, values: Span) -> Feature:
-    return [value for _, value in message_fields(data, values) if isinstance(value, Span)]
+def _strings(data: bytes, values: ByteSpan) -> Feature:
+    return [value for _, value in message_fields(data, values) if isinstance(value, ByteSpan)]
 
 
-def _floats(data: bytes, values: Span) -> Feature:
+def _floats(data: bytes, values: ByteSpan) -> Feature:
     found: list[float] = []
     for _, value in message_fields(data, values):
         # Packed, as every writer of today has it; one by one is what the format allows as well.
-        if isinstance(value, Span):
+        if isinstance(value, ByteSpan):
             found += struct.unpack(f"<{(value.end - value.start) // 4}f", data[value.start : value.end])
         else:
             found += struct.unpack("<f", struct.pack("<I", value))
     return found
 
 
-def _integers(data: bytes, values: Span) -> Feature:
+def _integers(data: bytes, values: ByteSpan) -> Feature:
     found: list[int] = []
     for _, value in message_fields(data, values):
-        if not isinstance(value, Span):
+        if not isinstance(value, ByteSpan):
             found.append(_signed(value))
             continue
         at = value.start
@@ -197,7 +197,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def message_fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
+def message_fields(data: bytes, span: ByteSpan) -> Iterator[tuple[int, ByteSpan | int]]:
     """Yield the fields of a protobuf message: number, and a span of bytes or a whole number.
 
     Raises:
@@ -207,12 +207,12 @@ def message_fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
     while at < span.end:
         tag, at = _varint(data, at)
         field, kind = tag >> 3, tag & 7
-        value: Span | int
+        value: ByteSpan | int
         if kind == _VARINT:
             value, at = _varint(data, at)
         elif kind == _BYTES:
             length, at = _varint(data, at)
-            value = Span(at, at + length)
+            value = ByteSpan(at, at + length)
             at += length
         elif kind in (_FIXED32, _FIXED64):
             length = 4 if kind == _FIXED32 else 8
@@ -220,11 +220,11 @@ def message_fields(data: bytes, span: Span) -> Iterator[tuple[int, Span | int]]:
             at += length
         else:
             msg = f"a field of kind {kind}"
-            raise MessageError(msg)
+            raise BadMessageError(msg)
         # A length that reaches too far would be taken for other fields' bytes.
         if at > span.end or field == 0:
             msg = f"a field at byte {at:,} ends after its message, of {span.end:,} bytes"
-            raise MessageError(msg)
+            raise BadMessageError(msg)
         yield field, value
 
 
@@ -240,7 +240,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         # Ten bytes hold 64 bits; damage may have no end.
         if shift > 63:
             msg = f"a number at byte {at:,} that never ends"
-            raise MessageError(msg)
+            raise BadMessageError(msg)
 
 
 NAME = "tfrecord"
@@ -281,7 +281,7 @@ class _Record(NamedTuple):
     """What the sample is called."""
     stored: Part
     """Its data and checksum, in its shard."""
-    image: Span
+    image: ByteSpan
     """Where in the data."""
     label: Label
     """`None` where it has none."""
@@ -289,7 +289,7 @@ class _Record(NamedTuple):
     """The label in words, where it has both."""
     boxes: list[_Box] | None
     """`None` where it has none of their features."""
-    mask: Span | None
+    mask: ByteSpan | None
     """Where in the data, `None` where it has none."""
     shape: tuple[int, int, int] | None
     """Height, width and depth of pixels; `None` of an image file."""
@@ -298,7 +298,7 @@ class _Record(NamedTuple):
 
 
 class _Scanned(NamedTuple):
-    shard: Shard
+    shard: ShardFile
     """The file."""
     records: list[_Record]
     """Its records that have an image."""
@@ -310,7 +310,7 @@ class RecordImages:
     """The image in each of N records; reading one verifies its whole record."""
 
     def __init__(
-        self, records: ShardParts, spans: Sequence[Span], shapes: Sequence[tuple[int, int, int] | None] = ()
+        self, records: ShardParts, spans: Sequence[ByteSpan], shapes: Sequence[tuple[int, int, int] | None] = ()
     ) -> None:
         self._records = records
         self._spans = tuple(spans)
@@ -389,7 +389,7 @@ def named_records(tree: Tree) -> FileEntries:
     return files_ending_in(tree.entries, _EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
-def _record_files(tree: Tree) -> list[Shard]:
+def _record_files(tree: Tree) -> list[ShardFile]:
     named, files = named_records(tree), files_ending_in(tree.entries, _EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     if not entries:
@@ -398,7 +398,7 @@ def _record_files(tree: Tree) -> list[Shard]:
     # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
-    def look(number: int) -> tuple[Shard, bool]:
+    def look(number: int) -> tuple[ShardFile, bool]:
         shard = shard_of(filled[number], open_shard(tree, filled[number]))
         head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name, policy=RetryPolicy())
         rest_shard(shard)
@@ -418,14 +418,14 @@ def _record_files(tree: Tree) -> list[Shard]:
     raise CorruptArchiveError(msg)
 
 
-def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
+def _image_feature(tree: Tree, shards: Sequence[ShardFile]) -> str:
     """Return the feature of the first record that holds an image file, or else the pixels of one."""
     window = ScanWindow(shards[0].content)
     start, length = next(scan_records(window))
     data = window.pread(length, start)
     try:
         features = parse_example(data)
-    except MessageError as error:
+    except BadMessageError as error:
         msg = f"'{shards[0].name}[0]' is no tf.train.Example: {error}."
         raise BrokenDatasetError(msg) from error
     # Names that everybody uses come first: a thumbnail may stand beside the image.
@@ -433,9 +433,9 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
     pixels = ""
     for name in order:
         first = next(iter(features.get(name, [])), None)
-        if isinstance(first, Span) and data[slice(*first)].startswith(IMAGE_HEADS):
+        if isinstance(first, ByteSpan) and data[slice(*first)].startswith(IMAGE_HEADS):
             return name
-        if isinstance(first, Span) and _pixel_shape(features, first) is not None:
+        if isinstance(first, ByteSpan) and _pixel_shape(features, first) is not None:
             pixels = pixels or name
     if pixels:
         return pixels
@@ -446,7 +446,7 @@ def _image_feature(tree: Tree, shards: Sequence[Shard]) -> str:
     raise LayoutError(msg)
 
 
-def _pixel_shape(features: dict[str, Feature], image: Span) -> tuple[int, int, int] | None:
+def _pixel_shape(features: dict[str, Feature], image: ByteSpan) -> tuple[int, int, int] | None:
     """Return height, width and depth of an image that is written as its pixels; `None` where its length does not say
     so."""
     found = ([number for name in names for number in features.get(name, ())][:1] for names in _SIZES)
@@ -458,7 +458,7 @@ def _pixel_shape(features: dict[str, Feature], image: Span) -> tuple[int, int, i
     return (height, width, depth) if fits else None
 
 
-def _scan(shard: Shard, number: int, image: str) -> _Scanned:
+def _scan(shard: ShardFile, number: int, image: str) -> _Scanned:
     """Return every record of a file, in one pass over it."""
     window = ScanWindow(shard.content)
     records = []
@@ -468,14 +468,14 @@ def _scan(shard: Shard, number: int, image: str) -> _Scanned:
         data = window.pread(length, start)
         try:
             features = parse_example(data)
-        except MessageError as error:
+        except BadMessageError as error:
             # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
             check_record(window.pread(length + FOOTER_BYTES, start), name)
             msg = f"'{name}' is no tf.train.Example: {error}."
             raise BrokenDatasetError(msg) from error
         found = next(iter(features.get(image, [])), None)
         # An empty string is how some writers say that there is no image.
-        if isinstance(found, Span) and found.end > found.start:
+        if isinstance(found, ByteSpan) and found.end > found.start:
             stored = Part(number, start, length + FOOTER_BYTES)
             records.append(_Example(data, features, name).as_record(stored, found))
         count += 1
@@ -491,7 +491,7 @@ class _Example:
         self._features = features
         self._record = record
 
-    def as_record(self, stored: Part, image: Span) -> _Record:
+    def as_record(self, stored: Part, image: ByteSpan) -> _Record:
         """Return all that is known of the record."""
         label, text = self._one(_LABELS), self._one(_TEXTS)
         shape = None
@@ -527,7 +527,7 @@ class _Example:
     def _values(self, name: str) -> list[Label]:
         feature = self._features.get(name, [])
         try:
-            return [self._data[slice(*value)].decode() if isinstance(value, Span) else value for value in feature]
+            return [self._data[slice(*value)].decode() if isinstance(value, ByteSpan) else value for value in feature]
         except UnicodeDecodeError as error:
             msg = f"'{self._record}' has a label that is no text."
             raise BrokenDatasetError(msg) from error
@@ -544,11 +544,11 @@ class _Example:
         rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
         return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
-    def _mask(self) -> Span | None:
+    def _mask(self) -> ByteSpan | None:
         """Return the first feature that is called like a mask and holds an image file."""
         found = (next(iter(self._features.get(name, [])), None) for name in _MASKS)
         return next(
-            (span for span in found if isinstance(span, Span) and self._data[slice(*span)].startswith(IMAGE_HEADS)),
+            (span for span in found if isinstance(span, ByteSpan) and self._data[slice(*span)].startswith(IMAGE_HEADS)),
             None,
         )
 

@@ -20,7 +20,7 @@ from colabstage.layouts.shards import (
     Labels,
     Part,
     ScanWindow,
-    Shard,
+    ShardFile,
     ShardParts,
     make_labels,
     names_of,
@@ -31,7 +31,7 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.entries import extension_of, file_names, files_ending_in
+from colabstage.trees.entries import entry_names, extension_of, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
@@ -134,7 +134,7 @@ def has_samples(names: Iterable[str]) -> bool:
     return not images.isdisjoint(labels)
 
 
-def scan_shard(shard: Shard, number: int) -> ShardSamples:
+def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
     """Find every sample of a shard, in one pass over it.
 
     Args:
@@ -273,7 +273,7 @@ def _labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
 
 
 def _masks(
-    samples: Sequence[PackedSample], shards: Sequence[Shard], names: Sequence[str], notes: list[str]
+    samples: Sequence[PackedSample], shards: Sequence[ShardFile], names: Sequence[str], notes: list[str]
 ) -> tuple[Masks, tuple[str, ...]] | None:
     """Return the masks of samples, `None` where they have none.
 
@@ -327,7 +327,7 @@ class _Shards:
         if not (self._own or self._inside):
             msg = f"'{tree.label}' holds no tars."
             raise EmptySourceError(msg)
-        if not has_samples(file_names(tree.entries)) if self._own else files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        if not has_samples(entry_names(tree.entries)) if self._own else files_ending_in(tree.entries, IMAGE_EXTENSIONS):
             raise self.declined()
         # Tars of several folders may be called the same, and samples are named after their shard.
         names = [posixpath.basename(tar.label) for tar in self._own]
@@ -350,11 +350,11 @@ class _Shards:
             "same name beside them, and no images outside of them."
         )
 
-    def scan(self, number: int) -> tuple[Shard, ShardSamples]:
+    def scan(self, number: int) -> tuple[ShardFile, ShardSamples]:
         """Open one of them, and find its samples."""
         if self._own:
             name, tar = self._names[number], self._own[number]
-            shard = Shard(name, f"{name!r} {tar.size}", tar)
+            shard = ShardFile(name, f"{name!r} {tar.size}", tar)
         else:
             entry = self._inside[number]
             shard = shard_of(entry, open_shard(self._tree, entry))

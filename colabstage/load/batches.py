@@ -258,7 +258,7 @@ def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, 
     return made_x, default_collate(ys)
 
 
-def is_image(shape: tuple[int, ...] | None) -> bool:
+def is_image_shape(shape: tuple[int, ...] | None) -> bool:
     """Tell whether rows of this shape are images `(H, W, C)`, to be handed on as `(C, H, W)`: three axes, the last one
     at most 4 long. So are rows of many shapes that have three axes."""
     return shape is None or (len(shape) == 3 and 1 <= shape[-1] <= _MOST_CHANNELS)
@@ -281,7 +281,7 @@ def input_tensor(x: NDArray[Any]) -> torch.Tensor:
     """Return inputs as a tensor over the same memory; images `(B, H, W, C)` as a `(B, C, H, W)` view
     (`channels_last`)."""
     tensor = torch.from_numpy(x)
-    return tensor.permute(0, 3, 1, 2) if is_image(x.shape[1:]) else tensor
+    return tensor.permute(0, 3, 1, 2) if is_image_shape(x.shape[1:]) else tensor
 
 
 def target_tensors(y: TargetBatch, ragged: Ragged) -> Any:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
-from colabstage.load.batches import host_batches, is_image, map_leaves, moves_itself
+from colabstage.load.batches import host_batches, is_image_shape, map_leaves, moves_itself
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 from colabstage.load.reading.memory import BufferPool
 
@@ -409,7 +409,7 @@ class DeviceSplit:
             threads: how many copy or decode at once.
         """
         self._device = device
-        self._images = is_image(dataset.reader.row_shape)
+        self._images = is_image_shape(dataset.reader.row_shape)
         self._x: DeviceTable | None = None
         self._y: DeviceTable | None = None
         step = max(1, _BLOCK_BYTES // max(1, dataset.reader.row_bytes))

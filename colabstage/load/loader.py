@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from colabstage.load.device import Staged
     from colabstage.load.epoch import Order
     from colabstage.load.options import LoaderArguments
-    from colabstage.load.prefetch import Source
+    from colabstage.load.prefetch import PrefetchSource
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.sampling import EpochSampler
     from colabstage.load.strategies import BatchSource
@@ -352,7 +352,7 @@ class _Machine:
                 return finish.transform(batch)
             return finish.transform(batch, BatchPlace(seed, place.epoch, batches[place.batches_done - 1 - first]))
 
-        def begun(source: Source[Any], hand_out: Callable[[Any], Any]) -> Iteration[Any, Any]:
+        def begun(source: PrefetchSource[Any], hand_out: Callable[[Any], Any]) -> Iteration[Any, Any]:
             def count(given: Any) -> Any:
                 # First: where code of the caller's fails and the loop goes on, this batch is over.
                 place.batches_done += 1

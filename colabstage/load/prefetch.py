@@ -219,7 +219,7 @@ S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
 
 
-class Source(Protocol[S_co]):
+class PrefetchSource(Protocol[S_co]):
     """Give an iteration its results: a thread's results (`Prefetcher`), or a generator."""
 
     def __next__(self) -> S_co: ...
@@ -232,7 +232,7 @@ class Iteration(Generic[S, T]):
     """Run one iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
 
     def __init__(
-        self, source: Source[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
+        self, source: PrefetchSource[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
     ) -> None:
         """Take over `source`. `hand_out`: makes what the source gives the consumer's, in the consumer's thread.
         `at_end`: called when the consumer has been told that there is no more."""

@@ -30,7 +30,7 @@ from colabstage.h5.manifest import (
     manifest_path,
     read_manifest,
     remove_manifest,
-    sweep_leftovers,
+    sweep_pack_leftovers,
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
@@ -440,7 +440,7 @@ def place_pack(file: Path, out: Path) -> None:
         remove_manifest(out)
         put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
         put_file(manifest_path(file), manifest_path(out), replaces=replaces)
-    sweep_leftovers(out)
+    sweep_pack_leftovers(out)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

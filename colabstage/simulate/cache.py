@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.clock import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
-    from colabstage.simulate.model import Stream, Traffic
+    from colabstage.simulate.model import ColdFile, Traffic
 
 # inode, size in bytes, modification time in ns, offset in bytes
 _RECORD = struct.Struct("<QQqQ")
@@ -114,7 +114,7 @@ class Content:
     It lives as long as somebody uses it, or it is partly here.
     """
 
-    def __init__(self, stat: os.stat_result, *, blocks: int, stream: Stream) -> None:
+    def __init__(self, stat: os.stat_result, *, blocks: int, stream: ColdFile) -> None:
         self.key = content_key(stat)
         self.size = stat.st_size
         self.mtime_ns = stat.st_mtime_ns

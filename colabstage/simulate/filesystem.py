@@ -159,7 +159,7 @@ class LocalHandle:
         return Entry(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
 
-class DriveFileSystem:
+class FuseDrive:
     """Every call the kernel makes on the mount; each raises `OSError` with the errno it answers."""
 
     use_ns = True

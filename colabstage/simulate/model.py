@@ -44,7 +44,7 @@ class Meter:
         return self._free_at
 
 
-class Stream:
+class ColdFile:
     """One cold file on its way into the cache: its own pipe, and where it was last read."""
 
     __slots__ = ("last_block", "meter")
@@ -62,11 +62,11 @@ class Traffic:
         self._total = Meter(knobs.total_bytes_per_s)
         self._slots = [0.0] * knobs.parallel_requests
 
-    def open_stream(self) -> Stream:
+    def open_stream(self) -> ColdFile:
         """Return a pipe for a file that is now read for the first time."""
-        return Stream(self._knobs.stream_bytes_per_s)
+        return ColdFile(self._knobs.stream_bytes_per_s)
 
-    def fetch(self, stream: Stream, now: float, *, block: int, nbytes: int, first_of_open: bool) -> float:
+    def fetch(self, stream: ColdFile, now: float, *, block: int, nbytes: int, first_of_open: bool) -> float:
         """Ask at time `now` for block number `block` of `nbytes`; return the time at which it has arrived."""
         knobs = self._knobs
         asked = max(now, heapq.heappop(self._slots))

@@ -27,7 +27,7 @@ os.environ["FUSE_LIBRARY_NAME"] = "fuse3"
 import mfusepy
 
 from colabstage.machine.mounts import PRACTICE_SOURCE, unmount_lazily
-from colabstage.simulate.filesystem import DriveFileSystem
+from colabstage.simulate.filesystem import FuseDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.simulate.model import FaultLedger
 
@@ -50,7 +50,7 @@ class _Mount(mfusepy.FUSE):  # type: ignore[misc]
     on open files come without their path.
     """
 
-    def __init__(self, operations: DriveFileSystem, mountpoint: str, **options: Any) -> None:
+    def __init__(self, operations: FuseDrive, mountpoint: str, **options: Any) -> None:
         self._thread = threading.local()
         super().__init__(operations, mountpoint, **options)
 
@@ -106,9 +106,7 @@ class Server:
         self._control = socket.socket(fileno=config["control_fd"])
         # So that the end of the parent is noticed, which tells nobody.
         self._control.settimeout(_LOOK_AT_PARENT_S)
-        self._files = DriveFileSystem(
-            Path(config["home"]), knobs=self._knobs, readonly=config["readonly"], die=self.die
-        )
+        self._files = FuseDrive(Path(config["home"]), knobs=self._knobs, readonly=config["readonly"], die=self.die)
         self._files.ledger = FaultLedger(DriveFaults.from_json(config["faults"]))
         self._files.init_with_config = self._connected  # type: ignore[attr-defined]
 

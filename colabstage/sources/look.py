@@ -25,7 +25,7 @@ from colabstage.sources.parse import (
     WebSource,
     expand_pattern,
 )
-from colabstage.trees.entries import file_names
+from colabstage.trees.entries import entry_names
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def list_and_ask(
     """
     with Md5Questions(workers=workers, heard=heard) as questions:
         tree = FolderTree(place, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
-        return (tree, *questions.answers([f"{tree.label}/{name}" for name in file_names(tree.entries)]))
+        return (tree, *questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)]))
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:

@@ -33,7 +33,7 @@ from colabstage.sources.parse import LocalSource, TreeSource
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.trees.archive_bytes import LocalBytes
-from colabstage.trees.entries import file_names
+from colabstage.trees.entries import entry_names
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_archive, recognise_archive
 
@@ -403,7 +403,7 @@ class SourcePart(Closing):
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
         if identify_tree(again).times == identify_tree(self.tree).times:
             return ""
-        names, names_now = set(file_names(self.tree.entries)), set(file_names(again.entries))
+        names, names_now = set(entry_names(self.tree.entries)), set(entry_names(again.entries))
         came, went = sorted(names_now - names), sorted(names - names_now)
         parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
         parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []

@@ -183,7 +183,7 @@ class DriveWeb(Closing):
         else:
             msg = f"'{link.label}' has folders nested deeper than {_MAX_DEPTH}. Share one further down."
             raise SourceReadError(msg)
-        named, renamed = distinct_names(found)
+        named, renamed = name_apart(found)
         return SharedFolder(safe_name(first.title), tuple(named), (*notes, *renamed))
 
     def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -296,7 +296,7 @@ def _sort_entries(
     return files, folders, notes
 
 
-def distinct_names(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]]:
+def name_apart(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]]:
     """Give each file a name that no other file or folder has; the order of ids decides who keeps the plain one.
 
     Returns:

@@ -72,7 +72,7 @@ class StageCall:
         return cancellation_of(self.progress)
 
 
-def figure_out(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
     tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
     return StageFigures(
@@ -134,7 +134,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             wants_pack = pack and request.wants_pack
             room = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
-            figures = figure_out(request, source, tree, job)
+            figures = staging_figures(request, source, tree, job)
             check_disk_limit(request, figures)
             # What an interrupted run has written is part of the figures, and does not need its space twice.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)

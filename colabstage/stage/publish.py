@@ -43,7 +43,7 @@ from colabstage.h5.manifest import (
     manifest_path,
     read_manifest,
     remove_manifest,
-    sweep_leftovers,
+    sweep_pack_leftovers,
     write_manifest,
 )
 from colabstage.io.arguments import takes
@@ -448,7 +448,7 @@ def sweep_leftovers_of(target: Path) -> None:
     """Remove what dead runs left of a file, its manifest, or those of the version before it."""
     empty = _keeps_trash(target)
     for file in (target, previous_path(target)):
-        sweep_leftovers(file, empty=empty)
+        sweep_pack_leftovers(file, empty=empty)
 
 
 def _keeps_trash(place: Path) -> bool:

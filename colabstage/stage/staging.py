@@ -45,7 +45,7 @@ from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
 from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.make import SourceListingError, exceeds_limit, figure_out, make_local, open_in_part
+from colabstage.stage.make import SourceListingError, exceeds_limit, make_local, open_in_part, staging_figures
 from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
     LocalRecord,
@@ -553,7 +553,7 @@ def plan_call(call: StageCall) -> StagePlan:
                 if opened.opens_at_once
                 else "It can only be read from its beginning; what is in it is known only after it has arrived."
             )
-            return planned("stage", figure_out(request, opened, None, None), {})
+            return planned("stage", staging_figures(request, opened, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
             tree = opened.open_tree(Path(spool))
             free = space_for(request.pack_path)
@@ -562,7 +562,7 @@ def plan_call(call: StageCall) -> StagePlan:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
                 reasons.extend(_streaming_advice(request, opened, job))
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
-            return planned("stage", figure_out(request, opened, tree, job), rows)
+            return planned("stage", staging_figures(request, opened, tree, job), rows)
 
 
 # Below this, the wait for the whole pack is short anyway.

@@ -127,7 +127,7 @@ class SharedBytes(Closing):
         """Leave the source open: it is its owner's to close."""
 
 
-class ByteRange:
+class RangeBytes:
     """A part of a `ByteSource` as one of its own; closing it leaves the whole open."""
 
     def __init__(self, source: ByteSource, start: int, size: int, *, label: str) -> None:

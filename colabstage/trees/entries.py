@@ -349,7 +349,7 @@ def files_ending_in(entries: Sequence[FileEntry], extensions: tuple[str, ...]) -
     return FileEntries.of(entries).ending_in(extensions)
 
 
-def file_names(entries: Sequence[FileEntry]) -> Iterable[str]:
+def entry_names(entries: Sequence[FileEntry]) -> Iterable[str]:
     """Return the names of entries, in their order, without an object for each."""
     return entries.names if isinstance(entries, FileEntries) else (entry.name for entry in entries)
 

@@ -152,7 +152,7 @@ def resolve_link(archive: str, name: str, target: str) -> str:
     return resolved
 
 
-def follow_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
+def resolve_links(links: Mapping[str, str], files: Collection[str]) -> dict[str, str]:
     """Find for each link the regular file it finally leads to; links to folders, to nothing or to themselves are
     absent."""
     found: dict[str, str] = {}

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.archive_bytes import ByteRange
+from colabstage.trees.archive_bytes import RangeBytes
 from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums, truncated
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import Listing
@@ -23,10 +23,10 @@ from colabstage.trees.names import (
     check_limits,
     clean_folder_name,
     clean_member_name,
-    follow_links,
     is_junk,
     refuse_member,
     resolve_link,
+    resolve_links,
     without_files,
 )
 from colabstage.trees.tree import Tree, skipped_links, unknown_entry
@@ -336,7 +336,7 @@ class TarTree(Tree):
         if place is None:
             raise unknown_entry(self.label, entry.name)
         own = entry if entry.place == place else self.entries[place]
-        return ByteRange(self.source, own.position, own.size, label=f"{self.label}: {own.name}")
+        return RangeBytes(self.source, own.position, own.size, label=f"{self.label}: {own.name}")
 
     def close(self) -> None:
         """Close the archive and drop the unpacked form. Calling it twice is fine."""
@@ -396,7 +396,7 @@ def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
         return _Headers(files, [], empty_folders)
     links = symlinks | hardlinks
     regular = {entry.name: entry for entry in files.entries()}
-    found = follow_links(links, regular)
+    found = resolve_links(links, regular)
     for name, target in found.items():
         own = regular[target]
         files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)

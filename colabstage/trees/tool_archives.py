@@ -89,14 +89,14 @@ class Listed(NamedTuple):
     """Whether it is marked as a program of its owner."""
 
 
-class Reader(Protocol):
+class ArchiveReader(Protocol):
     """One way to read an archive."""
 
     def members(self) -> list[Listed]: ...
     def unpack(self, folder: Path, *, largest: int, total: int) -> None: ...
 
 
-def find_reader(kind: ToolArchiveKind, path: str, label: str, handle: int, cancellation: Cancellation) -> Reader:
+def find_reader(kind: ToolArchiveKind, path: str, label: str, handle: int, cancellation: Cancellation) -> ArchiveReader:
     """Return the first way to read such an archive that is there.
 
     Args:
@@ -396,7 +396,7 @@ class ToolArchiveTree(Tree):
             for number, (name, listed) in enumerate(sorted(self._files.items()))
         )
 
-    def _unpack(self, reader: Reader, limits: ArchiveLimits) -> dict[str, Listed]:
+    def _unpack(self, reader: ArchiveReader, limits: ArchiveLimits) -> dict[str, Listed]:
         members = reader.members()
         if not members and self._archive.size > _EMPTY_BYTES:
             msg = f"'{self.label}' is damaged: no member can be found in it. Copy or upload the archive again."

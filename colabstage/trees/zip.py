@@ -27,10 +27,10 @@ from colabstage.trees.names import (
     check_limits,
     clean_folder_name,
     clean_member_name,
-    follow_links,
     is_junk,
     refuse_member,
     resolve_link,
+    resolve_links,
     without_files,
 )
 from colabstage.trees.tree import PIECE_BYTES, Tree, cut_while_read, skipped_links, unknown_entry
@@ -441,5 +441,5 @@ def _resolve_links(
             target = read_member(source, member).decode("utf-8", "surrogateescape")
             links[name] = resolve_link(source.label, name, target)
     regular = {name: number for name, number in files.items() if name not in links}
-    found = {name: regular[target] for name, target in follow_links(links, regular).items()}
+    found = {name: regular[target] for name, target in resolve_links(links, regular).items()}
     return regular | found, sorted(links.keys() - found.keys())

@@ -22,7 +22,7 @@ from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
 from colabstage.stage.report import StageReport
 from colabstage.trees.open import open_tree, recognise
-from colabstage.ui.samples import channels_first, kind_of, open_source, read_labels
+from colabstage.ui.samples import channels_first, open_source, read_labels, sample_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,7 +184,7 @@ def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.i
     if reader.encoded and reader.row_shape is None:
         return reader.image_sizes(rows), len(reader)
     shape = reader.row_shape
-    if shape is None or kind_of(shape, reader.row_dtype, source.layout) != "image":
+    if shape is None or sample_kind(shape, reader.row_dtype, source.layout) != "image":
         msg = f"The samples of '{source.name}' are no images, so they have no height and width."
         raise OptionError(msg)
     size = shape[1:] if channels_first(shape) else shape[:2]

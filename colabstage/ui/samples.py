@@ -60,7 +60,7 @@ _HELD_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class Source:
+class SampleSource:
     """Splits to look at, each opened when it is first asked for."""
 
     name: str
@@ -115,7 +115,7 @@ class Source:
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
 
-def open_source(data: Samples) -> Source:
+def open_source(data: Samples) -> SampleSource:
     """Look at what there is; no sample is read.
 
     Raises:
@@ -130,7 +130,7 @@ def open_source(data: Samples) -> Source:
     # By what it has and not by its class, because that would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
-        return Source(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
+        return SampleSource(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
     if isinstance(data, str | os.PathLike):
         return _of_paths(find_parts(data))
     msg = (
@@ -140,7 +140,7 @@ def open_source(data: Samples) -> Source:
     raise OptionError(msg)
 
 
-def _of_paths(paths: tuple[Path, ...]) -> Source:
+def _of_paths(paths: tuple[Path, ...]) -> SampleSource:
     infos = [read_info(Path(path).expanduser()) for path in paths]
     rows: dict[str, int] = {}
     for info in infos:
@@ -148,7 +148,7 @@ def _of_paths(paths: tuple[Path, ...]) -> Source:
             # One dataset in several files: a split is that of all of them together.
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
-    return Source(name, infos[0].layout, rows, tuple(info.path for info in infos))
+    return SampleSource(name, infos[0].layout, rows, tuple(info.path for info in infos))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class Sample:
     """Height and width of the image that `y` is about, which `x` may be a reduction of; `None` for what is no image."""
 
 
-def read_samples(source: Source, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
+def read_samples(source: SampleSource, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
     """Read samples, in the order of `rows`.
 
     Args:
@@ -243,7 +243,7 @@ def _target(y: Any) -> Any:
     return y
 
 
-def kind_of(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
+def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
     """Decide by the shape of one input, its dtype, and the file's layout where it has one."""
     if layout in ("audio", "tokens"):
         return "sound" if layout == "audio" else "tokens"
@@ -272,7 +272,7 @@ def channels_first(shape: tuple[int, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
+class SplitClasses:
     """The classes of a split."""
 
     names: tuple[str, ...] = ()
@@ -291,7 +291,7 @@ class Labels:
         return self._rows[end - int(self.counts[number]) : end]
 
 
-def read_labels(source: Source, split: str) -> Labels:
+def read_labels(source: SampleSource, split: str) -> SplitClasses:
     """Read the targets of a split, and sort its rows by them.
 
     Raises:
@@ -303,7 +303,7 @@ def read_labels(source: Source, split: str) -> Labels:
         return _of_boxes(source, split, reader.classes)
     targets = source.targets(split)
     if not targets:
-        return Labels(why_none="the file has no targets")
+        return SplitClasses(why_none="the file has no targets")
     if _are_masks(reader, targets[0][1]):
         return _of_masks(reader)
     if reader.target_shape is None:
@@ -311,7 +311,7 @@ def read_labels(source: Source, split: str) -> Labels:
     return _of_numbers(reader)
 
 
-def _of_numbers(reader: SplitReader) -> Labels:
+def _of_numbers(reader: SplitReader) -> SplitClasses:
     shape = reader.target_shape or ()
     length = int(np.prod(shape, dtype=np.int64))
     if length == 1:
@@ -321,21 +321,21 @@ def _of_numbers(reader: SplitReader) -> Labels:
         if bool(((values == 0) | (values == 1)).all()):
             rows, numbers = np.nonzero(values)
             return _sorted(rows, numbers, np.arange(length), reader.classes)
-    return Labels(why_none=f"targets are {' x '.join(map(str, shape))} numbers each, not classes")
+    return SplitClasses(why_none=f"targets are {' x '.join(map(str, shape))} numbers each, not classes")
 
 
-def _of_values(values: NDArray[Any], classes: Sequence[str]) -> Labels:
+def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
     """Return the classes of targets that are one number for each row."""
     if values.dtype.kind == "f" and not bool(np.isfinite(values).all() and (values == np.floor(values)).all()):
-        return Labels(why_none=f"targets are {values.dtype} numbers, not classes")
+        return SplitClasses(why_none=f"targets are {values.dtype} numbers, not classes")
     if values.dtype.kind not in "biuf":
-        return Labels(why_none=f"targets are {values.dtype}, not classes")
+        return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
     # Sorted and counted in one pass over all targets.
     found, numbers = np.unique(values.astype(np.int64), return_inverse=True)
     if not classes and len(found) > _MOST_UNNAMED:
-        return Labels(why_none=f"targets have {len(found):,} different values, so they are not classes")
+        return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
     if not classes and len(found) > _FEW and 2 * len(found) > len(values):
-        return Labels(why_none="most samples have a value of their own, so targets are not classes")
+        return SplitClasses(why_none="most samples have a value of their own, so targets are not classes")
     # A class that no sample has is shown with none: that is what a balance is asked for.
     known = np.union1d(found, np.arange(len(classes)))
     places = np.searchsorted(known, found)
@@ -349,10 +349,10 @@ def _are_masks(reader: SplitReader, targets: FieldInfo) -> bool:
     )
 
 
-def _of_masks(reader: SplitReader) -> Labels:
+def _of_masks(reader: SplitReader) -> SplitClasses:
     """Return, for each row, each class that one of its pixels has, where looking at every pixel is not much."""
     if reader.target_shape is None or len(reader) * int(np.prod(reader.target_shape)) > _MOST_MASK_BYTES:
-        return Labels(why_none="targets are masks, a class for each pixel, and too many to look through")
+        return SplitClasses(why_none="targets are masks, a class for each pixel, and too many to look through")
     seen = np.zeros((len(reader), 256), np.bool_)
     step = max(1, _TARGET_BYTES // int(np.prod(reader.target_shape)))
     for start in range(0, len(reader), step):
@@ -365,14 +365,14 @@ def _of_masks(reader: SplitReader) -> Labels:
     return _sorted(rows, np.searchsorted(known, values), known, reader.classes)
 
 
-def _of_boxes(source: Source, split: str, classes: Sequence[str]) -> Labels:
+def _of_boxes(source: SampleSource, split: str, classes: Sequence[str]) -> SplitClasses:
     """Return, for each row, each class that one of its boxes has."""
     rows: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     before = 0
     for path, info in source.targets(split):
         if "labels" not in info.columns:
-            return Labels(why_none="boxes have no classes")
+            return SplitClasses(why_none="boxes have no classes")
         with open_h5(path) as file:
             offsets = np.asarray(file[info.name][OFFSETS][()], np.int64)
             values = np.asarray(file[info.name]["labels"][()], np.int64)
@@ -387,24 +387,24 @@ def _of_boxes(source: Source, split: str, classes: Sequence[str]) -> Labels:
     return _sorted(pairs[1], np.searchsorted(known, pairs[0]), known, classes)
 
 
-def _of_texts(reader: SplitReader) -> Labels:
+def _of_texts(reader: SplitReader) -> SplitClasses:
     """Return the classes of targets that are one word for each row, as files of other programs have them."""
     texts = list(reader.read_y(_all_rows(reader)))
     if not all(isinstance(text, str) for text in texts):
-        return Labels(why_none="targets have their own lengths, so they are not classes")
+        return SplitClasses(why_none="targets have their own lengths, so they are not classes")
     names, numbers = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
     if len(names) > _MOST_UNNAMED:
-        return Labels(why_none=f"targets are {len(names):,} different texts, so they are not classes")
+        return SplitClasses(why_none=f"targets are {len(names):,} different texts, so they are not classes")
     return _sorted(np.arange(len(texts)), numbers, np.arange(len(names)), [str(name) for name in names])
 
 
 def _sorted(
     rows: NDArray[np.int64], numbers: NDArray[np.int64], values: NDArray[np.int64], classes: Sequence[str]
-) -> Labels:
+) -> SplitClasses:
     """Return labels of `rows`, whose classes are at the places `numbers` among `values`, sorted by class."""
     # Stable, so that the rows of a class ascend.
     order = np.argsort(numbers, kind="stable")
-    return Labels(
+    return SplitClasses(
         names=tuple(class_name(int(value), classes) for value in values),
         values=np.asarray(values, np.int64),
         counts=np.bincount(numbers, minlength=len(values)).astype(np.int64),

@@ -14,15 +14,15 @@ import colabstage
 from colabstage import profile_loader
 from colabstage.diagnose.advice import (
     advise,
+    cycle_with_processes,
     fewest_workers,
     in_background,
     judge,
     simulate,
     smallest_ahead,
-    with_processes,
     with_threads,
 )
-from colabstage.diagnose.facts import Costs, LoaderFacts, Setting, StageCost
+from colabstage.diagnose.facts import Costs, ProfileFacts, Setting, StageCost
 from colabstage.diagnose.loaders import can_be_packed, can_be_staged
 from colabstage.diagnose.profile import profiled_loader
 from tests.pictures import write_photos
@@ -30,7 +30,7 @@ from tests.pictures import write_photos
 if TYPE_CHECKING:
     from pathlib import Path
 
-DECODING = LoaderFacts(
+DECODING = ProfileFacts(
     Setting("torch", batches=100, batch_samples=8),
     (StageCost("read", 0.01, 0.001), StageCost("decode", 0.06, 0.06), StageCost("transform", 0.01, 0.01, 0.01)),
     load_s=0.08,
@@ -59,7 +59,7 @@ def test_a_queue_bridges_a_slow_batch_as_long_as_it_is_long_enough() -> None:
 
 def test_cores_bound_processes_and_pythons_lock_bounds_threads() -> None:
     """However many there are."""
-    assert with_processes(DECODING, 16, 2) == pytest.approx((0.071 + 0.002) / 2, rel=0.01)
+    assert cycle_with_processes(DECODING, 16, 2) == pytest.approx((0.071 + 0.002) / 2, rel=0.01)
     locked = replace(DECODING, stages=(StageCost("transform", 0.08, 0.08, 0.08),))
     assert with_threads(locked, 16, 2) == pytest.approx(0.08)
     assert with_threads(DECODING, 16, 2) == pytest.approx(0.071 / 2, rel=0.01)
@@ -70,9 +70,9 @@ def test_taking_batches_from_processes_is_the_consumers_time() -> None:
     """Between two steps, however many processes make batches; not where nothing is taken from any."""
     waiting = replace(DECODING, stages=(StageCost("read", 0.08, 0.001),))
     taking = replace(waiting, costs=replace(waiting.costs, take_s=0.004))
-    assert with_processes(waiting, 8, 2) == pytest.approx(0.02)
-    assert with_processes(taking, 8, 2) == pytest.approx(0.024)
-    assert with_processes(taking, 0, 0) == with_processes(waiting, 0, 0)
+    assert cycle_with_processes(waiting, 8, 2) == pytest.approx(0.02)
+    assert cycle_with_processes(taking, 8, 2) == pytest.approx(0.024)
+    assert cycle_with_processes(taking, 0, 0) == cycle_with_processes(waiting, 0, 0)
     assert with_threads(taking, 8, 2) == with_threads(waiting, 8, 2)
 
 
@@ -109,7 +109,7 @@ def test_advice_promises_what_the_model_says() -> None:
     """Processes, and a pack that is worth its work only where it gains clearly more."""
     advice = advise(DECODING)
     processes = next(one for one in advice if "num_workers" in one.options)
-    assert processes.gain == pytest.approx(0.1 / with_processes(DECODING, 3, 2), rel=0.02)
+    assert processes.gain == pytest.approx(0.1 / cycle_with_processes(DECODING, 3, 2), rel=0.02)
     pack = next(one for one in advice if one.packs)
     assert pack.argument == 'make_loader(stage_dataset(SOURCE)["train"], 8)'
     assert pack.gain == pytest.approx(0.1 / 0.02, rel=0.02)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from colabstage.diagnose.advice import advise, judge
-from colabstage.diagnose.facts import Costs, LoaderFacts, Setting, Span, StageCost
+from colabstage.diagnose.facts import Costs, ProfileFacts, Setting, Span, StageCost
 from colabstage.diagnose.profile import LoaderProfile
 
-FACTS = LoaderFacts(
+FACTS = ProfileFacts(
     Setting("torch", batches=100, batch_samples=8, batch_bytes=8000, source="<photos>"),
     (StageCost("decode", 0.06, 0.06),),
     load_s=0.06,

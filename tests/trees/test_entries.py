@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 
-from colabstage.trees.entries import FileEntries, Listing, extension_of, file_names, files_ending_in
+from colabstage.trees.entries import FileEntries, Listing, entry_names, extension_of, files_ending_in
 from colabstage.trees.tree import FileEntry
 
 FILES = [
@@ -92,7 +92,7 @@ def test_listings_join() -> None:
 def test_plain_sequences_of_entries_will_do() -> None:
     """Trees that are no columns are filtered all the same."""
     assert files_ending_in(FILES, (".jpg",)) == FILES[:2]
-    assert list(file_names(FILES)) == [file.name for file in FILES] == list(file_names(FileEntries.of(FILES)))
+    assert list(entry_names(FILES)) == [file.name for file in FILES] == list(entry_names(FileEntries.of(FILES)))
     assert FileEntries.of([]) == ()
 
 

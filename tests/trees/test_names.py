@@ -16,10 +16,10 @@ from colabstage.trees.names import (
     check_limits,
     clean_folder_name,
     clean_member_name,
-    follow_links,
     is_junk,
     parent_folders,
     resolve_link,
+    resolve_links,
 )
 
 _COMPONENTS = st.text(st.sampled_from("ab.-_ é图:~"), min_size=1, max_size=6).filter(
@@ -106,7 +106,7 @@ def test_a_link_is_resolved_from_its_own_folder() -> None:
 def test_chains_of_links_end_at_a_file_or_nowhere() -> None:
     """Links to links are followed; loops, folders and missing targets are left out."""
     links = {"one": "two", "two": "file", "loop": "pool", "pool": "loop", "self": "self", "gone": "missing"}
-    assert follow_links(links, {"file"}) == {"one": "file", "two": "file"}
+    assert resolve_links(links, {"file"}) == {"one": "file", "two": "file"}
 
 
 def test_a_name_that_occurs_twice_is_refused() -> None:

@@ -99,7 +99,7 @@ class ArrayBatches:
             SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
         """
         self._dataset, reader = _resolved(source, split)
-        check_whole("seed", request.seed)
+        check_count("seed", request.seed)
         if not len(reader):
             msg = f"The split '{reader.split}' of '{reader.path}' has no samples, so there is nothing to train on."
             raise OptionError(msg)
@@ -324,7 +324,7 @@ def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
     )
 
 
-def check_whole(name: str, value: object) -> None:
+def check_count(name: str, value: object) -> None:
     """Refuse what is no whole number, 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."

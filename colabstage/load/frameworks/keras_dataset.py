@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import MissingDependencyError, OptionError
-from colabstage.load.frameworks.arrays import check_whole
+from colabstage.load.frameworks.arrays import check_count
 from colabstage.load.frameworks.on_demand import EpochTracker, OnDemandPrefetcher
 
 try:
@@ -80,7 +80,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         Raises:
             OptionError: a negative number, or none.
         """
-        check_whole("epoch", epoch)
+        check_count("epoch", epoch)
         with self._lock:
             self._tracker.start_epoch(epoch)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError
 from colabstage.io.arguments import takes
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_whole
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
 from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def to_tf_data(
     except ImportError as error:
         msg = f"to_tf_data needs tensorflow ({error}). Install it with: pip install tensorflow"
         raise MissingDependencyError(msg) from error
-    check_whole("epoch", epoch)
+    check_count("epoch", epoch)
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     return _dataset(tf, ArrayBatches(dataset, request, split=split), count(epoch))
 

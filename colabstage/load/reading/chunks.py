@@ -205,7 +205,7 @@ def chunk_grid(facts: StorageFacts) -> tuple[int, ...]:
     return tuple(-(-length // chunk) for length, chunk in zip(facts.shape, facts.chunks or (), strict=True))
 
 
-def read_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTable:
+def read_chunk_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTable:
     """Ask HDF5 for the places of all chunks; a few microseconds for each.
 
     Raises:

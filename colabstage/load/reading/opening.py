@@ -20,7 +20,7 @@ from colabstage.load.reading.chunks import (
     PlacedRows,
     StoredChunks,
     cache_bytes,
-    read_table,
+    read_chunk_table,
 )
 from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
 from colabstage.load.reading.engines import (
@@ -130,7 +130,7 @@ class OpenFile:
         if facts.chunks is None or not facts.shape[0]:
             return H5pyEngine(self._h5[facts.name], facts)
         if choice.name == "chunks" and facts.has_whole_rows:
-            table = read_table(self._h5[facts.name], facts, self._mapped(facts))
+            table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
             return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
         return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
 
@@ -144,7 +144,7 @@ class OpenFile:
         by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
         source: ChunkSource = by_hdf5
         if choice.name == "chunks":
-            table = read_table(self._h5[facts.name], facts, self._mapped(facts))
+            table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
             source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
             # Nothing is decoded, so there is nothing to keep.
             keep = keep and bool(facts.filters)

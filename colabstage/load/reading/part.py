@@ -32,7 +32,7 @@ from colabstage.load.reading.storage import (
     choose_engine,
     choose_ragged,
     ragged_facts,
-    read_facts,
+    read_storage_facts,
 )
 from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import mount_of, slow_reason
@@ -224,13 +224,13 @@ class SplitPart:
             if shape is None:
                 refuse_out(out)
                 return engine.decode_list(rows, pool)
-            target = target_array(out, (len(rows), *shape), self.row_dtype)
+            target = fitting_array(out, (len(rows), *shape), self.row_dtype)
             engine.decode_rows(rows, target, pool)
             return target
         if isinstance(engine, RaggedRows):
             refuse_out(out, "rows")
             return engine.read(rows, pool)
-        target = target_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
+        target = fitting_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
         engine.read_rows(rows, target, pool)
         return target
 
@@ -264,7 +264,7 @@ class SplitPart:
             msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
-        target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+        target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
         engine.decode_crops(rows, choose(engine.own_sizes(rows, pool)), target, pool)
         return target
 
@@ -289,7 +289,7 @@ class SplitPart:
         if shape is None or dtype is None or engine is None:
             refuse_out(out, "targets")
             return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, pool)
-        return engine.read(rows, pool, target_array(out, (len(rows), *shape), dtype))
+        return engine.read(rows, pool, fitting_array(out, (len(rows), *shape), dtype))
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """Read the source keys of rows, as `SplitReader.keys`."""
@@ -345,7 +345,7 @@ class SplitPart:
             return FieldSource(info, facts, choice, heap=True)
         if info.kind == "fixed":
             return FieldSource(info, *self._look_at(node, info.name))
-        offsets = read_facts(node[OFFSETS], f"{info.name}/{OFFSETS}", self.path)
+        offsets = read_storage_facts(node[OFFSETS], f"{info.name}/{OFFSETS}", self.path)
         if info.kind == "encoded":
             coding = info.mask or info.image or ImageOptions()
             return FieldSource(info, *self._look_at(node[BYTES], f"{info.name}/{BYTES}"), offsets, coding)
@@ -353,7 +353,7 @@ class SplitPart:
         return FieldSource(info, *columns[BOXES], offsets, columns=columns)
 
     def _look_at(self, dataset: Any, name: str) -> tuple[StorageFacts, EngineChoice]:
-        facts = read_facts(dataset, name, self.path)
+        facts = read_storage_facts(dataset, name, self.path)
         return facts, choose_engine(facts, slow_mount=self._slow_mount_of(facts))
 
     def _slow_mount_of(self, facts: StorageFacts) -> str | None:
@@ -427,7 +427,7 @@ class SplitPart:
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
 
 
-def target_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `out` if it is what is needed, a new array if there is none."""
     if out is None:
         return empty_array(shape, dtype)

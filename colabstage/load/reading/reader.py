@@ -20,7 +20,7 @@ from colabstage.h5.parts import PartName, check_schemas, find_parts
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.reading.memory import check_memory
-from colabstage.load.reading.part import SplitPart, refuse_out, target_array
+from colabstage.load.reading.part import SplitPart, fitting_array, refuse_out
 from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
@@ -206,7 +206,7 @@ class SplitReader:
                 for place, image in zip(places.tolist(), part.read_x(own, pool=pool), strict=True):
                     images[place] = image
             return images
-        target = target_array(out, (len(rows), *shape), self.row_dtype)
+        target = fitting_array(out, (len(rows), *shape), self.row_dtype)
         for part, own, places in self._shares(rows):
             run = slice(int(places[0]), int(places[-1]) + 1)
             # Rows of one file that stand together in the batch go there without an array in between.
@@ -275,7 +275,7 @@ class SplitReader:
             if self._only is not None:
                 return self._only.read_crops(indices, size, choose, out, pool=pool)
             rows = resolve_rows(indices, len(self))
-            target = target_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+            target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
             # Once for the whole batch: what draws for each image by its place in it must not begin anew with each file.
             crops = choose(self.image_sizes(rows, pool=pool))
             for part, own, places in self._shares(rows):
@@ -314,7 +314,7 @@ class SplitReader:
         if shape is None or dtype is None:
             refuse_out(out, "targets")
         elif out is not None:
-            target_array(out, (len(rows), *shape), dtype)
+            fitting_array(out, (len(rows), *shape), dtype)
         shares = [(part.read_y(own, pool=pool), places) for part, own, places in self._shares(rows)]
         # No rows are nobody's, and any file knows what no targets look like.
         if not shares:

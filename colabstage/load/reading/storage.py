@@ -171,7 +171,7 @@ def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
     )
 
 
-def read_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
+def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     """Ask HDF5 how an open `h5py.Dataset` is stored.
 
     Args:

@@ -35,7 +35,7 @@ _HASH_PIECE_BYTES = 1024 * 1024
 _LOOK_S = 0.25
 
 
-class Stream:
+class SequentialFetch:
     """One such file on its way into a `PartialFile`.
 
     `nbytes`: how many are here. `digest`: by the source's checksum.
@@ -276,7 +276,7 @@ class _Fetch:
         facts = source.facts
         partial = take_partial_file(self.target, facts)
         try:
-            stream = Stream(source, partial, step=self.step, cancellation=self.cancellation)
+            stream = SequentialFetch(source, partial, step=self.step, cancellation=self.cancellation)
             stream.run(self.policy)
             move_to = self._announcing(partial.move_to, stream.block_hashes, stream.nbytes)
             self._publish(move_to, facts.label, facts.checksum, stream.digest)

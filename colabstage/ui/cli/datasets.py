@@ -97,7 +97,7 @@ def list_(
     with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.stage.purge import list_datasets
 
-        found = list_datasets(local_dir=local_dir, cache_dir=o.read_cache_dir(cache_dir))
+        found = list_datasets(local_dir=local_dir, cache_dir=o.parse_cache_dir(cache_dir))
         if as_json:
             print_json([one.to_dict() for one in found])
         else:
@@ -153,7 +153,7 @@ def purge(
     with exit_codes(debug=debug):
         from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 
-        places = {"local_dir": local_dir, "cache_dir": o.read_cache_dir(cache_dir)}
+        places = {"local_dir": local_dir, "cache_dir": o.parse_cache_dir(cache_dir)}
         chosen = select_datasets(
             # Chosen before anything is removed, and by one function, so that without --yes exactly the same is named.
             list_datasets(**places),

@@ -321,7 +321,7 @@ Verifying = Annotated[
 ]
 
 
-def read_cache_dir(text: str) -> str | Literal["auto"] | None:
+def parse_cache_dir(text: str) -> str | Literal["auto"] | None:
     """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
     # The shell has no way to write None.
     return None if text == "none" else text
@@ -372,7 +372,7 @@ def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Call
         def run(**given: Any) -> None:
             taken = {name: given.pop(name) for name in flags}
             if "cache_dir" in taken:
-                taken["cache_dir"] = read_cache_dir(taken["cache_dir"])
+                taken["cache_dir"] = parse_cache_dir(taken["cache_dir"])
             command(**given, flags=taken)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__

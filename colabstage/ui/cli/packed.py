@@ -34,7 +34,7 @@ _MOST_RANGES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class PackDescription:
     """One file as `colabstage info` shows it."""
 
     info: PackInfo
@@ -82,7 +82,7 @@ def _field_to_dict(field: FieldInfo) -> dict[str, Any]:
     }
 
 
-def describe_file(path: Path) -> Description:
+def describe_file(path: Path) -> PackDescription:
     """Look at an HDF5 file and its manifest; no sample is read.
 
     Raises:
@@ -93,7 +93,7 @@ def describe_file(path: Path) -> Description:
 
     info = read_info(path)
     nbytes = path.stat().st_size
-    return Description(info, nbytes, look_at_manifest(path, nbytes))
+    return PackDescription(info, nbytes, look_at_manifest(path, nbytes))
 
 
 def encoding_of(info: PackInfo) -> str:
@@ -115,7 +115,7 @@ def _are_pixels(field: FieldInfo) -> bool:
     return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
 
 
-def print_description(described: Description) -> None:
+def print_description(described: PackDescription) -> None:
     """Print facts and table to stdout."""
     for name, value in _facts(described):
         show(f"{name:<9} {value}")
@@ -130,7 +130,7 @@ def print_description(described: Description) -> None:
             show(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
 
 
-def _facts(described: Description) -> list[tuple[str, str]]:
+def _facts(described: PackDescription) -> list[tuple[str, str]]:
     info = described.info
     by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
     # It is read all the same; only nothing vouches for its bytes.

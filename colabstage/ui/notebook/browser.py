@@ -18,14 +18,14 @@ from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
 from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.ui.notebook.saved import as_images, show_with_picture
-from colabstage.ui.samples import Labels, Sample, open_source, read_labels, read_samples
+from colabstage.ui.samples import Sample, SplitClasses, open_source, read_labels, read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.ui.samples import Samples, Source
+    from colabstage.ui.samples import Samples, SampleSource
 
 _COLUMNS = (
     "display:grid!important;grid-template-columns:repeat(auto-fill,minmax(132px,1fr));grid-auto-rows:176px;gap:8px"
@@ -86,7 +86,7 @@ _EVERY_CLASS = "all classes"
 class Browsing:
     """Where somebody is in a dataset."""
 
-    source: Source
+    source: SampleSource
     """What is looked at."""
     split: str
     """Which split is shown."""
@@ -98,10 +98,10 @@ class Browsing:
     """The number of the page, from 0."""
     place: int | None = None
     """The place of the sample that is shown large, among all that are shown; `None` for the grid."""
-    _labels: dict[str, Labels] = field(default_factory=dict)
+    _labels: dict[str, SplitClasses] = field(default_factory=dict)
 
     @property
-    def labels(self) -> Labels:
+    def labels(self) -> SplitClasses:
         """Return the split's classes; its targets are read when they are first asked for."""
         if self.split not in self._labels:
             # Kept, because targets are all read for it, while pages turn by the row.
@@ -212,7 +212,7 @@ class Bars:
     def __init__(self, widgets: Any, choose: Callable[[int | None], None]) -> None:
         """Make the widgets."""
         self._choose = choose
-        self._labels: Labels | None = None
+        self._labels: SplitClasses | None = None
         self._chosen: int | None = None
         self._start = 0
         self._order: list[int] = []
@@ -239,7 +239,7 @@ class Bars:
         self.widget.layout.min_width = "150px"
         self.widget.layout.margin = "0 14px 0 0"
 
-    def show(self, labels: Labels, chosen: int | None) -> None:
+    def show(self, labels: SplitClasses, chosen: int | None) -> None:
         """Draw the bars of a split."""
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
         # Another split: its bars begin at the first again.
@@ -249,7 +249,7 @@ class Bars:
             self._search.value = ""
         self._draw(labels)
 
-    def _draw(self, labels: Labels) -> None:
+    def _draw(self, labels: SplitClasses) -> None:
         shown = self._shown()
         bars = [(labels.names[number], int(labels.counts[number]), number == self._chosen) for number in shown]
         self._drawn.value = draw_bars(bars, int(labels.counts.max(initial=0)))

@@ -17,7 +17,7 @@ import numpy as np
 
 from colabstage.images.decode import encode_jpeg
 from colabstage.io.page import COLOURS, facts_table, table
-from colabstage.ui.samples import channels_first, class_name, kind_of
+from colabstage.ui.samples import channels_first, class_name, sample_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -174,7 +174,7 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
         longest_px: of pictures, height or width at the most.
         large: alone, with all of its numbers; otherwise one of many.
     """
-    kind = kind_of(sample.x.shape, sample.x.dtype, layout)
+    kind = sample_kind(sample.x.shape, sample.x.dtype, layout)
     if kind == "image":
         return _picture(sample, classes, longest_px, large=large)
     if kind == "sound":
@@ -417,7 +417,7 @@ def _target_facts(sample: Sample) -> list[tuple[str, str]]:
 def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
     x = sample.x
     facts = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
-    if sample.size is not None and kind_of(x.shape, x.dtype, layout) == "image":
+    if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
         # Read at the size it is shown; the facts tell of the image itself.
         if sample.size != x.shape[:2] and sample.size != x.shape[1:]:
             facts[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")

@@ -25,7 +25,7 @@ from colabstage.diagnose.doctor import (
     PlatformCheck,
     ResidencyCheck,
     SharedMemoryCheck,
-    judge,
+    judge_machine,
     remedy_of,
 )
 from colabstage.diagnose.health import (
@@ -215,7 +215,7 @@ def test_a_remedy_is_a_paragraph_for_people(check: Check) -> None:
 
 def test_a_machine_that_is_well_needs_no_remedy() -> None:
     """Without a complaint the report ends with 0 and says nothing but facts."""
-    report = judge(WELL)
+    report = judge_machine(WELL)
     assert report.exit_code == 0
     assert not any(finding.remedy for finding in report.findings)
     assert str(report).splitlines()[0] == "All well: 14 checks passed."
@@ -223,7 +223,7 @@ def test_a_machine_that_is_well_needs_no_remedy() -> None:
 
 def test_warnings_do_not_fail() -> None:
     """What merely costs time has a remedy, and the exit code stays 0."""
-    report = judge(replace(WELL, folder_mount="Google Drive"))
+    report = judge_machine(replace(WELL, folder_mount="Google Drive"))
     assert report.exit_code == 0
     assert str(report).startswith("1 warning; ")
     assert "→ Leave it: os.chdir('/content')." in str(report)
@@ -231,11 +231,11 @@ def test_warnings_do_not_fail() -> None:
 
 def test_what_is_broken_fails() -> None:
     """One broken thing is enough for exit code 1; the page names it, with its remedy, and escapes what it quotes."""
-    report = judge(replace(WELL, dataset=DatasetFacts("/x/<b>", "missing")))
+    report = judge_machine(replace(WELL, dataset=DatasetFacts("/x/<b>", "missing")))
     assert report.exit_code == 1
     page = report._repr_html_()
     assert "nothing at &#x27;/x/&lt;b&gt;&#x27;" in page
     assert "Check the spelling" in page
-    away = judge(replace(WELL, dataset=ON_DRIVE))
+    away = judge_machine(replace(WELL, dataset=ON_DRIVE))
     assert any("Stage it: stage_dataset(path)" in finding.remedy for finding in away.findings)
     assert report.to_dict()["exit_code"] == 1

@@ -17,7 +17,7 @@ from PIL import Image
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.table import Boxes, Images, Masks, Values
-from colabstage.layouts.tfrecord import MessageError, parse_example
+from colabstage.layouts.tfrecord import BadMessageError, parse_example
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 
@@ -293,14 +293,14 @@ def test_a_cut_message_is_no_example() -> None:
     for cut in range(len(data)):
         try:
             parse_example(data[:cut])
-        except MessageError:
+        except BadMessageError:
             continue
     for place in range(len(data)):
         try:
             parse_example(data[:place] + bytes([data[place] ^ 0x85]) + data[place + 1 :])
-        except MessageError:
+        except BadMessageError:
             continue
-    with pytest.raises(MessageError):
+    with pytest.raises(BadMessageError):
         parse_example(data[:-1])
 
 

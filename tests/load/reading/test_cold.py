@@ -16,7 +16,7 @@ from colabstage.load.loader import make_loader
 from colabstage.load.reading.mapping import FileStamp, ReadFile
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.storage import EngineChoice, read_facts
+from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_reading_rows_equals_h5py(make_file: Callable[..., Any], kind: str, thre
     """Rows read one by one, in any order and by several threads, are bit for bit h5py's."""
     sample = make_file(kind, 23)
     with open_h5(sample.path) as file:
-        facts = read_facts(file["X_train"], "X_train", sample.path)
+        facts = read_storage_facts(file["X_train"], "X_train", sample.path)
     out = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
     with ThreadPool(threads) as pool:
         engine = OpenFile(sample.path, {sample.path: FileStamp.of(sample.path.stat())}).rows(facts, READ)

@@ -34,7 +34,7 @@ from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.share_download import gdown_problem
 from colabstage.sources.share_links import ShareLink, download_share_link, parse_share_link, share_link_facts
 from colabstage.sources.share_pages import WebAnswer, disposition_name, judge_answer, safe_name
-from colabstage.sources.share_service import SharedFile, distinct_names
+from colabstage.sources.share_service import SharedFile, name_apart
 from tests.support.https_hosts import answer_page
 from tests.support.share_links import DriveShares, SharedItem
 
@@ -572,8 +572,8 @@ def test_files_of_one_name_are_told_apart(drive: DriveShares, out: Path) -> None
 def test_names_do_not_depend_on_the_order_of_a_listing() -> None:
     """The same two files get the same two names tomorrow."""
     files = [SharedFile(ShareLink("file", item_id(number)), "a.tar.gz") for number in (3, 1, 2)]
-    named, _ = distinct_names(files)
-    assert named == distinct_names(files[::-1])[0]
+    named, _ = name_apart(files)
+    assert named == name_apart(files[::-1])[0]
     assert [(file.link.id[-1], file.name) for file in named] == [
         ("1", "a.tar.gz"),
         ("2", "a.tar (1).gz"),

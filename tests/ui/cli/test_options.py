@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer
 
-from colabstage.ui.cli.options import read_cache_dir, read_fractions, read_image_size
+from colabstage.ui.cli.options import parse_cache_dir, read_fractions, read_image_size
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_what_gives_no_fractions_is_refused(text: str) -> None:
 
 def test_no_cache_is_spelt_none() -> None:
     """`none` is no cache; everything else goes on as it is."""
-    assert read_cache_dir("none") is None
-    assert [read_cache_dir(text) for text in ("auto", "./none", "/x")] == ["auto", "./none", "/x"]
+    assert parse_cache_dir("none") is None
+    assert [parse_cache_dir(text) for text in ("auto", "./none", "/x")] == ["auto", "./none", "/x"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.ui.samples import Kind, channels_first, kind_of
+from colabstage.ui.samples import Kind, channels_first, sample_kind
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from colabstage.ui.samples import Kind, channels_first, kind_of
 )
 def test_kinds(shape: tuple[int, ...], dtype: str, layout: str | None, kind: Kind) -> None:
     """By shape, dtype and layout."""
-    assert kind_of(shape, np.dtype(dtype), layout) == kind
+    assert sample_kind(shape, np.dtype(dtype), layout) == kind
 
 
 @pytest.mark.parametrize(("shape", "first"), [((3, 32, 32), True), ((32, 32, 3), False), ((4, 4, 4), False)])

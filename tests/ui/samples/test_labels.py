@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.ui.samples import Labels, class_name, open_source, read_labels
+from colabstage.ui.samples import SplitClasses, class_name, open_source, read_labels
 from tests.ui.packs import CLASSES, masks, photos, write_boxed, write_pack
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def labels_of(path: Path) -> Labels:
+def labels_of(path: Path) -> SplitClasses:
     """The labels of `train`."""
     return read_labels(open_source(path), "train")
 
 
-def found(labels: Labels) -> dict[str, list[int]]:
+def found(labels: SplitClasses) -> dict[str, list[int]]:
     """The rows of each class, by name."""
     return {name: labels.rows_of(number).tolist() for number, name in enumerate(labels.names)}
 
