@@ -33,10 +33,10 @@ _CLASSES_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StagedDataset:
-    """Hold what `stage_dataset` returns."""
+    """What `stage_dataset` returns."""
 
     path: Path
-    """The packed file; of `keep="files"` the folder of files."""
+    """The packed file; with `keep="files"` the folder of files."""
     files: Path | None
     """The folder of plain files, `None` unless they were kept."""
     report: StageReport
@@ -46,9 +46,9 @@ class StagedDataset:
     publishing: Future[PublishReport | None] | None = field(default=None, repr=False)
     """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
     find_published: Callable[[], PublishReport | None] | None = field(default=None, repr=False, compare=False)
-    """Finds the copy in the cache that an earlier call made; `None` where there is to be none, or this call made it."""
+    """Finds the copy in the cache that an earlier call made; `None` where there is no cache, or this call made it."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
-    """What goes on with `streaming=True`; `None` where all was here when this was made."""
+    """The work that continues with `streaming=True`; `None` where everything was here from the start."""
 
     part: PartialPack | None = field(default=None, repr=False, compare=False)
     """The blocks of a pack in the cache that is larger than `disk_limit`, and their figures; with `streaming=True` of
@@ -56,20 +56,20 @@ class StagedDataset:
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Return number of samples of each split."""
+        """Return the number of samples in each split."""
         return {} if self.info is None else {name: split.rows for name, split in self.info.splits.items()}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return class names, in label order."""
+        """Return the class names, in label order."""
         return () if self.info is None else self.info.classes
 
     def __getitem__(self, split: str) -> dataset_h5:
         """Return the split as a `torch.utils.data.Dataset`.
 
         Raises:
-            SplitNotFoundError: there is no such split; the message lists those there are.
-            OptionError: it is a row and no split, or only plain files were kept.
+            SplitNotFoundError: there is no such split; the message lists the splits.
+            OptionError: `split` is not a name, or only plain files were kept.
         """
         asked: object = split
         if not isinstance(asked, str):
@@ -87,7 +87,7 @@ class StagedDataset:
         return split in self.splits
 
     def __iter__(self) -> Iterator[NoReturn]:
-        """Refuse: samples are those of a split.
+        """Refuse, because samples belong to a split.
 
         Raises:
             TypeError: always; the message has the line to write.
@@ -113,8 +113,7 @@ class StagedDataset:
         Args:
             split: its name, such as `"train"`; `data.splits` has them.
             batch_size: samples in a batch; the last one of an epoch may have fewer.
-            options: the arguments below in one value, for several loaders; those that are given by name replace its
-                own.
+            options: the arguments below in one value, for several loaders; arguments given by name take precedence.
             **arguments: those of `colabstage.options.LoaderOptions`.
 
         Raises:
@@ -126,7 +125,7 @@ class StagedDataset:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how far a dataset staged with `streaming=True` is: `.rows` of `.total`, and `.fraction`."""
+        """Tell how much of a dataset staged with `streaming=True` is here: `.rows` of `.total`, and `.fraction`."""
         if self.arriving is not None:
             return self.arriving.ready
         return Readiness(sum(self.splits.values()), sum(self.splits.values()))
@@ -134,44 +133,44 @@ class StagedDataset:
     def wait(self, timeout_s: float | None = None, *, progress: bool | Progress = True) -> StagedDataset:
         """Wait until all of a dataset that was staged with `streaming=True` is here.
 
-        An interrupt ends the waiting and not the work; `cancel` does that.
+        Ctrl-C ends the waiting and not the work; `cancel` ends the work.
 
         Args:
-            timeout_s: seconds to wait at the most; `None` as long as it takes.
+            timeout_s: seconds to wait at most; `None` for as long as it takes.
             progress: `True` for a bar, `False` for silence, or a `Progress`.
 
         Returns:
-            The dataset as `streaming=False` makes it, byte for byte. Loaders that were made before go on as they are.
+            The dataset as `streaming=False` makes it, byte for byte. Existing loaders continue to work.
 
         Raises:
-            TimeoutError: it is not here after `timeout_s` seconds; the message says how far it is.
+            TimeoutError: it is not here after `timeout_s` seconds; the message says how much is.
             CancelledError: `cancel` was called.
-            As `stage_dataset`: what ended the work. What was packed is kept, and the next call goes on from there.
+            Exception: as `stage_dataset`, what ended the work. Finished work is kept, and the next call continues.
         """
         return self if self.arriving is None else self.arriving.wait(timeout_s, progress)
 
     def cancel(self) -> None:
-        """Stop what `streaming=True` left running. What is packed is kept, and the next `stage_dataset` goes on."""
+        """Stop what `streaming=True` left running. What is packed is kept, and the next `stage_dataset` continues."""
         if self.arriving is not None:
             self.arriving.cancel()
 
     def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
         """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
 
-        It may be one that an earlier call made: what was staged before may still be on its way.
+        That may be the copy of an earlier call, which may still be waiting to be uploaded.
 
         Args:
             timeout_s: seconds for copying and uploading together.
 
         Returns:
-            What was published, with its proof: `"uploaded"` where Drive's client tells it. `None` where nothing was
+            What was published, with its proof: `"uploaded"` where Drive's client reports it. `None` where nothing was
             published, because no cache was wanted, or because it failed; the dataset's report says which.
 
         Raises:
             TimeoutError: it is not copied after `timeout_s` seconds.
             DriveError: it is not uploaded by then.
-            SourceChangedError: the packed file here is not the one that was published any more.
-            SourceNotFoundError: the copy that an earlier call made is not in the cache any more, or that is not there.
+            SourceChangedError: the local packed file is no longer the one that was published.
+            SourceNotFoundError: the copy of an earlier call is no longer in the cache, or the cache is not there.
         """
         if self.arriving is not None:
             return self.arriving.wait_published(timeout_s)
@@ -201,7 +200,7 @@ class StagedDataset:
         return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
 
     def __repr__(self) -> str:
-        # One line, and nothing is asked of the disk: a repr is also made where all else has failed.
+        # One line, without touching the disk: a repr also appears in tracebacks when everything else has failed.
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
         held = f": {rows}; {format_count(len(self.classes), 'classes')}" if self.info is not None else " (plain files)"
         return f"StagedDataset('{self.path}'{held})"
@@ -214,7 +213,7 @@ class StagedDataset:
 
     @property
     def _size(self) -> str:
-        """Tell how long the packed file is, or how much of it is here."""
+        """Return the size of the packed file as text, or how much of it is packed."""
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
         return f"not there yet: {self.ready} are here"

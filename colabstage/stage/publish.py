@@ -1,18 +1,19 @@
-"""`publish_file` and `restore_file`: a finished file into Google Drive, or any other lasting place, and back here.
+"""`publish_file` and `restore_file`: a finished file to Google Drive, or any other persistent storage, and back.
 
 Publishing writes under a temporary name, reads every byte back, compares it, writes the manifest and renames; the
-version that was there before is kept under another name. Only versions of ours, as we left them, make room.
+previous version is kept under another name. Only versions that colabstage wrote, and that are unchanged, are replaced.
 
 A Drive mount answers "written" long before Google has the bytes, and what is read back there comes from this machine's
-own cache, so "copied" and "uploaded" are two things. This does the first, and `wait_uploaded` waits for the second:
-until Drive's client says that the file and its manifest wait no more, and tells the MD5 of what was written.
+own cache, so "copied" and "uploaded" are two different things. Publishing does the first, and `wait_uploaded` waits for
+the second: until Drive's client says that the file and its manifest are no longer waiting, and reports the MD5 of what
+was written.
 
-Whatever moment it is killed at, one whole version with its manifest is there, the new one or the one before, and the
-next run goes on with the blocks that are right already.
+Whenever it is killed, there is one complete version with its manifest, the new one or the previous one, and the next
+run continues with the blocks that are already right.
 
-Which version is whole cannot be told from names. A session that ended at a bad moment, or an upload that never did,
-leaves a file without its manifest, or with bytes that are not those of the manifest. So restoring compares every block
-on its way, and takes the version before where one is wrong.
+Names do not tell which version is complete. A session that ended at a bad moment, or an upload that never finished,
+leaves a file without its manifest, or with bytes that differ from the manifest. So restoring compares every block on
+the way, and takes the previous version where one is wrong.
 """
 
 from __future__ import annotations
@@ -70,35 +71,35 @@ if TYPE_CHECKING:
 
 PREVIOUS_SUFFIX = ".previous"
 Proof = Literal["uploaded", "read back", "written"]
-"""What is known of a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client tells the MD5
-of what was written. `read back`: every byte was read from where it lasts, and is the one written. `written`: read back
-too, but from Drive's client on this machine, which uploads it later.
+"""What is known about a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client reports
+the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
+but from Drive's client on this machine, which uploads it later.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """Say what publishing did."""
+    """What publishing did."""
 
     path: Path
     """Where the file is now."""
     previous: Path | None
-    """Where the version before it is, `None` when there is none."""
+    """Where the previous version is; `None` when there is none."""
     nbytes: int
     """How much was published."""
     seconds: float
-    """How long it took, reading back included."""
+    """How long it took, including reading back."""
     uploading: bool
-    """Whether the place is a Drive mount that may still have to upload it.
+    """Whether it is on a Drive mount that may still have to upload it.
 
-    The bytes are safe only with `wait_uploaded=True`, after `flush_drive()`, or once they show on drive.google.com.
+    The bytes are safe only with `wait_uploaded=True`, after `flush_drive()`, or once they appear on drive.google.com.
     """
     kept_bytes: int = 0
-    """What of it was in place already, from a run that was interrupted, and was not copied again."""
+    """How much of it was already there, from an interrupted run, and was not copied again."""
     proof: Proof = "read back"
-    """What is known of it."""
+    """What is known about it."""
     why: str = ""
-    """Why nobody knows whether it was uploaded, where that was waited for and Drive's client does not tell."""
+    """Why it is unknown whether it was uploaded, where that was waited for and Drive's client does not report it."""
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
@@ -126,36 +127,37 @@ def publish_file(
     upload_timeout_s: float = 3600.0,
     progress: bool | Progress = True,
 ) -> PublishReport:
-    """Copy a finished file to a lasting place and verify it there.
+    """Copy a finished file to persistent storage and verify it there.
 
     Args:
         path: the file, for example a checkpoint. Nothing may write to it meanwhile.
-        target: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
-            slash. A manifest is written beside it (`NAME.json`): it holds the hash of every 8 MiB block.
-        keep_previous: keep the version that stood there as `NAME.previous`, one generation.
-        wait_uploaded: on a mounted Drive, return only when the file is in the cloud, as Drive's client tells it. Where
-            it does not tell, the report's `why` says so, and its `proof` is no more than `"written"`.
-        upload_timeout_s: seconds that the upload may take; at about 2 MB/s a file.
+        target: the path of the copy, or a folder, in which it keeps its name: an existing folder, or a name that ends
+            in a slash. A manifest with the hash of every 8 MiB block is written beside the copy (`NAME.json`).
+        keep_previous: keep the previous version as `NAME.previous`, one generation.
+        wait_uploaded: on a mounted Drive, return only when the file is in the cloud according to Drive's client. Where
+            the client does not report that, the report's `why` has the reason, and its `proof` is `"written"`.
+        upload_timeout_s: seconds that the upload may take, which runs at about 2 MB/s for a file.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        SourceNotFoundError: `path` is no file.
+        SourceNotFoundError: `path` is not a file.
         SourceChangedError: something wrote to `path` while it was being copied.
-        TargetExistsError: what stands there is not a version that `publish_file` put there as it is now, but a folder,
-            a link, or a file that somebody else made or wrote to; or something else has the name of the manifest or of
-            the previous version.
-        NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the place failed.
+        TargetExistsError: the target is not an unchanged version that `publish_file` wrote, but a folder, a link, or a
+            file that something else created or changed; or another file has the name of the manifest or of the
+            previous version.
+        NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the storage failed.
         DamagedPackError: what was read back differs from what was written.
-        DriveError: it was copied, but not uploaded in `upload_timeout_s` seconds. Call this again to go on waiting.
+        DriveError: it was copied, but not uploaded in `upload_timeout_s` seconds. Call this again to continue waiting.
 
     Whatever else is raised, nothing at `target` has changed.
     """
     source, place = absolute_path(path), absolute_path(target)
-    # What ends in a slash is a folder, there or not.
+    # A name that ends in a slash means a folder, whether it exists or not: as a file named `checkpoints`, three
+    # checkpoints published to `checkpoints/` would replace each other.
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
 
-    # What was finished of a copy is gone on with, so a Drive that dies meanwhile costs no more than its mount.
+    # The copy is continued, so a Drive that dies meanwhile costs no more than mounting it again.
     def publish() -> PublishReport:
         report = _publish(source, where, keep_previous=keep_previous, shown=shown)
         return _await_upload(report, source, upload_timeout_s, shown) if wait_uploaded else report
@@ -180,7 +182,7 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
     began = time.monotonic()
     cancellation = cancellation_of(shown)
     with shown.step(f"publish {target.name}", total=state.nbytes, unit="B") as step:
-        # Who was killed after the last rename has all in place, and is not to upload gigabytes once more.
+        # A run that was killed after the last rename has everything in place, and gigabytes need not be uploaded again.
         manifest = _find_published(source, target, state, known, cancellation)
         if manifest is not None:
             sweep_leftovers_of(target)
@@ -200,7 +202,7 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
 
 
 def published_before(target: Path, nbytes: int) -> PublishReport:
-    """Return what is known of a file that was read back when it was published, and of its upload nothing."""
+    """Return the report of a file that was published and read back before; whether it was uploaded is unknown."""
     previous, on_drive = previous_path(target), drive_root(target) is not None
     proof: Proof = "written" if on_drive else "read back"
     kept_version = previous if is_as_written(previous) else None
@@ -208,10 +210,10 @@ def published_before(target: Path, nbytes: int) -> PublishReport:
 
 
 def await_upload(report: PublishReport, source: Path, *, timeout_s: float) -> PublishReport:
-    """Wait until what was published of `source` is in the cloud; returns the report with its proof.
+    """Wait until the published copy of `source` is in the cloud, and return the report with its proof.
 
     Raises:
-        As `publish_file` with `wait_uploaded=True`.
+        Exception: as `publish_file` with `wait_uploaded=True`.
     """
     return run_with_one_remount(
         lambda: _await_upload(report, source, timeout_s, resolve_progress(progress=False)), place=report.path
@@ -223,7 +225,7 @@ def _await_upload(report: PublishReport, source: Path, timeout_s: float, shown: 
         return report
     began = time.monotonic()
     cancellation = cancellation_of(shown)
-    # A version without its manifest could not be restored, so it has to arrive as well.
+    # A version cannot be restored without its manifest, so that has to arrive as well.
     beside = manifest_path(report.path)
     md5s = {
         report.path: _md5_published(source, read_manifest(report.path), cancellation),
@@ -239,7 +241,8 @@ def _await_upload(report: PublishReport, source: Path, timeout_s: float, shown: 
 
 
 def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancellation) -> str:
-    """Hash the file that was published, as long as it is still what the manifest speaks of."""
+    """Return the MD5 of the file that was published, if it still agrees with the manifest."""
+    # Of the local file: reading the published one would only return what is in the client's cache.
     state = _state(source)
     md5 = _md5_of(source, cancellation)
     if (
@@ -257,7 +260,7 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
 
 
 def _md5_of(file: Path, cancellation: Cancellation) -> str:
-    """Hash a file as Drive does."""
+    """Return the MD5 of a file, which is the hash that Drive reports."""
     digest = hashlib.md5(usedforsecurity=False)
     with file.open("rb") as content:
         while block := content.read(BLOCK_BYTES):
@@ -267,12 +270,12 @@ def _md5_of(file: Path, cancellation: Cancellation) -> str:
 
 
 def previous_path(target: Path) -> Path:
-    """Return where the version before the one at `target` is kept."""
+    """Return the path of the previous version of `target`."""
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
 class _State(NamedTuple):
-    """Hold what changes when anything writes to a file."""
+    """Facts of a file that change whenever something writes to it."""
 
     inode: int
     nbytes: int
@@ -286,8 +289,8 @@ def _state(file: Path) -> _State:
 
 
 def _check_target(target: Path) -> None:
-    """Refuse what can never be a published file."""
-    # Following it would replace a file in a place that nobody named.
+    """Refuse a target that cannot be a published file."""
+    # Following a link would replace a file in a place that the caller has not named.
     if target.is_symlink():
         msg = f"'{target}' is a link. Publish to what it leads to, or under another name."
         raise TargetExistsError(msg)
@@ -298,7 +301,8 @@ def _check_target(target: Path) -> None:
 
 
 def _check_replaceable(target: Path) -> None:
-    """Refuse to replace what is not a version of ours, or not as we left it; the previous one goes, too."""
+    """Refuse to replace a file that is not an unchanged version that colabstage wrote."""
+    # The previous version too, because publishing removes it to make place for this one.
     for file in (target, previous_path(target)) if os.path.lexists(target) else ():
         if os.path.lexists(file) and not is_as_written(file):
             if _has_manifest(file):
@@ -314,13 +318,13 @@ def _check_replaceable(target: Path) -> None:
 
 
 def _has_manifest(file: Path) -> bool:
-    """Return whether a manifest of ours is beside a file, of whatever content."""
+    """Return whether a manifest that colabstage wrote is beside a file, whatever it says."""
     beside = manifest_path(file)
     return beside.is_file() and is_manifest(beside)
 
 
 def _manifest_of(file: Path, size: int) -> Manifest | None:
-    """Return the manifest beside a file, if it speaks of a file of that size."""
+    """Return the manifest beside a file, if it describes a file of that size."""
     try:
         manifest = read_manifest(file)
     except NewerFormatError:
@@ -331,15 +335,16 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
 def _find_published(
     source: Path, target: Path, state: _State, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
-    """Return the manifest of what stands at `target`, when it is the very same content: a run got that far."""
+    """Return the manifest of `target` if it has the content of `source`, as after a run that was killed at its end."""
     if not target.is_file() or target.stat().st_size != state.nbytes:
         return None
     wanted = known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation)
     there = _manifest_of(target, state.nbytes)
-    # Another version of ours need not be read. Blocks of another length say nothing of these.
+    # A manifest with other hashes means another version, which need not be read. Blocks of another length cannot be
+    # compared.
     if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
         return None
-    with contextlib.suppress(OSError):  # what cannot be read is written anew
+    with contextlib.suppress(OSError):  # a file that cannot be read is written again
         bad = damaged_blocks(target, wanted, threads=usable_cores(), cancellation=cancellation)
         if not bad and _state(source) == state:
             return wanted
@@ -355,7 +360,7 @@ def _copy(
     step: ProgressStep,
     cancellation: Cancellation,
 ) -> int:
-    """Bring the file with its manifest to its place; returns the bytes that were there from before."""
+    """Copy the file with its manifest to its place; return how many bytes were there before."""
     kept = 0
 
     def keep(nbytes: int) -> None:
@@ -372,12 +377,12 @@ def _copy(
                 empty=_keeps_trash(target),
             ) as workspace,
         ):
-            # Before room is counted: on Drive what a dead run left counts against the account.
+            # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
             sweep_leftovers_of(target)
             in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
             check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
-            # A pack keeps the blocks of its manifest, with all else that the manifest says.
+            # The manifest of a pack is kept, because it has the key of the pack and more; so its blocks are used.
             block_bytes = BLOCK_BYTES if known is None else known.block_bytes
             hashes = copy_blocks(
                 source,
@@ -391,13 +396,13 @@ def _copy(
                 keep=keep if workspace.resumed else None,
             )
             manifest = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
-            # The mount may have answered "written" for what it could not keep.
+            # A mount may answer "written" for bytes that it could not keep.
             read_with_retry(lambda: _read_back(temp, manifest, cancellation), str(temp), policy=RetryPolicy())
-            # Only whole states are published; the check is the last thing before the first rename.
+            # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
             _check_unchanged(source, state)
             _replace(temp, target, manifest)
     except (DamagedPackError, SourceReadError):
-        # A source that somebody writes to looks damaged; that is the cause to tell.
+        # A source that is being written to looks damaged; then that is the cause to report.
         _check_unchanged(source, state)
         raise
     return kept
@@ -408,14 +413,14 @@ def _check_unchanged(source: Path, state: _State) -> None:
         if _state(source) == state:
             return
     msg = (
-        f"'{source}' changed while it was being published, so its copy would be of no one state. Nothing was replaced. "
+        f"'{source}' changed while it was being published, so its copy would be a mixture. Nothing was replaced. "
         "Publish it when it is finished and closed; save a checkpoint under another name and rename it."
     )
     raise SourceChangedError(msg)
 
 
 def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> None:
-    """Compare what the place now holds with what was sent."""
+    """Compare what the storage returns with what was written."""
     size = temp.stat().st_size
     bad = damaged_blocks(temp, manifest, threads=usable_cores(), cancellation=cancellation)
     if size == manifest.size and not bad:
@@ -428,10 +433,8 @@ def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> No
 
 
 def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
-    """Put the new file in its place and keep the old one, which is whole under one of its two names at any moment.
-
-    Each gets its manifest before its name, so a file without one is never ours.
-    """
+    """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
+    # Each file gets its manifest before its name, so a file without one was never published by us.
     previous = previous_path(target)
     _check_replaceable(target)
     there = _manifest_of(target, target.stat().st_size) if target.exists() else None
@@ -439,25 +442,25 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         discard_version(previous)
         write_manifest(previous, there)
         move_vouched(target, previous, is_as_written)
-    # Before its file: who reads between these two finds a manifest without a file, which is nothing.
+    # A reader that comes between these two finds a manifest without a file, which does not count.
     write_manifest(target, manifest)
     put_file(temp, target, replaces=lambda _: False)
 
 
 def sweep_leftovers_of(target: Path) -> None:
-    """Remove what dead runs left of a file, its manifest, or those of the version before it."""
+    """Remove what dead runs left behind for a file, its previous version and their manifests."""
     empty = _keeps_trash(target)
     for file in (target, previous_path(target)):
         sweep_pack_leftovers(file, empty=empty)
 
 
 def _keeps_trash(place: Path) -> bool:
-    """Return whether what is removed there goes on taking room, because Drive's trash counts by size."""
+    """Return whether removed files continue to take space there, as in Drive's trash, which counts their size."""
     return drive_root(place) is not None
 
 
 def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_written) -> bool:
-    """Remove a version with its manifest, if `ours` vouches for it; whether it is gone."""
+    """Remove a version with its manifest, if `ours` recognises it; return whether it is gone."""
     if not remove_vouched(file, ours, empty=_keeps_trash(file)):
         return False
     remove_manifest(file)
@@ -466,16 +469,16 @@ def discard_version(file: Path, *, ours: Callable[[Path], bool] = is_as_written)
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """Say what restoring did."""
+    """What restoring did."""
 
     path: Path
     """Where the file is now."""
     source: Path
-    """The version that it was made from."""
+    """The version that was copied."""
     nbytes: int
     """Its length."""
     passed_over: tuple[str, ...] = ()
-    """One sentence for each newer version that is not whole, empty where the newest is."""
+    """One sentence for each newer version that is incomplete or damaged."""
 
     def __str__(self) -> str:
         text = f"'{self.path}' is '{self.source}' ({format_bytes(self.nbytes)}), compared block by block."
@@ -491,30 +494,30 @@ def restore_file(
     overwrite: bool = False,
     progress: bool | Progress = True,
 ) -> RestoreReport:
-    """Bring the newest whole version of a file that `publish_file` wrote back from its lasting place.
+    """Copy the newest complete version of a file that `publish_file` wrote back to this machine.
 
     >>> restore_file("/content/drive/MyDrive/checkpoints/model.pt")  # doctest: +SKIP
 
     Args:
-        published: the file as it was published. Where it is damaged, or not all there, `NAME.previous` is taken, and
-            the report says why.
-        target: the file to become, or a folder, in which it keeps its name: one that exists, or whose name ends in a
-            slash.
-        overwrite: replace a file there that has other bytes; one that has the same is left as it is.
+        published: the file as it was published. Where it is damaged or incomplete, `NAME.previous` is taken, and the
+            report says why.
+        target: the path of the copy, or a folder, in which it keeps its name: an existing folder, or a name that ends
+            in a slash.
+        overwrite: replace an existing file that has other bytes; one that has the same bytes is left alone.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
         SourceNotFoundError: nothing has been published under that name.
-        DamagedPackError: no version there is whole; the message says what is wrong with each.
-        TargetExistsError: something else stands at `target` already.
-        SourceReadError, DriveDisconnectedError: the place failed; another version is not taken for that.
+        DamagedPackError: no version there is complete; the message says what is wrong with each.
+        TargetExistsError: there is another file at `target`.
+        SourceReadError, DriveDisconnectedError: the storage failed, which is no reason to take another version.
         NewerFormatError: a newer colabstage wrote the manifest.
         NotEnoughSpaceError, TargetNotWritableError: the copy could not be written.
 
     Whatever is raised, nothing at `target` has changed.
     """
     newest, place = absolute_path(published), absolute_path(target)
-    # What ends in a slash is a folder, there or not.
+    # A name that ends in a slash means a folder, whether it exists or not.
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
     return run_with_one_remount(
@@ -533,7 +536,8 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
         raise SourceNotFoundError(msg)
     target = target_file(to, newest.name)
     reasons: list[str] = []
-    # The newest first, and never the previous one because a mount failed: that would be old data in silence.
+    # Only damage makes the previous version the right one. After an error of the mount it would be old data, without a
+    # sign of it.
     for version in found:
         manifest, problem = _vouched(version)
         if manifest is not None:
@@ -549,7 +553,7 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
 
 
 def _vouched(version: Path) -> tuple[Manifest | None, str]:
-    """Return the manifest that speaks of a file of this length, or what is wrong."""
+    """Return the manifest of a version if it describes a file of its length; otherwise what is wrong."""
     manifest = read_manifest(version)
     if manifest is None:
         return None, f"'{version}' has no whole manifest '{manifest_path(version).name}', so nothing vouches for it."
@@ -567,7 +571,7 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
         raise TargetExistsError(msg)
     make_folder(target.parent)
     sweep_orphans(target.parent, name=target.name)
-    # A mounted Drive keeps what passes through it on the same disk.
+    # A mounted Drive caches whatever is read through it on the same disk.
     copies = 2 if drive_root(version) is not None else 1
     check_space(target.parent, copies * manifest.size, f"The copy of '{version.name}'")
     with (

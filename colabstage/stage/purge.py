@@ -43,26 +43,26 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class StoredDataset:
-    """Describe one dataset that is kept somewhere."""
+    """One dataset on this machine or in the cache."""
 
     place: Place
     """`"here"` on this machine, or in the `"cache"`."""
     name: str
-    """Of its folder, or of its file without `.h5`."""
+    """The name of its folder, or of its file without `.h5`."""
     path: Path
     """The folder, or the file."""
     source: str
-    """The address it was made from."""
+    """The address that it was made from."""
     nbytes: int
-    """On the disk."""
+    """How much space it takes."""
     changed_s: float
     """When it was last written, in seconds since 1970."""
     samples: dict[str, int]
     """Rows of each split, where known."""
     whole: bool
-    """Whether its length is the one that its manifest says; nothing is hashed."""
+    """Whether its length agrees with its manifest; nothing is hashed."""
     previous: bool = False
-    """Whether it is the generation before another one in the cache."""
+    """Whether it is the previous version of another one in the cache."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -89,18 +89,18 @@ class StoredDataset:
 
 @dataclass(frozen=True, slots=True)
 class PurgeReport:
-    """Say what a purge did."""
+    """What a purge did."""
 
     removed: tuple[StoredDataset, ...]
-    """Datasets that are gone."""
+    """Datasets that were removed."""
     kept: tuple[StoredDataset, ...]
-    """Datasets that stayed."""
+    """Datasets that were kept."""
     reasons: tuple[str, ...]
-    """Why each of these stayed."""
+    """The reason for each dataset that was kept."""
 
     @property
     def nbytes(self) -> int:
-        """Return bytes that were freed."""
+        """Return how many bytes were freed."""
         return sum(one.nbytes for one in self.removed)
 
 
@@ -113,7 +113,7 @@ def list_datasets(
         local_dir, cache_dir: as for `stage_dataset`.
 
     Raises:
-        DriveDisconnectedError: one of them lies on a mount that is dead or does not answer.
+        DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
     places = [base, *([] if cache is None else [cache])]
@@ -136,7 +136,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
     for record_file in sorted(base.glob(f"*/{RECORD_NAME}")):
         folder = record_file.parent
         record = read_json(record_file)
-        # A folder with a `stage.json` of somebody else's is nothing to list, and nothing to remove.
+        # A folder with somebody else's `stage.json` is not listed, so it cannot be removed either.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
         pack = folder / f"{folder.name}.h5"
@@ -146,7 +146,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             name=folder.name,
             path=folder,
             source=str(record.get("address", "")),
-            # What it takes, and not its length: a pack that is being made is a file with holes.
+            # The space it takes and not its length, because a pack that is being written is a sparse file.
             nbytes=disk_use(folder),
             changed_s=record_file.stat().st_mtime,
             samples={} if manifest is None else manifest.samples,
@@ -171,7 +171,7 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 
 
 def _list_cache(cache: Path) -> Iterator[StoredDataset]:
-    # Where publishing was interrupted there may only be the generation before.
+    # Where publishing was interrupted there may only be the previous version.
     names = {path.name.removesuffix(PREVIOUS_SUFFIX) for path in (*cache.glob("*.h5"), *cache.glob("*.h5.previous"))}
     for current in (cache / name for name in sorted(names)):
         for path in (current, previous_path(current)):
@@ -179,7 +179,7 @@ def _list_cache(cache: Path) -> Iterator[StoredDataset]:
             name = current.name.removesuffix(".h5")
             if manifest is None or not _is_named_by(name, manifest.key):
                 continue
-            # Another session publishes to the same cache and may have renamed it just now.
+            # Another session may be publishing to the same cache, and may have renamed it just now.
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 yield StoredDataset(
@@ -209,7 +209,7 @@ def _has_length(pack: Path, manifest: Manifest | None) -> bool:
 
 
 def _is_named_by(name: str, key: object) -> bool:
-    """Return whether a name ends in a key of ours, which is what marks it."""
+    """Return whether a name ends in the beginning of a key."""
     return isinstance(key, str) and len(key) == 16 and name.endswith(f"-{key[:8]}")
 
 
@@ -222,19 +222,20 @@ def select_datasets(
     place: Place | None = None,
     now_s: float | None = None,
 ) -> list[StoredDataset]:
-    """Choose what a purge removes. Pure.
+    """Choose what a purge removes. A pure function.
 
     Args:
-        datasets: as `list_datasets` gives them.
-        names: these; the file's or folder's name, or its path.
-        older_than_days: those that were last written longer ago.
-        everything: all of them.
-        place: only what is there.
+        datasets: as `list_datasets` returns them.
+        names: choose these; names or paths of files or folders.
+        older_than_days: choose those that were last written longer ago.
+        everything: choose all of them.
+        place: restrict the choice to this place.
         now_s: the time now, in seconds since 1970; the clock's by default.
 
     Raises:
-        OptionError: nothing says what to choose, or a name is not among the datasets.
+        OptionError: no choice was given, or a name is not among the datasets.
     """
+    # "Everything" has to be said: a call without arguments that removes all data would be one typing error away.
     if not names and older_than_days is None and not everything:
         msg = "Nothing says what to remove. Give names (`cache list` has them), older_than_days=…, or everything=True."
         raise OptionError(msg)
@@ -260,9 +261,9 @@ def _is_called(one: StoredDataset, name: str) -> bool:
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     """Remove datasets, and what interrupted runs left beside them.
 
-    A file on Google Drive is emptied before it is removed, because its trash counts against the account. A dataset
-    that somebody is staging at this moment stays, and so does one, whole, whose folder holds anything else, and all
-    that lies on a mount that is dead or does not answer.
+    A file on Google Drive is emptied before it is removed, because Drive's trash counts against the account. These are
+    kept: a dataset that is being staged, a dataset whose folder contains anything else, and everything on a mount that
+    is dead or does not answer.
     """
     removed: list[StoredDataset] = []
     kept: list[StoredDataset] = []
@@ -270,7 +271,7 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     unreachable: dict[Place, str] = {}
     for one in datasets:
         try:
-            # Asked once: a mount that hangs takes its time to be found out.
+            # Asked only once, because it takes long to find out that a mount hangs.
             problem = unreachable.get(one.place) or run_watched(functools.partial(_purge, one), one.path)
         except DriveDisconnectedError as error:
             problem = unreachable[one.place] = str(error).removesuffix(".")
@@ -285,7 +286,7 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
 
 
 def _purge(one: StoredDataset) -> str | None:
-    """Remove one; returns why it stayed."""
+    """Remove one dataset; return why it was kept, or `None`."""
     require_answer(one.path)
     if is_part(one.path):
         return _purge_part(one)
@@ -294,16 +295,16 @@ def _purge(one: StoredDataset) -> str | None:
 
 def _purge_here(one: StoredDataset) -> str | None:
     lock = lock_path(one.path)
-    # Nobody waits for half an hour to remove something.
+    # Staging may hold the lock for half an hour, and nobody waits that long to remove something.
     with local_lock(lock, timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
-        # All of it or nothing: half a dataset is of use to nobody, and what is not ours may be all that a person has.
+        # All or nothing: half a dataset is useless, and an unknown file may be the only copy that somebody has.
         strange = _strangers(one)
         if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
             return f"'{one.path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
-    # A purge that was killed has left folders under names that are no dataset's any more.
+    # A purge that was killed leaves folders under temporary names.
     sweep_orphans(one.path.parent)
     return None
 
@@ -319,16 +320,16 @@ def _purge_part(one: StoredDataset) -> str | None:
 
 
 def _strangers(one: StoredDataset) -> list[str]:
-    """Return what in a dataset's folder is not ours, or not as we made it."""
+    """Return what colabstage did not write to a dataset's folder, or what was changed since."""
     ours = {RECORD_NAME, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
     strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
-    # Not only by name: people write labels and notes into a folder of images.
+    # The folder of images is compared file by file, because people put labels and notes there.
     files = look_at(one.path / "files")
     return strange if files.is_replaceable else [*strange, f"'files' {files}"]
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
-    # By its manifest alone: a cache is a folder that people put other things into.
+    # Recognised by its manifest alone, because people keep other files in the folder of the cache.
     if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
         return f"'{one.path}' is not what colabstage put there"
     sweep_leftovers_of(one.path)
@@ -343,10 +344,10 @@ def _is_ours(pack: Path, name: str) -> bool:
 def sweep_leftovers(
     *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
 ) -> list[Path]:
-    """Remove what runs that have died left unfinished, on this machine and in the cache; returns what was removed.
+    """Remove what dead runs left unfinished, on this machine and in the cache; return what was removed.
 
     Raises:
-        DriveDisconnectedError: one of them lies on a mount that is dead or does not answer.
+        DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
     places = [base, *([] if cache is None else [cache])]

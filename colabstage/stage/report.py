@@ -1,4 +1,4 @@
-"""`StagePlan`, what staging would do, and `StageReport`, what it did step by step, with the time and rate of each."""
+"""`StagePlan`, what staging would do, and `StageReport`, what it did, with the time and rate of each step."""
 
 from __future__ import annotations
 
@@ -26,47 +26,44 @@ _SENTENCES = {
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """Add up the bytes that one staging moves."""
+    """The bytes that one staging moves."""
 
     source_bytes: int = 0
-    """Read from the source."""
+    """Bytes read from the source."""
     archive_bytes: int = 0
-    """Of an archive that is copied here first, 0 otherwise."""
+    """Size of an archive that is copied here first; 0 otherwise."""
     pack_bytes: int = 0
-    """Of the pack."""
+    """Size of the pack."""
     files_bytes: int = 0
-    """Of plain files kept."""
+    """Size of the plain files that are kept."""
     mount_bytes: int = 0
-    """What of the archive passes through a mount that keeps a second copy of it on the disk, as Google Drive's does."""
+    """How much is read through a mount that keeps a second copy on the same disk, as Google Drive's does."""
 
     @property
     def peak_bytes(self) -> int:
-        """Return what the local disk must have free while it works.
-
-        Small files that pass through a mount are dropped from its copy as the disk fills; an archive that is being
-        read is not.
-        """
+        """Return how much free space the local disk needs during the work."""
+        # Drive's client drops small files from its cache as the disk fills, but not an archive that is being read.
         return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """Say what `stage_dataset` would do with the same arguments."""
+    """What `stage_dataset` would do with the same arguments."""
 
     source: str
-    """Its address."""
+    """The source's address."""
     action: Action
-    """`"reuse"` what is here, `"restore"` the cached pack, or `"stage"` the source."""
+    """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
     reasons: tuple[str, ...]
-    """Why, in sentences, one for each place that was looked at."""
+    """Why, in sentences, one for each place that was checked."""
     figures: StageFigures
-    """Bytes it would move."""
+    """The bytes that it would move."""
     free_bytes: int
-    """What the disk has."""
+    """The free space of the disk."""
     target: Path
     """What it would make."""
     cache: Path | None
-    """Where the pack would be, or is, cached; `None` for nowhere."""
+    """Where the pack is cached, or would be; `None` for no cache."""
     samples: dict[str, int]
     """Rows of each split, where known."""
 
@@ -131,57 +128,57 @@ _SKIPPED_SHOWN = 10
 
 @dataclass(slots=True)
 class StageStep:
-    """Say what one step did."""
+    """What one step did."""
 
     name: str
-    """What it is called in the report."""
+    """Its name in the report."""
     seconds: float = 0.0
-    """How long it took, without the steps inside of it."""
+    """How long it took, without the steps inside it."""
     amount: int = 0
-    """How much of `unit` was done."""
+    """How many of `unit` were processed."""
     unit: str = ""
-    """`"B"` for bytes, else what was counted."""
+    """`"B"` for bytes, otherwise what was counted."""
     note: str = ""
-    """What came of it."""
+    """The result, in words."""
     moves: bool = True
-    """Whether the amount was moved, so that a rate means something."""
+    """Whether data was moved, so that a rate makes sense."""
 
     @property
     def quantity(self) -> str:
-        """Return the amount, as people write it."""
+        """Return the amount as text."""
         if not self.unit:
             return ""
         return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
 
     @property
     def rate(self) -> str:
-        """Return amount by time, as people write it; empty for steps that only look at things, or moved none."""
+        """Return amount by time as text; empty for steps that moved nothing."""
         return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
 
 
 @dataclass(slots=True)
 class StageReport:
-    """Hold all steps of one `stage_dataset`."""
+    """All steps of one `stage_dataset`."""
 
     origin: Origin = "source"
     """Where the data came from: `"local"`, `"cache"` or `"source"`."""
     steps: list[StageStep] = field(default_factory=list)
-    """In the order in which they ended."""
+    """The steps, in the order in which they ended."""
     skipped: tuple[str, ...] = ()
     """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
-    """What else a person should know."""
+    """What else the user should know."""
 
     @property
     def seconds(self) -> float:
-        """Return all steps together."""
+        """Return the time of all steps together."""
         return sum(step.seconds for step in self.steps)
 
     @contextmanager
     def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
-        """Time a step, without the steps inside of it; the caller fills in its amount and note."""
+        """Time a step, without the steps inside it; the caller fills in its amount and note."""
         step = StageStep(name, unit=unit, moves=moves)
-        # A step may begin another: opening the source is part of a look at it. Its time is told once.
+        # A step may contain another one, as a look at the source contains opening it. Its time is counted once.
         began, others_s = time.monotonic(), self.seconds
         try:
             yield step
@@ -190,7 +187,7 @@ class StageReport:
             raise
         finally:
             step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))
-            # What was looked at again with the same outcome, before the lock and behind it, is one line.
+            # Checks before and after taking the lock are one line if they had the same result.
             same = [one for one in self.steps if not unit and (one.name, one.note) == (name, step.note)]
             if same:
                 same[0].seconds += step.seconds
@@ -198,13 +195,11 @@ class StageReport:
                 self.steps.append(step)
 
     def note(self, *sentences: str) -> None:
-        """Add each sentence that is not among the notes yet, with one full stop at its end.
-
-        What a sentence quotes last, an error's text for example, may have one or none.
-        """
+        """Add each sentence that is not among the notes yet."""
         for sentence in map(str.strip, sentences):
+            # Exactly one full stop: a sentence may end in the text of an error, which has one or none.
             ended = sentence if sentence.endswith(("!", "?", "…")) else sentence.rstrip(".") + "."
-            # The same is looked at before the lock and behind it, and would be said twice.
+            # Checks before and after taking the lock would add the same note twice.
             if ended not in self.notes:
                 self.notes.append(ended)
 
@@ -239,13 +234,13 @@ class StageReport:
 
     @property
     def headline(self) -> str:
-        """Return where the data came from, and how long that took."""
+        """Return where the data came from, and how long it took."""
         return f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"
 
     def to_html_body(self) -> str:
         """Return the steps and the notes as HTML, without the headline."""
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
-        # A note has a line of its own: beside four columns a narrow page would leave it one letter a line.
+        # A note has a line of its own: beside four columns on a narrow page it would have one letter a line.
         said = [s.note for s in self.steps]
         steps = (
             table(("step", "time", "amount", "rate"), rows, numbers=frozenset({1, 2, 3}), below=said) if rows else ""
