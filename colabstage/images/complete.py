@@ -37,7 +37,7 @@ def check_complete(data: bytes) -> ImageFacts:
         What its header says.
 
     Raises:
-        DecodeError: it is no image, cut off, or damaged.
+        DecodeError: it is cut off, damaged, or not an image.
     """
     facts = probe_image(data)
     # Decoding is the last word, and takes far longer than telling.

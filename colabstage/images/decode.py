@@ -74,7 +74,7 @@ _PLUGIN_ERRORS = (
     zlib.error,
 )
 # A side of a photograph that shrinks by two or more is reduced by whole blocks first, as its JPEG decoder does for
-# both sides: a sixth of the resizing saved, for one to two grey levels in the mean of photographs, ten of patterns.
+# both sides: a sixth of the resizing saved, for one to two grey levels on average in photographs, ten in patterns.
 _PHOTOGRAPH_GAP = 1.0
 _DEEP_MODES = ("I;16", "I;16L", "I;16B", "I;16N")
 _WIDE_MODES = ("I", "F")
@@ -146,7 +146,7 @@ class PixelRoom:
 
 
 class Scratch:
-    """Keep what one thread decodes and resizes into. Grows to the largest image; never to be shared by two threads."""
+    """What one thread decodes and resizes into. Grows to the largest image; never to be shared by two threads."""
 
     def __init__(self, decoded: bytearray | None = None) -> None:
         self.decoded = bytearray() if decoded is None else decoded
@@ -154,13 +154,13 @@ class Scratch:
 
     def resized(self, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
         """Return a C-contiguous array `(H, W, C)` of any content; the one returned before, where it has this shape."""
-        # Most packs have images of one size, so after the first nothing is made anew.
+        # Most packs have images of one size, so after the first nothing is allocated again.
         if self._resized.shape != shape:
             self._resized = np.empty(shape, np.uint8)
         return self._resized
 
     def forget_huge(self) -> None:
-        """Let go of memory that a huge image has left; what was made in it must have been used."""
+        """Release memory that a huge image has left; what was made in it must have been used."""
         if len(self.decoded) > _MOST_KEPT_BYTES:
             self.decoded = bytearray()
         if self._resized.nbytes > _MOST_KEPT_BYTES:
@@ -194,7 +194,7 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Hold what `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone."""
+    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone."""
 
     height: int
     """In pixels, orientation applied."""
@@ -236,7 +236,7 @@ def decode_sized(
         data: the whole file.
         options: size, colours and fitting of the result.
         resizer: as for `resample`.
-        scratch: this thread's memory; the result may lie in it, until the next call.
+        scratch: this thread's memory; the result may be in it, until the next call.
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
@@ -257,7 +257,7 @@ def fit_pixels(pixels: NDArray[Any], options: ImageOptions, *, resizer: Resizer 
         resizer: as for `resample`.
 
     Raises:
-        DecodeError: it is no image of these kinds, or has no agreed form in the colours asked for.
+        DecodeError: it is none of these kinds of image, or has no agreed form in the colours asked for.
     """
     values = pixels[..., None] if pixels.ndim == 2 else pixels
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or values.dtype not in _IMAGE_DTYPES or not values.size:
@@ -330,7 +330,7 @@ def probe_image(data: bytes) -> ImageFacts:
 
 
 class _Decoded(NamedTuple):
-    """Hold the upright pixels of an image."""
+    """The upright pixels of an image."""
 
     pixels: NDArray[Any]
     """`(h, w, C)`, each the mean of a block of `factor` by `factor`."""

@@ -29,7 +29,7 @@ _PATTERN, _SMALLER = (61, 83), (24, 37)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Say how a source image becomes the target image. All sizes in pixels."""
+    """How a source image becomes the target image. All sizes in pixels."""
 
     box: tuple[float, float, float, float]
     """`(left, upper, right, lower)` of the source that is used; fractions of a pixel are meant."""

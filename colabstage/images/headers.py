@@ -180,7 +180,7 @@ def _exif_orientation(exif: bytes) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """Hold what the markers before the first scan say."""
+    """What the markers before the first scan say."""
 
     height: int
     """In pixels, as stored, before `orientation` is applied."""

@@ -13,7 +13,7 @@ Resize = Literal["stretch", "crop", "pad"]
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """Say how an image file becomes an array."""
+    """How an image file becomes an array."""
 
     size: tuple[int, int] | None = None
     """`(height, width)` in pixels every image gets, `None` to keep each image's own."""
@@ -43,7 +43,7 @@ VOID = 255
 
 @dataclass(frozen=True, slots=True)
 class MaskOptions:
-    """Say how a mask file becomes class indices."""
+    """How a mask file becomes class indices."""
 
     size: tuple[int, int] | None = None
     """That of its image."""

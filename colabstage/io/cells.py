@@ -1,6 +1,6 @@
 """How a cell of a notebook shows that a call of ours has failed or was stopped: the caller's own lines, and a sentence.
 
-What lies below the call is of use to whoever works on colabstage: it is shown as everything is after `%xmode Verbose`,
+What is below the call is useful to developers of colabstage: it is shown, like everything else, after `%xmode Verbose`,
 and `%debug` always walks through it.
 """
 

@@ -1,4 +1,4 @@
-"""Files: folders to write in, JSON that is whole or absent, block hashes, reads and writes that go on, a local lock;
+"""Files: folders to write in, JSON that is complete or absent, block hashes, reads and writes of any size, a lock;
 and what holds one until its `close`, as a context manager.
 """
 
@@ -36,7 +36,7 @@ class Closing:
     """Let go at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release what is held."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -168,7 +168,7 @@ def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
 
 
 def pread_exactly(handle: int, length: int, offset: int) -> bytes:
-    """Read up to `length` bytes at `offset`, going on after short reads; shorter only at the end of the file."""
+    """Read up to `length` bytes at `offset`, continuing after short reads; shorter only at the end of the file."""
     first = os.pread(handle, length, offset)
     # Nearly always all of it: then nothing is copied once more.
     if len(first) in (0, length):
@@ -185,7 +185,7 @@ def pread_exactly(handle: int, length: int, offset: int) -> bytes:
 
 
 def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`, going on after short writes."""
+    """Write all of `data` at `offset`, continuing after short writes."""
     view = memoryview(data)
     if view.nbytes == 0:  # such a view cannot be cast
         return
@@ -265,7 +265,8 @@ def local_lock(
         yield held
     finally:
         if held:
-            # Before it is let go: who has opened the file meanwhile finds that it has no name any more, and asks anew.
+            # Before it is released: another process that has opened the file meanwhile sees that it has no name, and
+            # asks again.
             try:
                 remove_named(path)
             finally:

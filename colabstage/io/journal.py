@@ -1,4 +1,4 @@
-"""Journals: what of some unfinished work is done, noted line by line, so that a killed run goes on where it was.
+"""Journals: which parts of unfinished work are done, line by line, so that a killed run continues where it was.
 
 A journal is a text file in a temporary of ours. Its first line is the head, which says which work it belongs to; each
 line after it is one JSON value, appended with one write. A kill therefore leaves whole lines and at most one that is
@@ -68,7 +68,7 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
 class Journal(Closing):
     """A journal that is being written. `append` from any thread; a context manager that closes it.
 
-    Opening one writes it anew, beside the old one and then in its place: so a line that a kill cut off stays behind,
+    Opening one writes it again, beside the old one and then in its place: so a line that a kill cut off stays behind,
     and whoever dies while it is begun leaves the old one whole.
     """
 
@@ -94,7 +94,7 @@ class Journal(Closing):
         os.write(self._handle, b"".join(map(_line, values)))
 
     def close(self) -> None:
-        """Let go of the file. Calling it twice is fine."""
+        """Release the file. Calling it twice is fine."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)

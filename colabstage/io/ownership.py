@@ -64,7 +64,7 @@ def sweep_orphans(
 
     With `name`, only those that were to become a file or folder of that name; with `prefix`, of one that begins so.
     `empty`: as for `remove_own`. What made room for a successor that never came is put back. Of several deeds of a
-    folder that stands there, the one that fits it best stays.
+    folder that is there, the one that fits it best stays.
 
     Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
     `foreign_age_s` seconds.
@@ -200,11 +200,11 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
     Args:
         made: the file.
         target: what it becomes.
-        replaces: says of a file that stands at `target` whether it may be replaced: because it is ours and as we made
+        replaces: says of a file that is at `target` whether it may be replaced: because it is ours and as we made
             it, or because the caller was told to.
 
     Raises:
-        TargetExistsError: it may not, or a folder stands there.
+        TargetExistsError: it may not, or a folder is there.
         OSError: as the disk answers.
     """
     check_own(made)
@@ -218,7 +218,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
 
 
 def whatever_is_there(_: Path) -> bool:
-    """Return that it may be replaced, to `put_file`: somebody said so, whatever stands there."""
+    """Return that it may be replaced, to `put_file`: somebody said so, whatever is there."""
     return True
 
 
@@ -226,7 +226,7 @@ def whatever_is_there(_: Path) -> bool:
 def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_there) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
 
-    What stands at `path` meanwhile is untouched. Works for a file; a folder replaces only an absent one. `replaces`:
+    What is at `path` meanwhile is untouched. Works for a file; a folder replaces only an absent one. `replaces`:
     as for `put_file`; by default the name itself is one that only colabstage gives, or the caller has asked before.
     """
     temp = temp_beside(path)
@@ -263,7 +263,7 @@ def sync_file(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What stands at a place, compared with its deed."""
+    """What is at a place, compared with its deed."""
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
     """Of what kind it is."""
@@ -306,7 +306,7 @@ def _told(names: tuple[str, ...]) -> str:
 
 
 def look_at(target: Path) -> Standing:
-    """Compare what stands at `target` with its deed: size and time of everything there, nothing left out."""
+    """Compare what is at `target` with its deed: size and time of everything there, nothing left out."""
     try:
         found = target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -335,20 +335,20 @@ def put_folder(
 ) -> str:
     """Put a finished folder, a temporary of ours or in one, in its place, and write its deed; what was there goes.
 
-    Where the file system can exchange two names there is no moment at which nothing stands at `target`; elsewhere, who
+    Where the file system can exchange two names there is no moment at which nothing is at `target`; elsewhere, who
     dies in that moment leaves what `put_back` puts back.
 
     Args:
         made: the folder.
         target: what it becomes.
-        overwrite: whether somebody said that what stands there is to be replaced, whatever it is.
+        overwrite: whether somebody said that what is there is to be replaced, whatever it is.
         announce: told the name of the deed right before.
 
     Returns:
         The name of the deed, as `Standing.deed` has it.
 
     Raises:
-        TargetExistsError: something stands there that is not ours, or not as we made it. Nothing has changed.
+        TargetExistsError: something is there that is not ours, or not as we made it. Nothing has changed.
         OSError: as the disk answers.
     """
     check_own(made)
@@ -376,7 +376,7 @@ def check_replaceable(target: Path, remedy: str = "Move that away, or choose ano
         remedy: the sentence that says what to do.
 
     Raises:
-        TargetExistsError: something stands there that is not ours, or not as we made it; some of it is named.
+        TargetExistsError: something is there that is not ours, or not as we made it; some of it is named.
     """
     here = look_at(target)
     if not here.is_replaceable:
@@ -388,11 +388,11 @@ def _swap(made: Path, target: Path) -> None:
     if not os.path.lexists(target):
         made.rename(target)
         return
-    # Out of what others go on with: after an exchange, this is the name of what stood at the target.
+    # So that no other call continues with it: after an exchange, this is the name of what stood at the target.
     was = made.rename(owned_name(target, WAS))
     try:
         if not _exchange(was, target):
-            # No exchange here: for a moment nothing stands at the target, and `put_back` helps who dies in it.
+            # No exchange here: for a moment nothing is at the target, and `put_back` helps who dies in it.
             coming, was = was, target.rename(owned_name(target, WAS))
             try:
                 coming.rename(target)

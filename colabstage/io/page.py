@@ -75,7 +75,7 @@ def table(
 ) -> str:
     """Return plain text in columns, as HTML; those in `numbers`, counted from 0, at the right.
 
-    `below`: for each row a text that stands under it, over all columns; an empty one takes no room.
+    `below`: for each row a text that goes under it, over all columns; an empty one takes no room.
     """
     marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
 

@@ -309,7 +309,8 @@ def draws_html(shell_classes: Iterable[str]) -> bool:
     """Return whether the front end of an IPython shell, told by the names of its class and those above it, draws HTML.
 
     A kernel serves notebooks, of which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows
-    text; IPython in a terminal is none. A console that somebody connects to a notebook's kernel cannot be told apart.
+    text; IPython in a terminal is not a kernel. A console that is connected to a notebook's kernel cannot be
+    recognised.
     """
     names = set(shell_classes)
     return "ZMQInteractiveShell" in names and "SpyderShell" not in names

@@ -74,7 +74,7 @@ class PipelineResult:
     readers: int
     """Threads that read."""
     mean_read_s: float
-    """Seconds for one read, in the mean."""
+    """Seconds for one read, on average."""
 
 
 def run_pipeline(

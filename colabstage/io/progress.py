@@ -58,7 +58,7 @@ def cancellation_of(progress: Progress) -> Cancellation:
 
 
 class Readiness(NamedTuple):
-    """Tell how far a dataset is that arrives."""
+    """How far a dataset is that arrives."""
 
     rows: int
     """Rows that are here."""

@@ -1,10 +1,10 @@
 """Our own small JSON files: checked when they are read, and announced before what they vouch for takes its place.
 
-A record is a frozen dataclass. Its fields' types are its schema, and what does not fit is no record, because anybody
+A record is a frozen dataclass. Its fields' types are its schema, and what does not fit is not a record, because anybody
 may have written there: every reader then does what it does where there is none, which is always safe, only slower.
 
 A record beside a target is announced under another name before the work is put in its place, and takes its own name
-after that: so whoever is killed in between has still said what stands there.
+after that: so whoever is killed in between has still said what is there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEYOND = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class RecordFile(Generic[Record]):
-    """The hidden record of one kind that lies beside what it vouches for, and is found by that one's name.
+    """The hidden record of one kind that is beside what it vouches for, and is found by that one's name.
 
     Beside it, not in it: a folder then holds what its source holds and nothing else.
     """
@@ -38,9 +38,9 @@ class RecordFile(Generic[Record]):
     kind: type[Record]
     """The dataclass that it holds."""
     version: tuple[str, int]
-    """The JSON key that tells the format, and its value; a file with another one is no record."""
+    """The JSON key that tells the format, and its value; a file with another one is not a record."""
     fits: Callable[[Record, Path], bool]
-    """Says whether what stands at a target is what a record speaks of."""
+    """Says whether what is at a target is what a record speaks of."""
     to_json: Callable[[Record], dict[str, Any]]
     """Makes the JSON values that `read_fields` makes the record of."""
 
@@ -53,9 +53,9 @@ class RecordFile(Generic[Record]):
         return target.with_name(f".{target.name}{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}")
 
     def read(self, target: Path) -> Record | None:
-        """Return the record of what stands at `target`; `None` when there is none.
+        """Return the record of what is at `target`; `None` when there is none.
 
-        One that was only announced counts when it fits what stands there: then its maker died right after the work.
+        One that was only announced counts when it fits what is there: then its maker died right after the work.
         """
         return self._announced(target) or self._load(self.path(target))
 
@@ -76,12 +76,12 @@ class RecordFile(Generic[Record]):
     def write(self, target: Path, record: Record) -> None:
         """Write the record of a target, atomically; what was announced has come to pass."""
         self._store(self.path(target), record)
-        # Only now: in between, either of the two speaks for what stands there.
+        # Only now: in between, either of the two describes what is there.
         remove_named(self.announced_path(target))
         self._sweep(target)
 
     def settle(self, target: Path) -> None:
-        """Give what was announced its own name, if it stands at `target` now; clear away what dead runs left."""
+        """Give what was announced its own name, if it is at `target` now; clear away what dead runs left."""
         # What does not fit stays: another process may be about to put it there.
         if self._announced(target) is not None:
             rename_named(self.announced_path(target), self.path(target))

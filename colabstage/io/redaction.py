@@ -2,8 +2,8 @@
 
 There is one rule for all of it, and it names what may be shown, not what may not: services invent new names for their
 keys faster than a list of them grows. Of an address, the server, the path and the *names* of parameters are shown, and
-the values of a few parameters that say which object is meant. Text that somebody else wrote cannot be judged that way;
-there every address follows the rule, and a value that stands beside a name that sounds like a secret goes.
+the values of a few parameters that say which object is meant. Text that somebody else wrote cannot be checked that way;
+there every address follows the rule, and a value that is beside a name that sounds like a secret goes.
 
 Floor 0, so that every message can ask.
 """
@@ -51,12 +51,12 @@ _SIGNATURE = re.compile(
 # fsspec's chains, and not the colons of an address such as [::1].
 _CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*(?:://|::))")
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*)://")
-# In these, a part of the address stands before the "@": a container, an organisation and its repository.
+# In these, a part of the address is before the "@": a container, an organisation and its repository.
 _PUBLIC_USERINFO = {
     **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), re.compile(r"[^:@]*")),
     **dict.fromkeys(("github", "gitlab"), re.compile(r"[^:@]*(?::[^:@]*)?")),
 }
-# Their "@" stands before a revision, behind a name; a colon before it is a login.
+# Their "@" is before a revision, behind a name; a colon before it is a login.
 _NO_SERVER = frozenset({"hf", "kaggle", "gdrive"})
 _PORT = re.compile(r"[^:]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
 _WEB = frozenset({"http", "https", "ws", "wss"})
@@ -126,7 +126,7 @@ def _show_place(scheme: str, place: str) -> str | None:
     if scheme in _PUBLIC_USERINFO:
         if not _PUBLIC_USERINFO[scheme].fullmatch(user):
             return None
-        # `az://container@account:KEY/…`: what follows the colon of an account is no port.
+        # `az://container@account:KEY/…`: what follows the colon of an account is not a port.
         return place if _PORT.fullmatch(host) else f"{user}{at}{host.partition(':')[0]}:{HIDDEN}{slash}{path}"
     if scheme in _NO_SERVER:
         return re.sub(r"[^/@]*:[^@]*@", f"{HIDDEN}@", place)
@@ -214,7 +214,7 @@ def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
     for name, value in options.items():
         if isinstance(value, dict):
             found += secrets_in(value)
-        # A shorter one would blot out half of every message and is no secret worth the name.
+        # A shorter one would blot out half of every message and is not a secret worth the name.
         elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
             found.append(value)
     return tuple(found)

@@ -99,7 +99,7 @@ def read_with_retry(
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 
-    What `read` itself raises as a `ColabstageError` has been judged already and passes through.
+    What `read` itself raises as a `ColabstageError` has been checked already and passes through.
 
     Raises:
         DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.

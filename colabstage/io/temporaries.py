@@ -4,7 +4,7 @@
 leftovers, which are taken over or removed, from a living one's work, which is left alone. That does not depend on any
 lock, because locks are a fiction on many file systems that notebooks use. Everything in such a folder is ours.
 
-What goes is renamed first, to `….old`, so that nobody goes on with half of it.
+What goes is renamed first, to `….old`, so that nobody continues with half of it.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def owner_token() -> str:
 def owner_is_alive(token: str) -> bool | None:
     """Return whether the process that made `token` still runs.
 
-    `None` when that cannot be judged from here: the token is another boot's or another container's, or was made
+    `None` when that cannot be checked from here: the token is another boot's or another container's, or was made
     where the kernel does not tell when processes started.
     """
-    # Process ids begin anew with each boot and in each container, so elsewhere they say nothing.
+    # Process ids start over with each boot and in each container, so elsewhere they say nothing.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
@@ -238,7 +238,7 @@ def cut_own(path: Path, size: int) -> None:
 
 
 def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
-    """Begin a journal in a temporary of ours anew; it replaces the one that is there when it is whole.
+    """Begin a journal in a temporary of ours again; it replaces the one that is there when it is whole.
 
     Returns:
         Its handle, which appends.

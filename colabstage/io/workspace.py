@@ -1,4 +1,4 @@
-"""Workspaces: where something is made beside its target, in a folder that outlives a kill and is gone on with.
+"""Workspaces: folders beside a target in which it is made, which survive a kill and are continued.
 
 Everything that takes long enough to be interrupted is made in one: a copy, a download, an extracted folder, a pack.
 The folder's name says which process owns it (see `ownership`). The next call for the same target finds the one that a
@@ -33,7 +33,7 @@ class Workspace:
 
 
 def always(_: Path, __: BaseException) -> bool:
-    """Keep a workspace whatever ended the work: what is in it proves itself to whoever goes on."""
+    """Keep a workspace whatever ended the work: its contents are verified by the call that continues."""
     return True
 
 

@@ -29,7 +29,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
 
     Raises:
         EmptySourceError: there are no .npy files in folders of classes, or they are called like inputs and targets.
-        LayoutError: the first is no array of numbers.
+        LayoutError: the first is not an array of numbers.
     """
     files = files_ending_in(tree.entries, (NPY,))
     if not files:
@@ -44,7 +44,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
     except BrokenDatasetError:
         raise
     except LayoutError as error:
-        # What lies in no folders of classes are arrays of many samples, of which `row_arrays` has more to say.
+        # What is in no folders of classes are arrays of many samples, of which `row_arrays` has more to say.
         raise EmptySourceError(str(error)) from error
     first = read_npy(tree, found.files[0], found.files[0].name)
     if first.trouble or first.is_text:

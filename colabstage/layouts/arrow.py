@@ -1,6 +1,6 @@
 """Parquet and Arrow files whose rows are samples, as `datasets` writes them; read by pyarrow, in batches.
 
-Images in an Arrow file lie in it as they are, so only their places are noted. Those in parquet are compressed by pages:
+Images in an Arrow file are stored unchanged, so only their places are noted. Those in parquet are compressed by pages:
 they are unpacked once, to the local disk.
 """
 
@@ -62,7 +62,7 @@ class FileFacts(NamedTuple):
     schema: Any
     """pyarrow's."""
     unpacked_bytes: int
-    """About what its images take when they have to be unpacked, 0 where they lie in the file as they are."""
+    """About what its images take when they have to be unpacked, 0 where they are in the file unchanged."""
 
 
 class FoundRows(NamedTuple):
@@ -128,7 +128,7 @@ def read_facts(shard: ShardFile) -> FileFacts:
             )
         if opened.head.startswith(_FEATHER):
             return FileFacts(arrow.ipc.open_file(opened.file).schema, 2 * shard.content.size)
-        # A stream nearly always has its values as they are, and they are read from where they lie.
+        # A stream nearly always has its values unchanged, and they are read from where they are.
         facts = FileFacts(arrow.ipc.open_stream(opened.file).schema, 0)
         # Refuse a stream that stops between two batches, which pyarrow takes for its end.
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
@@ -150,7 +150,7 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
         number: which of the shards it is.
         image: the column of images: bytes, or a struct with `bytes` as `datasets` writes it.
         label: the column of labels.
-        spool: takes the images that do not lie in the file as they are.
+        spool: takes the images that are not in the file as they are.
 
     Raises:
         BrokenDatasetError: a row has no image; it is named.
@@ -169,7 +169,7 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
             for content in _bytes_column(batch.column(image)).to_pylist():
                 if content is None:
                     raise _no_image(shard, len(images))
-                # Where it lies in the spool: memory holds three numbers for each image.
+                # Where it is in the spool: memory holds three numbers for each image.
                 images.append(Part(number, spool.append(content), len(content)))
             labels += batch.column(label).to_pylist() if label else [None] * len(batch)
     return FoundRows(images, labels, spooled=True)
@@ -296,7 +296,7 @@ def read_arrow(tree: Tree) -> SampleTable:
     """Make a table of a tree with parquet or Arrow files that have a column of images.
 
     x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words. Splits
-    are those that all files, or the folders they lie in, are called after (train-00000-of-00002.parquet).
+    are those that all files, or the folders they are in, are called after (train-00000-of-00002.parquet).
 
     Raises:
         EmptySourceError: there are no such files.
@@ -408,7 +408,7 @@ def _find(
         found = scan_each(
             len(shards), lambda number: find_rows(shards[number], number, columns.image, columns.label, spool)
         )
-        # What is still in Python's buffer would be missing for who opens the file anew.
+        # What is still in Python's buffer would be missing for who opens the file again.
         out.flush()
         content = LocalBytes(Path(out.name), label=tree.label)
     return found, [

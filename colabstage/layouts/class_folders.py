@@ -70,7 +70,7 @@ class _Folder(NamedTuple):
     """A folder with files of the kind, or an empty one."""
 
     parts: tuple[str, ...]
-    """The folders it lies in, below those that only wrap the dataset, and its own name."""
+    """The folders it is in, below those that only wrap the dataset, and its own name."""
     number: int
     """Its number among those that have files, -1 for an empty one."""
 
@@ -101,8 +101,8 @@ def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
     """Return the files of a kind by class and split.
 
     Split folders (train or training, val, valid, validation, dev, test or testing, in any case; also training_set,
-    seg_train, test1 and the like) may lie above the class folders; then the classes are those of all splits together.
-    A split whose images all lie in one folder `images` takes their classes from a list of names and classes beside it,
+    seg_train, test1 and the like) may be above the class folders; then the classes are those of all splits together.
+    A split whose images are all in one folder `images` takes their classes from a list of names and classes beside it,
     as Tiny ImageNet has it. A class folder without files keeps its number, as in torchvision, where the tree knows of
     it: folders do, and zips and tars that list them.
 
@@ -114,7 +114,7 @@ def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
 
 
 class _ClassFolders:
-    """Files of one kind in a tree, sorted into classes and splits by the folders that they lie in."""
+    """Files of one kind in a tree, sorted into classes and splits by the folders that they are in."""
 
     def __init__(self, tree: Tree, kind: FileKind) -> None:
         self.tree = tree
@@ -184,7 +184,7 @@ class _ClassFolders:
         """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
         kind."""
         names = {*self.tree.empty_folders, *self._of_other_pictures()}
-        # A folder above one with files is no class of its own.
+        # A folder above one with files is not a class of its own.
         used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
         found = {tuple(name.split("/")) for name in names}
         return [
@@ -411,9 +411,9 @@ IMAGE_FOLDER = "image_folder"
 
 
 def read_image_folder(tree: Tree) -> SampleTable:
-    """Make a table of a tree in which every image lies in the folder of its class.
+    """Make a table of a tree in which every image is in the folder of its class.
 
-    Split folders (train or training, val, valid, validation, dev, test or testing, in any case) may lie above the
+    Split folders (train or training, val, valid, validation, dev, test or testing, in any case) may be above the
     class folders; then the classes are those of all splits together. Samples come in the order of `ImageFolder`,
     split after split.
 

@@ -171,7 +171,7 @@ def read_coco(tree: Tree) -> SampleTable:
     """Make a table of a tree with COCO's instances in JSON, and the images that they name.
 
     Boxes are x0, y0, x1, y1 in pixels. Labels are indices into the classes, which are the categories by ascending id:
-    the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the image as it came). Images
+    the ids themselves may have gaps. Columns: iscrowd (0 or 1), area (in pixels of the original image). Images
     without annotations are kept. Several files called after splits (instances_train2017.json,
     valid/_annotations.coco.json) are the splits.
 
@@ -317,7 +317,7 @@ def _check_once(names: list[str], found: list[_CocoFile]) -> None:
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     content = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
-    # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are no annotations.
+    # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are not annotations.
     looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
     if not looks_right:
         return None
@@ -332,7 +332,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     images, annotations, categories = parts
     if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
         return None
-    # Captions and panoptic segments lie in the same folder and have no boxes.
+    # Captions and panoptic segments are in the same folder and have no boxes.
     if annotations and not any(isinstance(box, _Box) or _is_class(box) for box in annotations):
         return None
     stem = posixpath.splitext(posixpath.basename(entry.name))[0]

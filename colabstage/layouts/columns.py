@@ -49,7 +49,7 @@ def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
     """Read a table's rows, each with as many cells as the first, which may be a header.
 
     Raises:
-        LayoutError: it has rows of different lengths, or is no text.
+        LayoutError: it has rows of different lengths, or is not text.
         MissingDependencyError: it is parquet and pyarrow is not there.
     """
     found = read_some_rows(tree, entry)
@@ -99,7 +99,8 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
 
 
 def _rows_of_lines(name: str, text: str) -> TableRows:
-    """Read one mapping of words and numbers in each line; what is no text or number in it is written as JSON."""
+    """Read one mapping of words and numbers in each line; what is neither text nor a number in it is written as
+    JSON."""
     found: list[dict[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -142,7 +143,7 @@ _PATHS = (
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
 _IDS = ("id", "index", "uuid", "row")
-# Words about an image that are no class of it, however often they repeat.
+# Words about an image that are not a class of it, however often they repeat.
 _TEXTS = ("text", "caption", "captions", "description", "prompt", "comment", "url", "link", "source_url")
 _SEPARATORS = ("|", ";")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
@@ -293,7 +294,7 @@ def make_targets(
 
     Args:
         columns: cells by column name.
-        separator: what stands between the labels of one cell; "" where each cell is one label, whatever is in it;
+        separator: what is between the labels of one cell; "" where each cell is one label, whatever is in it;
             `None` to find out.
 
     Raises:
@@ -461,7 +462,7 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
         columns: which columns are boxes.
 
     Raises:
-        LayoutError: a cell is no number, or a box ends before it begins.
+        LayoutError: a cell is not a number, or a box ends before it begins.
     """
     numbers: dict[str, int] = {}
     firsts: list[int] = []

@@ -42,7 +42,7 @@ NAME = "table"
 _PLAIN_COLUMNS = 3
 # Enough for the names of the columns of a wide table.
 _HEADER_BYTES = 64 * 1024
-# A table that names so many times fewer files than another is no rival of it.
+# A table that names so many times fewer files than another is not a rival of it.
 _FEW = 10
 
 
@@ -52,7 +52,7 @@ class _Row(NamedTuple):
     file: int
     """The file's number."""
     cells: list[str]
-    """What stands in the row."""
+    """What is in the row."""
     places: dict[str, int]
     """The place of each column, by name."""
     split: str
@@ -86,7 +86,7 @@ class _Found(NamedTuple):
 
     @property
     def split(self) -> str:
-        """Return the split that the table is called after, or lies in: train.csv, labels_train.csv,
+        """Return the split that the table is called after, or is in: train.csv, labels_train.csv,
         valid/_classes.csv."""
         stem = posixpath.splitext(posixpath.basename(self.name))[0]
         return split_name(stem).split or split_of_path(self.name)
@@ -150,7 +150,7 @@ class TableChoice(NamedTuple):
     table: str | None = None
     """The one table that counts, by its path or bare name."""
     separator: str | None = None
-    """What stands between several labels in one cell, "" where each cell is one label."""
+    """What is between several labels in one cell, "" where each cell is one label."""
 
 
 def read_table(
@@ -166,7 +166,7 @@ def read_table(
         tree: the dataset's files.
         labels: the columns that hold the labels; found by name and content where `None`.
         table: the table that counts, where there are several.
-        separator: what stands between several labels in one cell; "" where each cell is one label.
+        separator: what is between several labels in one cell; "" where each cell is one label.
 
     Raises:
         EmptySourceError: there are no images.

@@ -2,7 +2,7 @@
 
 What a layout with options returns goes wherever a layout does, to other processes too. Whoever gives the same options
 again gets the pack that was made with them. One of these is a folder read by one table that is named by itself, where
-others lie beside it: the source `photos/labels.csv`.
+others are beside it: the source `photos/labels.csv`.
 """
 
 from __future__ import annotations

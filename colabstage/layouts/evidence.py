@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
-# Enough to see what a file is about, and few enough for a mount that takes its time.
+# Enough to see what a file is about, and few enough for a mount that takes time.
 _HEAD_BYTES = 64 * 1024
 _HEADS = 16
 # So many images have to be named: a text may mention one in passing.
@@ -65,7 +65,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
     classes that agree with a column of it.
 
     Raises:
-        LayoutError: no table leads to images, or one that cannot be read as labels stands beside masks.
+        LayoutError: no table leads to images, or one that cannot be read as labels is beside masks.
         BrokenDatasetError: a table leads to images and cannot be used, or there are masks too; both are named.
     """
     try:
@@ -147,7 +147,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_detection`; or there are masks, and both are named.
     """
     found = read_detection(tree)
-    # Pascal VOC's own masks lie beside its boxes, and boxes are what its annotations are.
+    # Pascal VOC's own masks are beside its boxes, and boxes are what its annotations are.
     own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
     if not own and _has_masks(tree):
         msg = (
@@ -160,7 +160,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def guess_pairs(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read images with masks, unless they lie in folders of classes with the masks; lists say the splits.
+    """Read images with masks, unless they are in folders of classes with the masks; lists say the splits.
 
     Raises:
         EmptySourceError, LayoutError: as `read_pairs`.
@@ -176,7 +176,7 @@ def guess_pairs(tree: Tree, _is_more: bool) -> SampleTable:
     beside = isinstance(masks, TreeFiles) and tops.keys() == {
         "".join(name.split("/")[:-1][depth : depth + 1]) for name in masks.entries.names
     }
-    # Cityscapes has its cities below the folders of images and masks; a folder for each image is no class.
+    # Cityscapes has its cities below the folders of images and masks; a folder for each image is not a class.
     named = [name for name in tops if name and not is_split_folder(name) and not is_role_folder(name)]
     if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(found):
         msg = (
@@ -324,7 +324,7 @@ class _ClassFolders:
         return listed_splits.table
 
     def _folders_below(self) -> dict[str, set[str]]:
-        """Return of each class the folders in it that hold its images; "" where some lie in its own."""
+        """Return of each class the folders in it that hold its images; "" where some are in its own."""
         folders = {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}
         # A folder above all may be called as a class is: cell_images/cell_images.
         depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
@@ -334,14 +334,14 @@ class _ClassFolders:
             rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
             rests[name].add(tuple(part for part in rest if not is_role_folder(part)))
         while True:
-            # What stands below every class alike says nothing of any.
+            # What is below every class alike says nothing of any.
             first = {rest[:1] for inner in rests.values() for rest in inner}
             if len(first) != 1 or () in first:
                 return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
             rests = {name: {rest[1:] for rest in inner} for name, inner in rests.items()}
 
     def _parts_below(self) -> str:
-        """Find folders of images and of masks below the classes: the masks are no samples."""
+        """Find folders of images and of masks below the classes: the masks are not samples."""
         folders = {folder for image in self.found.keys for folder in image.split("/")[:-1]}
         found = sorted(folder for folder in folders - set(self.found.classes) if is_role_folder(folder))
         if len(found) < 2:
@@ -422,7 +422,7 @@ class _ClassFolders:
             base = posixpath.basename(name)
             stem = posixpath.splitext(base)[0]
             class_of |= {word: label for word in (base, stem) if word in words}
-            # The same folders of classes with XML in them say the same; what lies beside an image says more of it.
+            # The same folders of classes with XML in them say the same; what is beside an image says more of it.
             beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
             if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
                 own.append(by_stem[stem])
@@ -509,7 +509,7 @@ def _says_more(name: str, what: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """Return what of a line may be a name or a label: what stands between blanks and quotes, and between delimiters."""
+    """Return what of a line may be a name or a label: what is between blanks and quotes, and between delimiters."""
     return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
 
 

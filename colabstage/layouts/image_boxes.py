@@ -57,7 +57,7 @@ def detection_table(
     Splits are those of the images where each has one.
     """
     width = 5 + sum(column.width for column in columns)
-    # Boxes of all images lie in one array, because most images have a few and numpy has no rows of different lengths.
+    # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
     offsets = np.concatenate([[0], np.cumsum([len(image.rows) for image in images])]).astype(np.int64)
     rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
     sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)

@@ -39,7 +39,7 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 _HARMLESS = frozenset(
     {*IMAGE_EXTENSIONS, "", ".gif", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"}
 )
-# What stands before the last number of a name: pug of pug_12, 25_0_2 of 25_0_2_20170116.
+# What is before the last number of a name: pug of pug_12, 25_0_2 of 25_0_2_20170116.
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 
 
@@ -105,7 +105,7 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
 def read_images(tree: Tree) -> SampleTable:
     """Make a table of all images of a tree, in order of their names, without labels.
 
-    Splits are those of folders, where all images lie in such.
+    Splits are those of folders, where all images are in such.
 
     Raises:
         EmptySourceError: there are no images.
@@ -132,12 +132,12 @@ def read_images(tree: Tree) -> SampleTable:
 
 
 def guess_images(tree: Tree, is_more: bool) -> SampleTable:
-    """Read images without labels, where they lie in one folder, or in one for each split, and nothing may label them.
+    """Read images without labels, where they are in one folder, or in one for each split, and nothing may label them.
 
     Raises:
         EmptySourceError: there are no images.
         NearMissError: something may be their labels; the message says what, and what to write.
-        LayoutError: they lie in several folders.
+        LayoutError: they are in several folders.
     """
     found = read_images(tree)
     if is_more:
@@ -185,6 +185,6 @@ def _beginnings(names: Sequence[str]) -> list[str]:
     names = [name for name in names if split_of_path(name) != "test"] or names
     matches = [_BEFORE_NUMBER.match(posixpath.splitext(posixpath.basename(name))[0]) for name in names]
     found = {match[1] for match in matches if match is not None}
-    # As many beginnings as images are no classes, nor is a single one, such as IMG.
+    # As many beginnings as images are not classes, nor is a single one, such as IMG.
     are_classes = len(found) > 1 and 2 * len(found) <= len(names) and all(matches)
     return sorted(found) if are_classes else []

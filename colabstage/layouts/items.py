@@ -114,7 +114,7 @@ class _Pairs:
         self._left: list[str] = []
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know of how items were read."""
+        """Return what the user should know of how items were read."""
         if self.keys is None:
             return ()
         x, y = self.keys
@@ -210,7 +210,7 @@ class _Side:
     def _taken(self, index: int) -> NDArray[Any]:
         value = self._pairs.get(index)[self._side]
         if self._side == 0 and _is_picture(value):
-            # Of an input, a palette's indices are no brightness; of a mask, they are the classes.
+            # Of an input, a palette's indices are not brightness; of a mask, they are the classes.
             if value.mode in ("P", "PA"):
                 value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
             # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.

@@ -106,7 +106,7 @@ class _Database:
     def values(self) -> Iterator[Value]:
         """Yield all values in the order of their keys."""
         meta = self._read_meta()
-        # Values of one key lie in a tree of their own there.
+        # Values of one key are in a tree of their own there.
         if meta.flags & _DUPSORT:
             msg = f"'{self.source.label}' keeps several values for each key, which is not read here."
             raise LayoutError(msg)
@@ -235,7 +235,7 @@ class _Datum(NamedTuple):
     """What a value of Caffe's says of its image."""
 
     data: ByteSpan
-    """Where its bytes lie in the value."""
+    """Where its bytes are in the value."""
     shape: tuple[int, ...]
     """Channels, height and width of pixels; () of an image file."""
     label: int
@@ -348,7 +348,7 @@ def _read_datum(window: ScanWindow, value: Value, head: bytes) -> _Datum | None:
     """Return what Caffe's message of an image says, `None` where a value is none; its pixels are passed over."""
     fields: dict[int, ByteSpan | int] = {}
     try:
-        # Protobuf writes fields by number: what says the size stands before the pixels, and the label behind them.
+        # Protobuf writes fields by number: what says the size is before the pixels, and the label behind them.
         for field, found in message_fields(head, ByteSpan(0, value.size)):
             fields[field] = found
             if field == _DATA:

@@ -263,7 +263,7 @@ class FileLookup:
         return not other or same_split(other, split)
 
     def _told_apart(self, numbers: list[int], split: str) -> list[int]:
-        """Return one of several, where one alone lies beside what names it, or in the folder of its split."""
+        """Return one of several, where one alone is beside what names it, or in the folder of its split."""
         names = self._files.names
         beside = [number for number in numbers if self._folder and names[number].startswith(f"{self._folder}/")]
         of_split = [number for number in numbers if split and split_of_path(names[number])]

@@ -29,9 +29,9 @@ _LOOKED_AT = 16
 # Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
 _DENSE = 1 / 8
 _FEW_LEVELS = 64
-# Beside pixels of 255, which of class indices is no class, those of a smoothed edge.
+# Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
 _NEARLY_WHITE = 200
-# As many shades as show that they are no class indices.
+# As many shades as show that they are not class indices.
 _SHOWN = 8
 _REMEDY = (
     "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
@@ -48,7 +48,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         spread: whether to look at some among all, or at the first ones of the medium.
 
     Raises:
-        BrokenDatasetError: their values are no class indices: shades of grey, or a lossy file's.
+        BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
     """
     counts, example = _look(source, spread=spread)
     meaning = meaning_of(counts)
@@ -110,7 +110,7 @@ _IMAGE_ENDS = (
     ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("photos",), ("pictures",), ("inputs",), ("input",),
     ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
 )  # fmt: skip
-# What stands behind the stem of a mask whose image has none; the longest first.
+# What is behind the stem of a mask whose image has none; the longest first.
 _MASK_SUFFIXES = (
     "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
     "-mask", "_annot", "_seg", "_gt", "_L", "_P",
@@ -134,7 +134,7 @@ class _Sides(NamedTuple):
     """The files of a tree that may make pairs, each with its place."""
 
     images: dict[FileEntry, _Place]
-    """Those that are no masks."""
+    """Those that are not masks."""
     masks: dict[FileEntry, _Place]
     """Those in folders of masks, or with a mask's suffix."""
 
@@ -142,7 +142,7 @@ class _Sides(NamedTuple):
 def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     """Make a table of a tree in which every image has a mask of the same stem.
 
-    Masks lie in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
+    Masks are in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
     beside their images. A `class_dict.csv` with the columns name, r, g, b says which colour is which class; without
     one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names. Folders of splits are
     recognised; images of a split without any mask are left out. Samples come sorted by the images' names.
@@ -154,7 +154,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     Raises:
         EmptySourceError: there are no images.
         LayoutError: less than half of the images have a mask, or several.
-        BrokenDatasetError: masks are JPEGs or shades of grey, which are no classes.
+        BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes.
     """
     sides = _sides(tree, masks)
     pairs = _matched(sides)

@@ -73,7 +73,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     Raises:
         EmptySourceError: there is no such table.
         LayoutError: there are images as files beside it.
-        BrokenDatasetError: a row's class is no number, or a split cannot be told.
+        BrokenDatasetError: a row's class is not a number, or a split cannot be told.
     """
     found = []
     for entry in files_ending_in(tree.entries, (".csv", ".gz")).where(_is_table):

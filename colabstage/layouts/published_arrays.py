@@ -127,7 +127,7 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
 
 
 class _Place(NamedTuple):
-    """Where the rows of one shape lie in a file."""
+    """Where the rows of one shape are in a file."""
 
     rows: int
     """How many there are."""

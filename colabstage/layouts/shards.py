@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Label = int | float | str | None
 
-# More classes than this, and the numbers are no class indices.
+# More classes than this, and the numbers are not class indices.
 _MAX_CLASSES = 1_000_000
 
 
@@ -87,12 +87,12 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
-    """Return what whole numbers mean, by the text that stands beside each; nothing where one number has two texts."""
+    """Return what whole numbers mean, by the text that is beside each; nothing where one number has two texts."""
     found: dict[int, str] = {}
     for label, text in zip(labels, texts, strict=True):
         if not isinstance(label, int) or not text:
             continue
-        # One number with two names: then the text is no class but a caption.
+        # One number with two names: then the text is not a class but a caption.
         if found.setdefault(label, text) != text:
             return {}
     return found
@@ -125,7 +125,7 @@ _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
 # Reading goes from shard to shard, so only a few are in use at once.
 _OPEN_FILES = 64
-# On a mount each file takes its time; more than this are slower together.
+# On a mount each file takes time; more than this are slower together.
 _MAX_SCANNERS = 16
 # One scan may read a file of a hundred gigabytes, over a mount.
 _SCAN_STALL_S = 3600.0
@@ -159,7 +159,7 @@ def shard_of(entry: FileEntry, content: ByteSource) -> ShardFile:
 
 
 def rest_shard(shard: ShardFile) -> None:
-    """Let go of the handle of a shard that can be opened again; it is when it is read again."""
+    """Release the handle of a shard that can be opened again; it is when it is read again."""
     if isinstance(shard.content, FolderFile):
         shard.content.close()
 
@@ -209,7 +209,7 @@ def scan_each(count: int, scan: Callable[[int], T]) -> list[T]:
 
 class ScanWindow:
     """A `ByteSource` over another one for a single pass by small reads, by one thread: few large reads where each
-    takes its time, small ones where it does not. Reads that fail in a way that passes are tried again."""
+    takes time, small ones where it does not. Reads that fail in a way that passes are tried again."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -243,7 +243,7 @@ class ScanWindow:
             self._window = _FAR_BYTES
 
     def close(self) -> None:
-        """Let go of the source's handle."""
+        """Release the source's handle."""
         self._source.close()
 
 
@@ -291,7 +291,7 @@ class ShardParts:
         return data
 
     def _touch(self, number: int) -> None:
-        """Note that a shard is read, and let go of the handle of the one that was not for the longest time."""
+        """Note that a shard is read, and release the handle of the one that was not for the longest time."""
         with self._lock:
             self._in_use[number] = None
             self._in_use.move_to_end(number)

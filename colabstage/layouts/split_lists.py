@@ -93,7 +93,7 @@ def _split_of(name: str) -> str:
 
 
 def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str, list[int]]) -> _SplitList | None:
-    """Return the samples that a list names; `None` where it is no list of these samples' paths."""
+    """Return the samples that a list names; `None` where it is not a list of these samples' paths."""
     named = [places.get(posixpath.basename(line), []) for line in lines]
     # A list of mostly other files is one of another dataset, or of classes.
     if not any(named) or sum(map(bool, named)) < _THERE * len(lines):

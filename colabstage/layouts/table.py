@@ -302,7 +302,7 @@ class SampleTable:
     classes: tuple[str, ...] = ()
     """Class names, in label order."""
     notes: tuple[str, ...] = ()
-    """Sentences a person should see about what was found or left out."""
+    """Sentences the user should see about what was found or left out."""
 
     def __post_init__(self) -> None:
         parts = {

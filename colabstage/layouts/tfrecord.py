@@ -126,7 +126,7 @@ def check_record(stored: bytes, name: str) -> bytes:
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """Return the features of an Example by name; of byte strings only where they lie.
+    """Return the features of an Example by name; of byte strings only where they are.
 
     Raises:
         MessageError: it is no Example.

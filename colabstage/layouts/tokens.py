@@ -77,7 +77,7 @@ class TokenStream:
     name: str
     """What the stream is called in messages and in keys."""
     content: ByteSource
-    """The bytes that they lie in."""
+    """The bytes that they are in."""
     start: int
     """Where the first is, in bytes."""
     count: int
@@ -101,7 +101,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     """Return a .bin file of tokens: as numpy's `tofile` writes them, or with the header of llm.c.
 
     Raises:
-        BrokenDatasetError: its length is no whole number of tokens.
+        BrokenDatasetError: its length is not a whole number of tokens.
     """
     head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name, policy=RetryPolicy())
     known = _HEADERS.get(int.from_bytes(head, "little"))
@@ -118,8 +118,8 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
     """Return the tokens of texts, one behind the other, in a file without a name on the local disk.
 
     Raises:
-        BrokenDatasetError: a file is no text, or a line of a .jsonl has none.
-        LayoutError: the tokenizer gave what is no token of the options' dtype.
+        BrokenDatasetError: a file is not text, or a line of a .jsonl has none.
+        LayoutError: the tokenizer gave what is not a token of the options' dtype.
         NotEnoughSpaceError: there is no room for them.
     """
     dtype = np.dtype(options.dtype).newbyteorder("<")
@@ -249,7 +249,7 @@ _TOKENS = (".bin",)
 _TEXTS = (".txt", ".jsonl")
 # Of the names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
-# What may lie beside without making the tree another one.
+# What may be beside without making the tree another one.
 _BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
 
 
@@ -299,7 +299,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
 
 
 def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read tokens or text, unless the texts lie in folders as those of classes do.
+    """Read tokens or text, unless the texts are in folders as those of classes do.
 
     Raises:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.

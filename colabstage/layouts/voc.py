@@ -128,7 +128,7 @@ def read_voc(tree: Tree) -> SampleTable:
 
 
 def _is_photo(name: str) -> bool:
-    """Tell whether a file is an image: masks lie in SegmentationClass and SegmentationObject by the same stems."""
+    """Tell whether a file is an image: masks are in SegmentationClass and SegmentationObject by the same stems."""
     return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
 
 

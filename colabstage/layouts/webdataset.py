@@ -1,6 +1,6 @@
 """WebDataset's tars: each is scanned once for where its images lie, and for the labels between them.
 
-One tar may be the tree itself, several may be joined to it, or any number of them lie in it.
+One tar may be the tree itself, several may be joined to it, or any number of them are in it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "la
 _UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "wav", "flac", "mp3", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
-# What is longer is no label.
+# What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
 
 
@@ -95,7 +95,7 @@ class _Files(NamedTuple):
     labels: dict[str, bytes]
     """The contents of what may be a label."""
     others: set[str]
-    """All else."""
+    """Everything else."""
 
     def as_sample(self, address: str) -> PackedSample:
         kind = next(rest for rest in (*_IMAGES, _ARRAY) if rest in self.contents)
@@ -228,7 +228,7 @@ def read_webdataset(tree: Tree) -> SampleTable:
         EmptySourceError: there are no tars.
         LayoutError: they hold no images or arrays with files of the same name beside them.
         BrokenDatasetError: a sample is broken; it is named.
-        CorruptArchiveError, UnsafeArchiveError: a shard is no whole tar.
+        CorruptArchiveError, UnsafeArchiveError: a shard is not a whole tar.
     """
     tars = _Shards(tree)
     first = tars.scan(0)
@@ -314,7 +314,7 @@ def _inputs(source: ShardParts, samples: Sequence[PackedSample]) -> Images | Arr
 
 
 class _Shards:
-    """The tars that a tree is made of, or that lie in it."""
+    """The tars that a tree is made of, or that are in it."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

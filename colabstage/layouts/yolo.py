@@ -154,7 +154,7 @@ def read_yolo(tree: Tree) -> SampleTable:
             f"{_IMAGES}, nor beside the images with a classes.txt."
         )
         raise LayoutError(msg)
-    # Further numbers of a pose; a box and so many lie in each line.
+    # Further numbers of a pose; a box and so many are in each line.
     pose = keypoints[0] * keypoints[1]
     parse = functools.partial(_parse, pose=pose)
     # Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
@@ -228,7 +228,7 @@ def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
             values = [float(word) for word in words]
         except ValueError:
             values = []
-        # Keypoints are left out, and the box stands before them.
+        # Keypoints are left out, and the box is before them.
         if pose and len(values) == 5 + pose:
             values = values[:5]
         elif pose and len(values) != 5:

@@ -74,7 +74,7 @@ class Arrival(Protocol):
         """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
 
     def units(self, split: str) -> NDArray[np.intp]:
-        """Return the unit of each row, `(N,)`; or `(N, 2)` where a row may lie in two, its first and its last."""
+        """Return the unit of each row, `(N,)`; or `(N, 2)` where a row may be in two, its first and its last."""
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
@@ -192,7 +192,7 @@ class FirstEpochOrder:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
-    """Say what of a file that is here in part the choice of a loader rests on."""
+    """What the choice of a loader depends on for a file that is here in part."""
 
     complete: bool
     """Whether all of it is here, to stay."""
@@ -222,7 +222,7 @@ class UnitOrder:
     """Visit units in random order, and their rows shuffled within windows of them.
 
     The first windows are small and each is twice the one before, up to `window_units`: so the first batch waits for one
-    unit and not for a window of them. A row that lies in two units comes when the later one of them does. Rank r of W
+    unit and not for a window of them. A row that is in two units comes when the later one of them does. Rank r of W
     takes every W-th row: all ranks of one machine read the same window, which is fetched once.
     """
 

@@ -117,7 +117,7 @@ class RandomFlip(_Placed):
         # As x, y: the order that boxes have.
         chosen = place.draws(2) < (self.horizontal, self.vertical)
         flip = _Flip(chosen)
-        # What lies at p in a mirrored image lay at its length minus p.
+        # What is at p in a mirrored image lay at its length minus p.
         boxes = BoxMovement(np.where(chosen, -1.0, 1.0), np.where(chosen, (size[1], size[0]), 0.0))
         return flip.pixels(x), move_targets(y, size, flip, boxes)
 
@@ -173,7 +173,7 @@ class RandomCrop(_Placed):
                 f"{image[1]} (height x width). Use a smaller size or more padding."
             )
             raise OptionError(msg)
-        # Draws lie below 1, so the last place is as likely as the others.
+        # Draws are below 1, so the last place is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
         moved = move_targets(y, image, _Cut(corners, size, self.mask_fill), boxes)
@@ -189,7 +189,7 @@ class _Cut:
     size: Size
     """Height and width of the windows."""
     fill: int
-    """The class of what lies outside."""
+    """The class of what is outside."""
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         return cut(images, self.corners, self.size, self.fill)
@@ -339,7 +339,7 @@ class OneHot(_Placed):
         """Return x, and the channels of y.
 
         Raises:
-            OptionError: y is no tensor of integers.
+            OptionError: y is not a tensor of integers.
         """
         if not isinstance(y, torch.Tensor) or y.is_floating_point():
             kind = y.dtype if isinstance(y, torch.Tensor) else type(y).__name__
@@ -407,7 +407,7 @@ def _image_size(x: Any) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class FirstCrop:
-    """Hold what a batch transform begins with."""
+    """What a batch transform begins with."""
 
     crop: RandomResizedCrop
     """Its first step."""
@@ -439,7 +439,7 @@ def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """Hold what a loader has cut while images are decoded."""
+    """What a loader has cut while images are decoded."""
 
     first: FirstCrop
     """The crop, and what follows it."""

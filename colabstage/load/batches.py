@@ -205,7 +205,7 @@ def each_batch(
         made.append((input_tensor(x[start:stop]), torch.from_numpy(y[start:stop])))
         start = stop
     del x, y
-    # The last one that is handed out lets go of the group's memory.
+    # The last one that is handed out releases the group's memory.
     while made:
         yield made.popleft()
 
@@ -265,8 +265,8 @@ def is_image_shape(shape: tuple[int, ...] | None) -> bool:
 
 
 def input_tensors(x: NDArray[Any] | list[Any], ragged: Ragged) -> Any:
-    """Return inputs of a batch as tensors; images of their own sizes in a list of `(C, H, W)`, rows of any length as
-    `ragged` says, texts as they are."""
+    """Return inputs of a batch as tensors; images of their own sizes in a list of `(C, H, W)`, rows of variable length
+    as `ragged` says, texts as they are."""
     if not isinstance(x, list):
         return input_tensor(x)
     return _ragged([part.permute(2, 0, 1) if _is_picture(part) else part for part in _tensors(x)], ragged)
@@ -309,7 +309,7 @@ def _ragged(rows: list[Any], ragged: Ragged) -> Any:
 
 
 def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Pad boxes of B rows, of M at the most, to tensors of one shape.
+    """Pad boxes of B rows, of M at most, to tensors of one shape.
 
     Returns:
         Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
@@ -320,17 +320,17 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
 
 
 def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Pad B rows of any length, of M at the most, to tensors of one shape.
+    """Pad B rows of variable length, of M at most, to tensors of one shape.
 
     Returns:
-        `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for all else, and `lengths`, int64 `(B,)`:
-        how many of each row are real.
+        `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for everything else, and `lengths`, int64
+        `(B,)`: how many of each row are real.
     """
     return {VALUES: _padded(rows), _LENGTHS: torch.tensor([len(row) for row in rows])}
 
 
 def _padded(rows: list[torch.Tensor]) -> torch.Tensor:
-    # -1 is no class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
+    # -1 is not a class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
     filler = -1 if rows[0].dtype in _SIGNED else 0
     return pad_sequence(rows, batch_first=True, padding_value=filler)
 

@@ -27,7 +27,7 @@ Decode = Literal["auto", "crops", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Describe the device that batches go to."""
+    """The device that batches go to."""
 
     type: str
     """Torch's word for its kind."""
@@ -37,7 +37,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """Hold what starting worker processes depends on."""
+    """What starting worker processes depends on."""
 
     threads: int
     """Threads of this process that Python knows."""
@@ -50,13 +50,13 @@ class ProcessFacts:
     shared_memory_bytes: int
     """Free room for results on their way between processes."""
     runs_again: bool = False
-    """Whether a process that is started anew would run the script that is running from its top, because the line that
+    """Whether a process that is spawned would run the script that is running from its top, because the line that
     it is at is not below `if __name__ == "__main__":`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCost:
-    """Hold what a probe measured."""
+    """What a probe measured."""
 
     seconds: float
     """That a sample takes with its transform."""
@@ -66,7 +66,7 @@ class SampleCost:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """Hold what the decision rests on."""
+    """What the decision rests on."""
 
     rows: int
     """How many samples there are."""
@@ -110,7 +110,7 @@ class LoaderFacts:
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """Hold what the caller of `make_loader` asked for, as far as the decision depends on it."""
+    """What the caller of `make_loader` asked for, as far as the decision depends on it."""
 
     batch_size: int
     """Samples in a batch."""
@@ -134,7 +134,7 @@ class LoaderRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReasonedValue:
-    """Hold a number and why it is that."""
+    """A number and why it is that."""
 
     value: int
     """The number."""
@@ -167,7 +167,7 @@ class OrderChoice:
 
 @dataclass(frozen=True, slots=True)
 class DecodeChoice:
-    """Say how much of each image file is decoded, and why."""
+    """How much of each image file is decoded, and why."""
 
     name: Literal["crops", "whole"]
     """`"crops"` no more than the crop that the batch transform begins with needs; `"whole"` all of it."""
@@ -180,7 +180,7 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class StartChoice:
-    """Say how worker processes are started, and why."""
+    """How worker processes are started, and why."""
 
     method: StartMethod
     """Python's word for it."""
@@ -195,7 +195,7 @@ class StartChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """Say how batches will be loaded."""
+    """How batches will be loaded."""
 
     strategy: Literal["device", "memory", "direct", "workers"]
     """With `"direct"` a background thread copies, or decodes, batches straight out of the file; with `"memory"` the
@@ -311,7 +311,7 @@ def batches_together(prefetch: int, batch_bytes: int) -> int:
     """Return the number of batches that are gathered at once.
 
     Args:
-        prefetch: batches prepared ahead; a group is half of them at the most, so that no more are.
+        prefetch: batches prepared ahead; a group is half of them at most, so that no more are.
         batch_bytes: length of one.
     """
     return max(1, min(prefetch // 2, prefetch_of_small(batch_bytes) // 2))
@@ -326,7 +326,7 @@ _BLOCKS = 16
 # another day, with a little more or less memory free, has the same windows.
 _MEMORY_PART = 4
 _MOST_BYTES = 2**31
-# The same for each of several ranks, and the batches ahead that are reckoned with: those of one loader in the mean.
+# The same for each of several ranks, and the batches ahead that count: those of one loader on average.
 _RANKS_BYTES = 2**28
 _RANKS_PREFETCH = 2
 
@@ -492,7 +492,7 @@ def choose_start(facts: ProcessFacts) -> StartChoice:
     """Choose how to start processes safely.
 
     A forked process has the locks of threads that it does not have, locked for ever if they were, and must not touch
-    CUDA. One that is started anew takes seconds, must be sent the dataset, and imports the script: where that would run
+    CUDA. One that is spawned takes seconds, must be sent the dataset, and imports the script: where that would run
     from its top again, it is forked all the same, as a stock `DataLoader` would be.
     """
     # CUDA first: a fork breaks it for certain, and threads only perhaps.

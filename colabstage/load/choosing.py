@@ -166,7 +166,7 @@ def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
 
 
 def _device_bytes(facts: LoaderFacts) -> int:
-    # As they lie there, decoded, not as they are stored.
+    # As they are on the device, decoded, and not as they are stored.
     return facts.rows * (facts.row_bytes + facts.target_bytes)
 
 
@@ -177,10 +177,10 @@ def _belongs_on_device(facts: LoaderFacts) -> bool:
 
 
 def _on_device(facts: LoaderFacts) -> EngineChoice:
-    """Return the engine of a split that is to lie on the device.
+    """Return the engine of a split that is to be on the device.
 
     Raises:
-        OptionError: its rows cannot lie there.
+        OptionError: its rows cannot be on the device.
         NotEnoughSpaceError: they do not fit; the message has both figures.
     """
     if facts.per_sample:

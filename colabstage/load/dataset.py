@@ -86,8 +86,9 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             return_index: return `((x, y), index)` instead of `(x, y)`.
             in_memory: read all inputs into memory now. Worth it only where the system's cache cannot hold the file;
                 it is refused when it does not fit.
-            decode: decode inputs that are image files in rows of bytes of any length (HDF5's variable-length uint8), to
-                RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by default.
+            decode: decode inputs that are image files in rows of bytes of variable length (HDF5's variable-length
+                uint8), to RGB at their own sizes, as files that colabstage packed encoded always are. Left as bytes by
+                default.
             arrival: what brings the rows of a file of which some are not here yet; `stage_dataset` gives it.
             x, y: the datasets of inputs and targets in a file that has its own names for them, such as `x="images"`,
                 `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
@@ -153,7 +154,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Read the targets of all samples, as stored, without `target_transform`: `(N,)` where they are numbers, -1
         where there are none; a list of N where each has its own shape.
 
-        Read anew each time, so keep it. `torch.as_tensor`, `numpy.bincount` and `Counter` take it.
+        Read again each time, so keep it. `torch.as_tensor`, `numpy.bincount` and `Counter` take it.
         """
         return self.reader.read_y(np.arange(len(self)))
 
@@ -187,12 +188,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
         for targets of shape `(N, 1, 1)`, uint8 `(H, W)` for masks), a dict of arrays for boxes (`boxes` float32
-        `(M, 4)`, `labels` int64 `(M,)`, …), and -1 where the file has no targets. On either side a row of any length is
-        an array `(M,)`, and a text a `str`. A negative index counts from the end.
+        `(M, 4)`, `labels` int64 `(M,)`, …), and -1 where the file has no targets. On either side a row of variable
+        length is an array `(M,)`, and a text a `str`. A negative index counts from the end.
 
         Raises:
             IndexError: there is no such sample.
-            OptionError: it is no index; the message has the line for several samples.
+            OptionError: it is not an index; the message has the line for several samples.
             DecodeError: an encoded image is broken, or a text not UTF-8; the message names its row.
         """
         if isinstance(index, slice):
@@ -231,8 +232,8 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         Returns:
             `(x, y)`: x is `(B, H, W, C)`, or a list of B arrays where images have different sizes; y is
             `(B, *target_shape)` as stored, or a list of B masks where images have different sizes, of B dicts of
-            arrays where targets are boxes. On either side rows of any length are a list of B arrays `(M,)`, and texts
-            a list of B `str`.
+            arrays where targets are boxes. On either side rows of variable length are a list of B arrays `(M,)`, and
+            texts a list of B `str`.
 
         Raises:
             IndexError: there is no such sample.
@@ -244,7 +245,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             return self.reader.read_x(indices, out, pool=pool), self.reader.read_y(indices, pool=pool)
 
     def close(self) -> None:
-        """Let go of the file. Reading again opens it again."""
+        """Release the file. Reading again opens it again."""
         self.reader.close()
 
     def sample(self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str) -> tuple[Any, Any]:

@@ -165,7 +165,7 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Staged(Generic[T]):
-    """Hold a batch on its way to a device."""
+    """A batch on its way to a device."""
 
     batch: T
     """With its tensors there, or on their way."""
@@ -347,7 +347,7 @@ class StagerPool:
             return make_stager(self._device)
 
     def take_back(self, stager: Stager) -> None:
-        """Keep a stager for the next iteration: pinning memory anew takes milliseconds."""
+        """Keep a stager for the next iteration: pinning memory again takes milliseconds."""
         self._idle.append(stager)
 
 
@@ -488,7 +488,7 @@ class CudaDataLoader(Iterated, Generic[T]):
         """Look at the arguments; nothing is loaded yet.
 
         Args:
-            loader: any iterable of batches, such as a `DataLoader`; iterated anew in each iteration.
+            loader: any iterable of batches, such as a `DataLoader`; iterated again in each iteration.
             device: where batches go: `"cuda"`, `"cuda:1"`, `"cpu"`, …
             queue_size: batches that wait on the device, 1 or more.
 

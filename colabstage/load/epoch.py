@@ -3,7 +3,7 @@
 So neither the order nor augmentation depends on how samples are batched, on who draws first, or on where an epoch was
 resumed.
 
-Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at the most. All ranks make
+Every sample is visited exactly once an epoch, by one rank, and ranks differ by one sample at most. All ranks make
 the same number of steps, because a collective operation that one of them does not join would wait for ever: a rank
 whose samples would fill one batch less than another's gives its last sample a batch of its own. That cannot be done
 with batches of one sample, or with fewer samples than ranks: then some ranks have one batch fewer.
@@ -31,7 +31,7 @@ _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Say where a batch stands: what its random parameters depend on."""
+    """Where a batch stands: what its random parameters depend on."""
 
     seed: int
     """At least 0."""
@@ -176,7 +176,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Hold one rank's part of an epoch."""
+    """One rank's part of an epoch."""
 
     rank: int = 0
     """Counted from 0."""

@@ -111,7 +111,7 @@ class Movement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoxMovement:
-    """Say what happens to places in each image: `new = old * scale + shift`."""
+    """What happens to places in each image: `new = old * scale + shift`."""
 
     scale: NDArray[np.float64]
     """`(B, 2)`, x first."""
@@ -259,7 +259,7 @@ def mirror_by_mask(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -
 
 
 def cut(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    """Cut a window out of each image; what of it lies outside is filled.
+    """Cut a window out of each image; what of it is outside is filled.
 
     Args:
         images: `(B, C, H, W)`.
@@ -289,7 +289,7 @@ def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill
     result = torch.empty(shape, dtype=images.dtype, memory_format=_memory_format(images))
     limits = np.array(images.shape[2:])
     starts, stops = np.clip(corners, 0, limits), np.clip(corners + size, 0, limits)
-    # Filling costs as much as copying, so only where something lies outside.
+    # Filling costs as much as copying, so only where something is outside.
     if (stops - starts != size).any():
         result.fill_(fill)
     source, target = _as_array(images), _as_array(result)
@@ -383,7 +383,7 @@ def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> tor
 
 
 def _nearest(start: NDArray[np.int64], length: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
-    # In whole numbers: the centre of pixel i of `wanted` lies at (2 i + 1) / 2 of a step.
+    # In whole numbers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 of a step.
     steps = 2 * np.arange(wanted) + 1
     return start[:, None] + steps * length[:, None] // (2 * wanted)
 

@@ -295,7 +295,7 @@ def _build(
 
 @dataclass(slots=True)
 class _Place:
-    """Hold how far an epoch has been handed out."""
+    """How far an epoch has been handed out."""
 
     epoch: int
     """Which one."""
@@ -328,7 +328,7 @@ class _Machine:
     seed: int
     """What random numbers depend on."""
     identity: dict[str, int]
-    """What a loader must share that goes on where this one was."""
+    """What a loader must share that continues where this one was."""
     pinned: bool
     """Whether batches in host memory are put into pinned memory."""
     stagers: StagerPool
@@ -354,7 +354,7 @@ class _Machine:
 
         def begun(source: PrefetchSource[Any], hand_out: Callable[[Any], Any]) -> Iteration[Any, Any]:
             def count(given: Any) -> Any:
-                # First: where code of the caller's fails and the loop goes on, this batch is over.
+                # First: where code of the caller's fails and the loop continues, this batch is over.
                 place.batches_done += 1
                 handed_out(place)
                 if announced is not None:
@@ -456,7 +456,7 @@ class Loader(Iterated, _Base):
         return super().__len__() if self._machine is None else self._machine.schedule.batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # the base promises a class of its own
-        """Start the next epoch, or go on where `load_state_dict` said."""
+        """Start the next epoch, or continue where `load_state_dict` said."""
         # It is a plain DataLoader, which frameworks build by this class's constructor.
         if self._machine is None:
             return super().__iter__()
@@ -507,8 +507,8 @@ class Loader(Iterated, _Base):
 
         Taken inside the loop, the batch at hand counts as done: after the last one nothing of the epoch is left, and a
         resumed loop over it is empty. Taken after the loop has ended, it is the beginning of the next epoch. A batch
-        whose transform failed is over as well, where the loop goes on. All ranks have the same state at the same step,
-        so one rank's serves all.
+        whose transform failed is over as well, where the loop continues. All ranks have the same state at the same
+        step, so one rank's serves all.
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
         done = _Place(self._done.epoch + 1, 0) if self._done.ended else self._done
@@ -518,8 +518,8 @@ class Loader(Iterated, _Base):
         """Make the next iteration go on exactly where `state_dict` was taken.
 
         Another number of ranks is fine where all ranks together have as many samples in a step as before: four with 16
-        go on where two with 32 were. (With `shuffle="window"` each rank has its own part of the file, so not there; nor
-        before the last step of an epoch, if ranks share it unevenly.)
+        continue where two with 32 were. (With `shuffle="window"` each rank has its own part of the file, so not there;
+        nor before the last step of an epoch, if ranks share it unevenly.)
 
         Raises:
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
@@ -583,7 +583,7 @@ class Loader(Iterated, _Base):
 
 
 def _forget_look(loader: weakref.ref[Loader], look: _Place, begun_at: _Place, before: _Place) -> None:
-    """Put a loader back to where it was before an iteration that was dropped after one batch at the most."""
+    """Put a loader back to where it was before an iteration that was dropped after one batch at most."""
     owner = loader()
     if owner is None or owner._followed is not look or look.ended or look.batches_done - begun_at.batches_done > 1:
         return

@@ -92,7 +92,7 @@ class LoaderOptions:
 
 
 class LoaderArguments(TypedDict, total=False):
-    """Name the fields of `LoaderOptions` as arguments, for type checkers; `tests/test_options.py` holds both alike."""
+    """The fields of `LoaderOptions` as arguments, for type checkers; `tests/test_options.py` holds both alike."""
 
     device: str | torch.device | None
     strategy: Strategy

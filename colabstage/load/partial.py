@@ -1,4 +1,4 @@
-"""A pack that is elsewhere, here in part or on its way: where rows lie in it, and the `Arrival` that brings them."""
+"""A pack that is elsewhere, here in part or on its way: where rows are in it, and the `Arrival` that brings them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from colabstage.sources.partial.expected import Expected
     from colabstage.sources.remote import RemoteFile
 
-# A window of more blocks mixes no better: rows of a split are in the order of a hash as they lie in the pack.
+# A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.
 _MOST_WINDOW = 16
 # Windows take no more of the room than one part in so many: the next one is fetched while one is read.
 _WINDOW_PART = 8
@@ -55,7 +55,7 @@ _KEPT_PART = 8
 _EDGES_PART = 4
 # Where all is to come, the first batch waits for all targets if these take no more blocks than so many.
 _KEPT_BLOCKS = 2
-# A batch may lie in two blocks that are no neighbours, and its rows reach into the one before and the one after each.
+# A batch may be in two blocks that are not neighbours, and its rows reach into the one before and the one after each.
 _LEAST_BLOCKS = 6
 _LONGEST_BATCH_S = 3600.0
 # Where parts lie among what is staged, and what says in each what it is of.
@@ -333,7 +333,7 @@ def open_partial(
 
     Args:
         address: of the packed file: a path, such as on a mounted Drive, an http(s) address, or one of a bucket. Its
-            manifest, `NAME.h5.json`, lies beside it.
+            manifest, `NAME.h5.json`, is beside it.
         disk_limit: bytes, or a text such as "20GB".
         local_dir: where on the local disk; `None` is the platform's fast folder.
 
@@ -396,7 +396,7 @@ def _reopen(arguments: tuple[Any, ...], fields: tuple[Field, ...], window_units:
 
 
 class _Opened:
-    """Hold a file that was opened before it was known who would read it."""
+    """A file that was opened before it was known who would read it."""
 
     def __init__(self) -> None:
         self._lock, self._file, self._closed = threading.Lock(), cast("RemoteFile | None", None), False
@@ -425,7 +425,7 @@ class _Opened:
 
 
 def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Manifest:
-    """Read the manifest that lies beside a packed file."""
+    """Read the manifest that is beside a packed file."""
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
     else:

@@ -51,7 +51,7 @@ class _BoundedQueue(Generic[T]):
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        # As many items are left when a producer that waits goes on.
+        # As many items are left when a producer that waits continues.
         self._low = depth // 2 if depth >= _MANY else depth - 1
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
@@ -265,7 +265,7 @@ class Iteration(Generic[S, T]):
 
     def close(self) -> None:
         """End it, with the thread behind it."""
-        # First, so that whoever goes on with it is told so, instead of that there is no more.
+        # First, so that whoever continues with it is told so, instead of that there is no more.
         self._closed = True
         self._source.close()
 

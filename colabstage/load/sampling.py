@@ -29,7 +29,7 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: 
     Raises:
         OptionError: it is neither, or has rows that are not there.
     """
-    # Such an object draws anew each epoch; a list says all there is.
+    # Such an object draws again each epoch; a list says all there is.
     if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not _is_list(sampler)):
         return SampledOrder(sampler, samples, seed)
     if not _is_list(sampler):

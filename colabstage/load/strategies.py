@@ -174,7 +174,8 @@ class BatchDataset(dataset_h5):
 
 
 def _joined(rows: Any) -> Any:
-    """Return rows of any length as views of one tensor: each tensor on its way between processes keeps a file open."""
+    """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
+    open."""
     if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
         return rows
     return list(torch.split(torch.cat(rows), [len(row) for row in rows]))
@@ -223,7 +224,7 @@ def _seed_all(entropy: tuple[int, ...]) -> None:
 
 
 class _Planned:
-    """Sample batches that are told anew in each epoch."""
+    """Sample batches that are told again in each epoch."""
 
     def __init__(self) -> None:
         self.batches: list[SeededRows] = []

@@ -65,7 +65,7 @@ class LocalBytes(Closing):
         return pread_exactly(self._handle, length, offset)
 
     def close(self) -> None:
-        """Let go of the handle. Calling it twice is fine."""
+        """Release the handle. Calling it twice is fine."""
         # Forgotten before it is closed: its number may be another file's a moment later.
         handle, self._handle = self._handle, -1
         if handle >= 0:
@@ -92,14 +92,14 @@ class TemporaryBytes(LocalBytes):
         self._released = 0
 
     def release_before(self, offset: int) -> None:
-        """Give the disk back what lies before `offset`; those bytes read as zeros from now on."""
+        """Give the disk back what is before `offset`; those bytes read as zeros from now on."""
         # Only whole blocks go: the part of one before `offset` may be shared with what is still read.
         start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
         if end > start and punch_hole(self._writer, start, end - start):
             self._released = end
 
     def close(self) -> None:
-        """Let go of both handles. Calling it twice is fine."""
+        """Release both handles. Calling it twice is fine."""
         super().close()
         handle, self._writer = getattr(self, "_writer", -1), -1
         if handle >= 0:

@@ -215,7 +215,7 @@ class ReadAhead:
     Args:
         pieces: iterated over by that thread alone until the context ends.
         stall_timeout_s: with no piece for so many seconds the source counts as dead.
-        ahead: pieces that wait at the most.
+        ahead: pieces that wait at most.
         cancellation: looked at several times a second while the next piece is waited for.
     """
 
@@ -303,7 +303,7 @@ def unpack_into(
             ReadAhead(_unpacked(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
-                # Each piece is judged before it is written: a bomb must not fill the disk first.
+                # Each piece is checked before it is written: a bomb must not fill the disk first.
                 written += len(piece)
                 check_limits(source.label, 0, written, source.size, limits)
                 # An unbuffered write may take less than it is given.

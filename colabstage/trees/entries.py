@@ -81,7 +81,7 @@ class StringArray(Sequence[str]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`, made anew: bytes of each in UTF-8."""
+        """Return int64 `(N,)`, a new array: bytes of each in UTF-8."""
         lengths = self._ends.astype(np.int64)
         lengths[1:] -= lengths[:-1].copy()
         return lengths if self._rows is None else lengths[self._rows]
@@ -166,7 +166,7 @@ def narrowed(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def first_repeated(strings: Sequence[str]) -> str | None:
-    """Return the first text that stands before in the sequence as well, `None` where all differ.
+    """Return the first text that is before in the sequence as well, `None` where all differ.
 
     Compares their hashes, 8 bytes each, in place of a set of all of them.
     """
@@ -184,7 +184,7 @@ def first_repeated(strings: Sequence[str]) -> str | None:
 
 # Made into entries at once while iterating.
 _PAGE_ENTRIES = 1024
-# With its dot. What is longer is no extension that anybody asks for (".tfrecord-00000-of-00008").
+# With its dot. What is longer is not an extension that anybody asks for (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
 _TIME_END_NS = 1 << 63
 
@@ -309,17 +309,17 @@ class FileEntries(Sequence[FileEntry]):
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`, made anew: lengths in bytes."""
+        """Return int64 `(N,)`, a new array: lengths in bytes."""
         return self._int64(self._columns.sizes)
 
     @property
     def mtimes_ns(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`, made anew: when they were last written, in ns."""
+        """Return int64 `(N,)`, a new array: when they were last written, in ns."""
         return self._int64(self._columns.mtimes_ns)
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`, made anew: where the medium has them."""
+        """Return int64 `(N,)`, a new array: where the medium has them."""
         return self._int64(self._columns.positions)
 
     def _int64(self, column: NDArray[Any]) -> NDArray[np.int64]:
@@ -395,7 +395,7 @@ class Listing:
     def add_all(self, prefix: str, bases: Sequence[str], sizes: Sequence[int], mtimes_ns: Sequence[int]) -> None:
         """Put files of one folder behind the others, each in the next position; `add` takes five times as long.
 
-        `prefix`: what stands before each of the names `bases`, "" or the folder with its slash.
+        `prefix`: what is before each of the names `bases`, "" or the folder with its slash.
         """
         whole = prefix + prefix.join(bases) if bases else ""
         if whole.isascii():

@@ -1,4 +1,4 @@
-"""A folder as a tree: listed level by level by many threads, because on a mounted Drive every answer takes its time."""
+"""A folder as a tree: listed level by level by many threads, because on a mounted Drive every answer takes time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class _Folder(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Return what stands before the names of what is in it."""
+        """Return what is before the names of what is in it."""
         return f"{self.name}/" if self.name else ""
 
 
@@ -115,7 +115,7 @@ class _Listed(NamedTuple):
     identity: _Identity
     """Device and inode, by which a loop is known."""
     looped: bool
-    """Whether a link leads back to a folder that it lies in."""
+    """Whether a link leads back to a folder that it is in."""
     entries: list[os.DirEntry[str]]
     """Those that nobody has looked at yet."""
     looked: list[_Looked]
@@ -135,7 +135,7 @@ class _Found:
     broken: list[str] = field(default_factory=list)
     """Links that lead nowhere, by name."""
     looped: list[str] = field(default_factory=list)
-    """Links back to a folder that they lie in, by name."""
+    """Links back to a folder that they are in, by name."""
     own: list[str] = field(default_factory=list)
     """Folders that the caller had left out, by name."""
 
@@ -157,7 +157,7 @@ class FolderTree(Tree):
 
     Raises:
         SourceNotFoundError: there is no such folder, or a part of it vanished while it was listed.
-        SourceReadError: `path` is no folder, or a listing failed for good.
+        SourceReadError: `path` is not a folder, or a listing failed for good.
         DriveDisconnectedError: the mount is dead.
     """
 
@@ -286,7 +286,7 @@ class FolderFile:
             OSError: as the disk or mount answers.
             SourceReadError: the file is not as long any more as it was listed.
         """
-        # A name of this thread's own keeps the handle open while it reads, also when another one lets go of the file.
+        # A name of this thread's own keeps the handle open while it reads, also when another one releases the file.
         file = self._open
         if file is None:
             file = LocalBytes(self._path, follow=self._follow)
@@ -300,7 +300,7 @@ class FolderFile:
         return file.pread(length, offset)
 
     def close(self) -> None:
-        """Let go of the handle, as soon as no thread reads from it. Calling it twice is fine."""
+        """Release the handle as soon as no thread reads from it. Calling it twice is fine."""
         self._open = None
 
 
@@ -488,7 +488,7 @@ def _list_folder(root: str, folder: _Folder, look: Callable[[_Batch], _Looked] |
 
 
 def _look_at(root: str, batch: _Batch, retry: RetryPolicy) -> _Looked:
-    """Look at each entry once; what they are is judged by all names at once, because nearly all are plain files."""
+    """Look at each entry once; what they are is checked by all names at once, because nearly all are plain files."""
     entries, prefix = batch.entries, batch.folder.prefix
     looked = _Looked(len(entries), Listing(), [])
     names = [entry.name for entry in entries]

@@ -1,4 +1,4 @@
-"""The safety rules for what an archive may contain: names, links and amounts, judged by the headers alone.
+"""The safety rules for what an archive may contain: names, links and amounts, checked by the headers alone.
 
 Everything here is pure and runs before a single member is read or written. A name that breaks a rule refuses the whole
 archive: skipping the one member would hand over a dataset that is not the one its author packed.
@@ -189,7 +189,7 @@ def check_collisions(archive: str, files: Sequence[str], folders: Iterable[str])
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
-    """Return every folder that `names` lie in, at any depth."""
+    """Return every folder that `names` are in, at any depth."""
     folders: set[str] = set()
     for name in names:
         folder = name.rpartition("/")[0]
@@ -200,7 +200,7 @@ def parent_folders(names: Iterable[str]) -> set[str]:
 
 
 def without_files(folders: Iterable[str], files: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some folders, by cleaned name, that no file lies in at any depth; without what holds only
+    """Return those of some folders, by cleaned name, that no file is in at any depth; without what holds only
     junk."""
     # Folders are listed by themselves in some archives, and only by their files in others.
     taken = parent_folders(files)

@@ -103,7 +103,7 @@ def open_tree(
         SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
         SourceReadError, DriveDisconnectedError: a folder could not be listed.
         OSError: as the disk or mount answers when an archive is read.
-        ArchiveError: the file is no archive; the message says what it is.
+        ArchiveError: the file is not an archive; the message says what it is.
         CorruptArchiveError, UnsafeArchiveError: as for `ZipTree` and `TarTree`.
         MissingDependencyError: a 7z or rar, and neither tool nor package that reads it.
         NotEnoughSpaceError: the unpacked form does not fit in `spool`.

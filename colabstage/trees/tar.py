@@ -64,7 +64,7 @@ class TarMember(NamedTuple):
     """One member of a tar."""
 
     name: str
-    """Uncleaned, as it stands in the archive."""
+    """Uncleaned, as it is in the archive."""
     kind: str
     """`"file"`, `"folder"`, `"symlink"`, `"hardlink"` or `"special"`."""
     link: str

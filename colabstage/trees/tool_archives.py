@@ -1,4 +1,4 @@
-"""7z and rar archives as trees: listed and judged, then unpacked by their tool into a folder that goes with the tree.
+"""7z and rar archives as trees: listed and checked, then unpacked by their tool into a folder that goes with the tree.
 
 7-Zip's command comes first: it is on Colab's image, unpacks on all cores, and takes both formats. Where it is missing,
 the packages py7zr and rarfile are asked.

@@ -38,7 +38,7 @@ class FileEntry:
     listing of a folder."""
     executable: bool = False
     """Whether an archive marks it as a program of its owner; a folder does not tell."""
-    # No part of what an entry is: two listings of one file are equal wherever it stands in them.
+    # No part of what an entry is: two listings of one file are equal wherever it is in them.
     place: int = field(default=-1, compare=False, repr=False)
     """Its number among the entries of its tree, where it is found sooner than by name; -1 where nobody said."""
 
@@ -62,7 +62,7 @@ class ByteSource(Protocol):
         """Read up to `length` bytes at `offset`; shorter only at the end of the file."""
 
     def close(self) -> None:
-        """Let go of the handle. Calling it twice is fine."""
+        """Release the handle. Calling it twice is fine."""
 
 
 class Tree(Closing):
@@ -123,11 +123,11 @@ class Tree(Closing):
         return None
 
     def packing(self, entry: FileEntry) -> ZipMember | None:
-        """Return how a file is packed in `source`; `None` where it lies there as it is."""
+        """Return how a file is packed in `source`; `None` where it is stored unchanged."""
         return None
 
     def open(self, entry: FileEntry) -> ByteSource | None:
-        """Return the bytes of one file, any part of which is read from where it lies; `None` where only the whole can
+        """Return the bytes of one file, any part of which is read from where it is; `None` where only the whole can
         be had, because it is packed, or has a checksum that only the whole of it meets.
 
         Raises:
@@ -180,7 +180,7 @@ class Tree(Closing):
         return file
 
     def close(self) -> None:
-        """Let go of file handles. Calling it twice is fine."""
+        """Release file handles. Calling it twice is fine."""
         if self.source is not None:
             self.source.close()
 
@@ -238,7 +238,7 @@ class _GivenTree(Tree):
         return content
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        # What lies in memory anyway gains nothing from pieces, so nobody has to write that.
+        # What is in memory anyway gains nothing from pieces, so nobody has to write that.
         yield from self._given.chunks(entry) if hasattr(self._given, "chunks") else (self._given.read(entry),)
 
     def close(self) -> None:
@@ -247,7 +247,7 @@ class _GivenTree(Tree):
 
 
 def as_tree(given: object) -> Tree | None:
-    """Return a tree as it is, and one of anything that has `label`, `entries` and `read`; `None` for all else."""
+    """Return a tree as it is, and one of whatever has `label`, `entries` and `read`; `None` for anything else."""
     if isinstance(given, Tree):
         return given
     return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None

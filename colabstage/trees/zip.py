@@ -125,7 +125,7 @@ def member_chunks(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
 
 
 def _packed_bytes(source: ByteSource, member: ZipMember) -> bytes:
-    """Return the member as it lies in the archive. Its place depends on the local header, so both come in one read."""
+    """Return the member as it is in the archive. Its place depends on the local header, so both come in one read."""
     least = _LOCAL.size + len(member.stored_name)
     wanted = least + member.packed_size
     gap = member.end - member.offset - wanted

@@ -1,4 +1,4 @@
-"""The central directory of a zip, read from its end: which members there are, where they lie, how they are packed.
+"""The central directory of a zip, read from its end: which members there are, where they are, how they are packed.
 
 Written here rather than left to `zipfile`, which needs a seekable file and one lock for all readers, takes the tail
 of a truncated archive that contains another zip for a whole one, and builds a large object for every member.
@@ -76,7 +76,7 @@ class ZipMember:
     """One member as the central directory describes it. Not frozen: a frozen one takes three times as long to make."""
 
     name: str
-    """As it stands there, uncleaned."""
+    """As it is stored, uncleaned."""
     stored_name: bytes
     """Its bytes, which the local header repeats."""
     offset: int
@@ -179,7 +179,7 @@ def read_directory(source: ByteSource) -> ZipDirectory:
 
 
 def directory_bytes(source: ByteSource) -> bytes | None:
-    """Return the directory of a zip as it stands there, with the checksum of every member; `None` where there is none
+    """Return the directory of a zip as it is stored, with the checksum of every member; `None` where there is none
     whole.
 
     Reads no member, and judges nothing.
@@ -203,7 +203,7 @@ def _find_end(source: ByteSource, tail: bytes, tail_at: int) -> _End:
     """Return the record that a zip ends with, with its zip64 extension where there is one."""
     at = tail.rfind(_END_MARK)
     while at >= 0:
-        # The record ends the file; bytes that something appended are fine as long as a directory lies before it.
+        # The record ends the file; bytes that something appended are fine as long as a directory is before it.
         if at + _END.size <= len(tail):
             end = _end_at(source, tail, tail_at, at)
             if end is not None:

@@ -49,7 +49,7 @@ _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 @dataclass(frozen=True, slots=True)
 class ArrayRequest:
-    """Hold what the caller asked for; `to_keras` says more of each."""
+    """What the caller asked for; `to_keras` says more of each."""
 
     batch_size: int
     """Samples in a batch."""
@@ -71,7 +71,7 @@ class ArrayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """Describe an array of a batch."""
+    """An array of a batch."""
 
     shape: tuple[int | None, ...]
     """`None` along an axis that differs from batch to batch."""
@@ -325,7 +325,7 @@ def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is no whole number, 0 or more."""
+    """Refuse what is not a whole number, 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
         raise OptionError(msg)
@@ -385,7 +385,7 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Pad boxes of B rows, of M at the most, to arrays of one shape.
+    """Pad boxes of B rows, of M at most, to arrays of one shape.
 
     Returns:
         Every column as `(B, M, …)`, filled up with 0 for boxes, other floats and bytes and with -1 for other integers,
@@ -395,7 +395,7 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     most = int(lengths.max(initial=0))
     padded: dict[str, NDArray[Any]] = {}
     for name, first in targets[0].items():
-        # -1 is no class; a byte cannot hold it.
+        # -1 is not a class; a byte cannot hold it.
         filler = -1 if first.dtype.kind in "iu" and first.dtype != np.uint8 else 0
         padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, first.dtype)
         for row, target in enumerate(targets):
@@ -414,7 +414,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
         float32 `(B, K)` or `(B, …, K)`.
 
     Raises:
-        OptionError: y are no integers.
+        OptionError: y are not integers.
     """
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"

@@ -75,7 +75,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             return self._take(*self._tracker.request(number))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass epoch `epoch`: when training goes on after a restart.
+        """Make the next pass epoch `epoch`: when training continues after a restart.
 
         Raises:
             OptionError: a negative number, or none.
@@ -85,11 +85,11 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             self._tracker.start_epoch(epoch)
 
     def on_epoch_end(self) -> None:
-        """Let go of what was read ahead; it is read again if the pass goes on. Keras calls this."""
+        """Release what was read ahead; it is read again if the pass continues. Keras calls this."""
         self.close()
 
     def close(self) -> None:
-        """Let go of what was read ahead. The dataset can be used again."""
+        """Release what was read ahead. The dataset can be used again."""
         with self._lock:
             self._end()
 

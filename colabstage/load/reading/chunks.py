@@ -5,7 +5,7 @@ Filters are undone without HDF5, so that several threads decode at once: HDF5 ho
 Stored chunks went through the filters in the order listed; decoding goes backwards. LZF and szip have no decoder here
 (a plain Python one would be slower than HDF5's behind its lock), so chunks with these are left to HDF5.
 
-A file's chunks lie in any order with gaps between them, so their places come from HDF5's own table of chunks, never
+A file's chunks are in any order with gaps between them, so their places come from HDF5's own table of chunks, never
 from an assumed stride. HDF5 is asked for nothing else: it holds one lock for the whole process, and decodes a chunk
 again for every row that is asked for when its own small cache has moved on.
 """
@@ -41,7 +41,7 @@ _HERE = frozenset((_DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD))
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Describe one step of a dataset's filters."""
+    """One step of a dataset's filters."""
 
     number: int
     """HDF5's registered number."""
@@ -76,7 +76,7 @@ def decode_chunk(
     Raises:
         DecodeError: the bytes are not what these filters leave.
     """
-    # Without a copy: the bytes may lie in the mapped file.
+    # Without a copy: the bytes may be in the mapped file.
     data = np.frombuffer(stored, np.uint8)
     try:
         for place in reversed(range(len(filters))):
@@ -187,7 +187,7 @@ Place = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Say where the chunks of a dataset lie in its file.
+    """Where the chunks of a dataset are in its file.
 
     Each array has an axis for each of the dataset's, of as many chunks as it is long.
     """
@@ -209,7 +209,7 @@ def read_chunk_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> Chu
     """Ask HDF5 for the places of all chunks; a few microseconds for each.
 
     Raises:
-        DamagedPackError: one lies outside the file.
+        DamagedPackError: one is outside the file.
     """
     grid = chunk_grid(facts)
     # As plain numbers: of half a million chunks, tuples would take hundreds of megabytes.
@@ -436,7 +436,7 @@ class PlacedRows:
 
 
 class ChunkBytes:
-    """Read ranges of a long dataset of bytes that lies in chunks."""
+    """Read ranges of a long dataset of bytes that is in chunks."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source

@@ -195,7 +195,7 @@ class H5pyEngine:
 
 
 class ByteSwappedEngine:
-    """Read rows whose bytes lie in the other order, and swap them once they are read."""
+    """Read rows whose bytes are in the other order, and swap them once they are read."""
 
     def __init__(self, engine: RowEngine) -> None:
         self._engine = engine

@@ -25,7 +25,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """Hold what changes when a file is replaced or written to."""
+    """What changes when a file is replaced or written to."""
 
     inode: int
     """Another one when the file was replaced."""
@@ -41,7 +41,7 @@ class FileStamp:
 
 
 class _CheckedFile:
-    """Hold an open file that is refused once it is no longer the one expected. Its handle goes with the object."""
+    """An open file that is refused once it is no longer the one expected. Its handle goes with the object."""
 
     def __init__(self, path: Path, expected: FileStamp) -> None:
         """Open `path`.

@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 InputRows = RowEngine | EncodedRows | RaggedRows
 
-# Targets of any length are read into memory up to this length. Two million labels take some seconds.
+# Targets of variable length are read into memory up to this length. Two million labels take some seconds.
 _FEW_BYTES = 32 * 1024 * 1024
 _OFFSET_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSource:
-    """Hold a field of a split and how it is read."""
+    """A field of a split and how it is read."""
 
     info: FieldInfo
     """What the file says of it."""
@@ -91,7 +91,7 @@ class FieldSource:
 
 
 def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
-    """Return the inputs of an open file, decoded where they are image files in rows of bytes of any length.
+    """Return the inputs of an open file, decoded where they are image files in rows of bytes of variable length.
 
     Raises:
         PackFormatError: they are no image files.
@@ -176,7 +176,7 @@ class OpenFile:
         return EncodedRows(label, RangedFiles(label, offsets, data), source.coding)
 
     def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
-        """Make the reader of rows of any length; with `in_memory` all are read now.
+        """Make the reader of rows of variable length; with `in_memory` all are read now.
 
         Raises:
             NotEnoughSpaceError: with `in_memory`, when they turn out to be more than memory can hold.
@@ -186,7 +186,8 @@ class OpenFile:
         return RaggedRows(label, rows, texts=source.info.kind == "texts")
 
     def few_ragged(self, source: FieldSource) -> RaggedRows | None:
-        """Read rows of any length into memory now, if they are so few that nobody minds; `None` where they are not."""
+        """Read rows of variable length into memory now, if they are so few that nobody minds; `None` where they are
+        not."""
         if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
             return None
         kept = self._kept(source, _FEW_BYTES)

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Hold what one process has open."""
+    """What one process has open."""
 
     pid: int
     """The process that opened it: after a fork its child finds another number here."""
@@ -329,7 +329,7 @@ class SplitPart:
             self._opened = None
 
     def close(self) -> None:
-        """Let go of the file; the next read opens it again. Reads under way in other threads finish first."""
+        """Release the file; the next read opens it again. Reads under way in other threads finish first."""
         # What is open closes with its last reference: unmapping under a reader would crash the process.
         self._opened = None
 
@@ -357,7 +357,7 @@ class SplitPart:
         return facts, choose_engine(facts, slow_mount=self._slow_mount_of(facts))
 
     def _slow_mount_of(self, facts: StorageFacts) -> str | None:
-        """Return why what a field lies in must not be mapped, and remember a file that a link leads to as it is now."""
+        """Return why what a field is in must not be mapped, and remember a file that a link leads to as it is now."""
         if facts.home is None:
             return self.slow_mount
         self._stamps.setdefault(facts.home, FileStamp.of(facts.home.stat()))

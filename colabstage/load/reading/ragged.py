@@ -1,4 +1,4 @@
-"""Read rows of any length out of the files of others: HDF5's variable-length numbers, and texts.
+"""Read rows of variable length from HDF5 files of other tools: variable-length numbers, and texts.
 
 Each row is a pointer into a heap that HDF5 alone follows. 64 rows at random places cost 40 to 120 µs each, 1,024 by one
 call 5 µs, and all of them front to back 2 to 5 µs: so rows of a batch are asked for together, and those that fit are
@@ -32,7 +32,7 @@ _LOOKED_AT = 16
 
 
 class RaggedSource(Protocol):
-    """Read rows of any length at random. May be called from several threads at once."""
+    """Read rows of variable length at random. May be called from several threads at once."""
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
         """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps
@@ -121,7 +121,7 @@ def keep_rows(
 
 
 class RaggedRows:
-    """Read inputs or targets of any length: arrays `(M,)`, or texts as `str`."""
+    """Read inputs or targets of variable length: arrays `(M,)`, or texts as `str`."""
 
     def __init__(self, label: str, source: RaggedSource, *, texts: bool) -> None:
         """Take `label`, where they are, for messages."""
@@ -133,7 +133,7 @@ class RaggedRows:
         """Read the values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
 
         Raises:
-            DamagedPackError: the file is broken where they lie.
+            DamagedPackError: the file is broken where they are.
             DecodeError: a text is not UTF-8; the message names its row.
         """
         values = self._source.read(rows)

@@ -62,13 +62,13 @@ class SplitReader:
                 it.
             split: which split.
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
-            decode: decode inputs that are rows of bytes of any length, each an image file.
+            decode: decode inputs that are rows of bytes of variable length, each an image file.
             fields: what inputs and targets are called in files that have their own names for them.
             arrival: what brings the rows of a file of which some are not here yet; every read waits for its own.
 
         Raises:
             OptionError: with `in_memory` and an `arrival` that has not all rows.
-            DriveDisconnectedError: a mount that they lie on is dead, or does not answer.
+            DriveDisconnectedError: a mount that they are on is dead, or does not answer.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
                 `decode` holds no image files; several are not alike (the message names the difference), or are shards
                 of different sets.
@@ -118,7 +118,7 @@ class SplitReader:
 
     @property
     def stored_bytes(self) -> int:
-        """Return the length of all inputs as they are stored, and of targets of any length, in bytes: what
+        """Return the length of all inputs as they are stored, and of targets of variable length, in bytes: what
         `into_memory` takes."""
         return sum(part.stored_bytes for part in self._parts)
 
@@ -276,7 +276,7 @@ class SplitReader:
                 return self._only.read_crops(indices, size, choose, out, pool=pool)
             rows = resolve_rows(indices, len(self))
             target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-            # Once for the whole batch: what draws for each image by its place in it must not begin anew with each file.
+            # Once for the whole batch: what draws for each image by its place in it must not start over with each file.
             crops = choose(self.image_sizes(rows, pool=pool))
             for part, own, places in self._shares(rows):
                 chosen = crops[places]
@@ -293,7 +293,7 @@ class SplitReader:
 
         Returns:
             As stored, `(B, *target_shape)`, in native byte order; -1 for each where there are none. Masks of
-            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of any length: a list of B arrays `(M,)`, or
+            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`, or
             of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives it,
             and every further column, `(M, …)`.
 
@@ -381,7 +381,7 @@ class SplitReader:
             yield from part.warm_up()
 
     def close(self) -> None:
-        """Let go of the files; the next read opens them again. Reads under way in other threads finish first."""
+        """Release the files; the next read opens them again. Reads under way in other threads finish first."""
         for part in self._parts:
             part.close()
 

@@ -1,4 +1,4 @@
-"""Find out how a dataset's bytes lie in the file, and choose by a pure function how they are read."""
+"""Find out how a dataset's bytes are stored in the file, and choose by a pure function how they are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """Hold what HDF5 says about one dataset."""
+    """What HDF5 says about one dataset."""
 
     name: str
     """In the file."""
@@ -71,7 +71,7 @@ class StorageFacts:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """Say what of a dataset the system holds in memory."""
+    """How much of a dataset the system has in memory."""
 
     resident_part: float
     """Which part of it, 0 to 1."""
@@ -93,7 +93,7 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """Name the engine that reads a dataset, and why it is that."""
+    """The engine that reads a dataset, and why it is that."""
 
     name: Literal["mapped", "read", "chunks", "h5py", "memory"]
     """`"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"` takes
@@ -180,7 +180,7 @@ def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
         path: of the file that was opened.
 
     Raises:
-        PackFormatError: its values are no numbers, or lie in a file that is not there.
+        PackFormatError: its values are not numbers, or are in a file that is not there.
     """
     check_parts(dataset, name, path)
     dtype = dataset.dtype.newbyteorder("=")
@@ -226,7 +226,7 @@ def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     only says how many rows there are.
 
     Raises:
-        PackFormatError: nothing here can undo one of its filters, or its values lie in a file that is not there.
+        PackFormatError: nothing here can undo one of its filters, or its values are in a file that is not there.
     """
     check_parts(dataset, name, path)
     properties = dataset.id.get_create_plist()
@@ -245,14 +245,14 @@ def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
 
 
 def choose_ragged(*, texts: bool, slow_mount: str | None = None) -> EngineChoice:
-    """Say how rows of any length are read: by h5py always."""
+    """Say how rows of variable length are read: by h5py always."""
     rows = "its rows are texts" if texts else "its rows have any length (HDF5's variable-length type)"
     mount = "" if slow_mount is None else f"; besides, the file is on {slow_mount}"
     return EngineChoice("h5py", f"{rows}, which only HDF5 itself reads, one thread at a time{mount}", costly=True)
 
 
 def _described(dataset: Any) -> str:
-    """Return the type of values that are no numbers, in HDF5's words."""
+    """Return the type of values that are not numbers, in HDF5's words."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     if check_string_dtype(dataset.dtype) is not None:

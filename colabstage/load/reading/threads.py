@@ -64,7 +64,7 @@ class ThreadPool(Closing):
         try:
             take_parts()
         finally:
-            # The parts write into the caller's array: none may go on after this returns. A thread that has not even
+            # The parts write into the caller's array: none may continue after this returns. A thread that has not even
             # begun is not waited for.
             running = [other for other in others if not other.cancel()]
             wait(running)
