@@ -293,9 +293,9 @@ class SplitReader:
 
         Returns:
             As stored, `(B, *target_shape)`, in native byte order; -1 for each where there are none. Masks of
-            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`, or
-            of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives it,
-            and every further column, `(M, …)`.
+            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`,
+            or of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives
+            it, and every further column, `(M, …)`.
 
         Raises:
             IndexError: a row that is not there.
