@@ -55,8 +55,8 @@ def copy_blocks(
         cancellation: looked at several times a second.
         policy: how often a failing read is tried again.
         stall_timeout_s: seconds in which at least one block has to arrive.
-        keep: go on with what an interrupted copy left in `target`: blocks of it that have the right hash stay, and this
-            is told of the bytes of each. With `expected`, such blocks are not even read from the source.
+        keep: continue with what an interrupted copy left in `target`: blocks of it that have the right hash stay, and
+            this is told of the bytes of each. With `expected`, such blocks are not even read from the source.
 
     Returns:
         The hash of each block.
@@ -127,7 +127,7 @@ class _Leftover:
                 self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
     def hash_of(self, block: tuple[int, int]) -> str | None:
-        """Return the hash of what stands in a block's place; `None` where that is not a whole block."""
+        """Return the hash of what is in a block's place; `None` where that is not a whole block."""
         if self._handle < 0:
             return None
         offset, length = block
@@ -207,7 +207,7 @@ def _read_afresh(source: Path, block: tuple[int, int]) -> bytes:
 
 
 class TargetFile:
-    """A new file to write, as a context manager; its failures are told apart from those of the source.
+    """A new file to write, as a context manager; its failures are distinguished from those of the source.
 
     What `write` and closing raise is a `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A
     thread that is late finds the file closed, never another one behind the same number.
@@ -226,7 +226,7 @@ class TargetFile:
             pwrite_exactly(self._file.fileno(), data, offset)
 
     def close(self) -> None:
-        """Let go of the file. Calling it twice is fine."""
+        """Release the file. Calling it twice is fine."""
         # A mount may tell only now that it could not keep what was written.
         with typed_write_errors(self._path):
             self._file.close()

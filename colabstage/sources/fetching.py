@@ -1,6 +1,6 @@
 """`fetch_files`: bring any source to this machine as the files that it is, once.
 
-What stands at the target is looked at first: what is whole and whose source is the same is not fetched again, and what
+What is at the target is looked at first: what is whole and whose source is the same is not fetched again, and what
 is not ours is never replaced unasked.
 """
 
@@ -75,7 +75,7 @@ class FetchReport:
     transport: str
     """How the source was reached."""
     notes: tuple[str, ...] = ()
-    """What else a person should know."""
+    """What else the user should know."""
 
     @property
     def fetched_bytes(self) -> int:
@@ -136,15 +136,15 @@ def fetch_files(
 
     A large file comes in several parts at once, many small ones come tens at once, each tried again where that helps.
     `target` appears when all of it is here and verified; until then what stood there stays. A call that was interrupted
-    goes on where it stopped. When neither source nor target has changed since, a second call returns at once: a hidden
-    record beside the target says what was fetched.
+    continues where it stopped. When neither source nor target has changed since, a second call returns at once: a
+    hidden record beside the target says what was fetched.
 
     Args:
         source: as for `stage_dataset`. Of a list, files come under their names and folders under theirs.
         target: what the file, or the folder, is to become. For one file it may also be a folder, one that exists or
             whose name ends in a slash, in which the file keeps its name.
         hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
-        overwrite: whether to replace what stands at `target` though this did not make it, though it was changed, or
+        overwrite: whether to replace what is at `target` though this did not make it, though it was changed, or
             though there is more in it now.
         refresh: fetch again, whatever is here.
         verify: `"fast"` looks whether source and target changed since; `"full"` opens or lists the source and compares
@@ -155,8 +155,8 @@ def fetch_files(
         What was done, with time and rate.
 
     Raises:
-        TargetExistsError: something stands at `target` that `fetch_files` did not put there as it is, or the source
-            itself lies in it.
+        TargetExistsError: something is at `target` that `fetch_files` did not put there as it is, or the source
+            itself is in it.
         ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
             its own.
         SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
@@ -212,7 +212,7 @@ class _Fetch:
     checksum: Checksum | None
     """The hash that one file must have."""
     overwrite: bool
-    """Whether what stands at the target is replaced, whatever it is."""
+    """Whether what is at the target is replaced, whatever it is."""
     thorough: bool
     """Whether content is compared, not only times."""
     progress: Progress
@@ -252,7 +252,7 @@ class _Fetch:
             # With the right checksum it need not be asked: what is here is what was asked for.
             return "" if recorded.checksum == str(self.checksum) else None
         look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
-        # A source that has disappeared is no change: what was made of it stays usable, and the report says so.
+        # A source that has disappeared is not a change: what was made of it stays usable, and the report says so.
         if look.state == "gone":
             return f"The source cannot be reached now; what was fetched before is as it was. {look.detail}"
         if look.state == "silent":
@@ -262,7 +262,7 @@ class _Fetch:
         return "" if look.state == "same" else None
 
     def _compared(self, recorded: SourceIdentity) -> str | None:
-        """Answer as `_unchanged`, by opening the source; what must come whole to be looked at is fetched anew."""
+        """Answer as `_unchanged`, by opening the source; what must come whole to be looked at is fetched again."""
         # To open it would be to download it: then it may as well be fetched.
         if comes_whole(self.source):
             return None
@@ -270,7 +270,7 @@ class _Fetch:
             opening = Opening(self.target.parent, self.progress, self.cancellation)
             with OpenSource(self.source, opening, unpack=False) as source:
                 now = source.identity
-        # As above: what cannot be read now is no change.
+        # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
             return f"The source cannot be read now ({error}); what was fetched before is as it was."
         verdict = compare(recorded, now)
@@ -426,7 +426,7 @@ class _Fetch:
         raise TargetExistsError(msg)
 
     def _may_replace(self, place: Path) -> bool:
-        """Return whether what stands there is ours and as we left it, or is to be replaced whatever it is."""
+        """Return whether what is there is ours and as we left it, or is to be replaced whatever it is."""
         if self.overwrite:
             return True
         record = FETCHED.read(place)

@@ -84,7 +84,7 @@ class FolderLedger(Closing):
             self._journal.append([name, offset, length, digest])
 
     def close(self) -> None:
-        """Let go of the file. Calling it twice is fine."""
+        """Release the file. Calling it twice is fine."""
         self._journal.close()
 
     def _hash(self, span: _Span) -> str:
@@ -131,19 +131,19 @@ def fetch_folder(
     overwrite: bool = False,
     announce: Callable[[str], object] = lambda _: None,
 ) -> FetchedFolder:
-    """Bring all files of a tree to `target`, a folder, replacing what stands there only at the very end.
+    """Bring all files of a tree to `target`, a folder, replacing what is there only at the very end.
 
     Args:
         tree: the files.
         target: the folder to become; its parent exists.
-        fingerprint: of the tree's state; what an interrupted run left of the same one is gone on with. "" where
+        fingerprint: of the tree's state; what an interrupted run left of the same one is continued. "" where
             nothing can tell one state from another.
         limits, step, cancellation, policy: as for `fetch_tree`.
-        overwrite: whether to replace what stands there though it is not ours, or not as we made it.
+        overwrite: whether to replace what is there though it is not ours, or not as we made it.
         announce: told the name of the deed right before the folder is renamed to `target`.
 
     Raises:
-        TargetExistsError: something stands there that is not ours, or not as we made it.
+        TargetExistsError: something is there that is not ours, or not as we made it.
         As `fetch_tree`; what stood at `target` is as it was.
     """
     with contextlib.ExitStack() as stack:

@@ -70,7 +70,8 @@ def content_length(headers: Mapping[str, str]) -> int | None:
     """Return the length told, where it is not overruled by sending in chunks.
 
     Raises:
-        SourceReadError: what is told is no length, so that a body that was cut could not be told from a whole one.
+        SourceReadError: the reported length is not a number, so that a body that was cut could not be told from a whole
+            one.
     """
     text = headers.get("Content-Length", "").strip()
     if not text or "chunked" in headers.get("Transfer-Encoding", "").lower():
@@ -125,7 +126,7 @@ class Validators:
 def validators(headers: Mapping[str, str]) -> Validators:
     """Return the validators of an answer."""
     etag = headers.get("ETag", "").strip()
-    # What is no tag may be anything, also something that changes with each answer.
+    # What is not a tag may be anything, also something that changes with each answer.
     usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
     return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
 
@@ -247,7 +248,7 @@ def file_name(headers: Mapping[str, str], *urls: str) -> str:
     """
     told = _clean_name(_disposition_name(headers.get("Content-Disposition", "")))
     names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
-    # A redirect often ends at a number; the name then stands in the address before it.
+    # A redirect often ends at a number; the name then is in the address before it.
     with_suffix = [name for name in names if PurePosixPath(name).suffix]
     return next(filter(None, [told, *with_suffix, *names]), "download")
 
@@ -297,7 +298,7 @@ def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapp
         offers.append(("sha256", headers.get("x-amz-checksum-sha256", "")))
     offers.append(("md5", headers.get("x-ms-blob-content-md5", "")))
     offers.append(("md5", headers.get("Content-MD5", "") if whole else ""))
-    # What is no checksum of its kind is no offer.
+    # A value that is not a checksum of its kind is ignored.
     found = {offer.algorithm: offer for offer in map(_from_base64, offers) if offer}
     linked = re.fullmatch(r'"?([0-9a-f]{64})"?', first_hop.get("X-Linked-ETag", ""))
     if linked:

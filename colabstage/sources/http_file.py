@@ -85,7 +85,7 @@ def open_http(
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
 
     Raises:
-        OptionError: `url` is no web address.
+        OptionError: `url` is not a web address.
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
@@ -370,7 +370,7 @@ def _head(response: requests.Response, session: HttpSession, coding: str) -> byt
 
 
 def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
-    """Return the body as it came over the line, as it comes, up to `count` bytes: no piece waits to be filled.
+    """Return the body unchanged over the line, as it comes, up to `count` bytes: no piece waits to be filled.
 
     Raises:
         TransientError: it comes more slowly than the session allows.

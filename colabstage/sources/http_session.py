@@ -33,7 +33,7 @@ _EXPIRED = frozenset({400, 401, 403, 404, 410})
 class _Lines:
     """A socket's stream whose lines come in bounded time, however slowly their bytes drip.
 
-    A socket's own timeout begins anew with every byte, so a server that sends one every twenty seconds would hold its
+    A socket's own timeout starts over with every byte, so a server that sends one every twenty seconds would hold its
     reader for as long as it likes. `deadline`: for all lines of a head; each line has its own where there is none.
     """
 
@@ -109,7 +109,7 @@ class HttpSession:
     Redirects are followed once. Services that redirect (releases, data sets, mirrors) hand out an address that is good
     for minutes or hours; going through the front door for each of hundreds of parts doubles the latency, runs into
     the front door's limit of requests, and may end at another mirror each time, whose ETag is another. So parts are
-    asked of where the first answer came from, and only when that refuses is the way looked up anew, once.
+    asked of where the first answer came from, and only when that refuses is the address looked up again, once.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ def _new_session(label: str) -> requests.Session:
             pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
             return pool
 
-    # No retries of its own: whoever reads goes on at the byte where it stopped.
+    # No retries of its own: whoever reads continues at the byte where it stopped.
     adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)

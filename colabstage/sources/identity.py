@@ -90,7 +90,7 @@ class SourceIdentity:
     def trusts_times(self) -> bool:
         """Return whether another modification time means another content, and the same time the same.
 
-        A mount of Google Drive may show other times after it was mounted anew, and what was downloaded has those of
+        A mount of Google Drive may show other times after it was mounted again, and what was downloaded has those of
         the download.
         """
         return not self.address.startswith(("drive:", "gdrive:", "kaggle:"))
@@ -199,7 +199,7 @@ def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
     A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
     tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
-    what else would tell does not speak: the times of many files on Google Drive that are all other ones, as after a
+    what else would tell does not speak: the times of many files on Google Drive that have all changed, as after a
     remount, or those of a download.
     """
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):

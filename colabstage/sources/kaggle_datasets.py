@@ -193,7 +193,7 @@ def open_kaggle(
         raise TargetExistsError(msg)
     make_folder(folder)
     lasting = folder / f"kaggle-{dataset.owner}-{dataset.name}"
-    # A workspace without bytes would only make the next call look for something to go on with.
+    # A workspace without bytes would only make the next call look for something to continue with.
     with open_workspace(lasting, keeps=lambda work, _: disk_use(work / "cache") > 0) as workspace:
         work = workspace.path
         # Where the person keeps datasets, this one is kept too, once for all programs.
@@ -358,7 +358,7 @@ def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
 ) -> dict[str, Any]:
     """Run kagglehub once; return what it answered."""
-    # -P: what lies in the current folder is not for this process.
+    # -P: what is in the current folder is not for this process.
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", dataset.handle]
     watch.begin()
     with (
@@ -373,7 +373,7 @@ def _run_worker(
                     process.wait(_LOOK_S)
                     break
                 cancellation.check()
-                # Nothing else tells a mount that never appears from one that takes its time.
+                # Nothing else tells a mount that never appears from one that takes time.
                 if watch.look():
                     raise _stalled(dataset, log)
         finally:

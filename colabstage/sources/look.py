@@ -95,7 +95,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
 def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     try:
         return _ask(source, recorded, workers, heard)
-    # A source that cannot be asked is no change; who called says what to do with what is here.
+    # A source that cannot be asked does not count as changed; the caller decides what to do with local data.
     except (OSError, ColabstageError) as error:
         return Look("gone", str(error))
     finally:
@@ -156,7 +156,7 @@ def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
 def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Heard, leave_out: frozenset[str]) -> Look:
     """Ask for the times of a folder's folders, and where Drive's client told the MD5 of its files, for these."""
     stamps = folder_stamps(place, recorded.stamps, workers=workers, heard=heard) if recorded.stamps else None
-    # A remount may give folders new times, so other ones prove no change.
+    # A remount may give folders new times, so others prove no change.
     if stamps is None or stamps != recorded.stamps:
         return Look("unsure")
     if not recorded.md5:
@@ -165,7 +165,7 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
     tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
     now = identify_tree(tree, address=recorded.address, md5s=md5s)
     if compare(recorded, now) != "same":
-        # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists anew.
+        # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists again.
         return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
     seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
     return Look("same", MD5_PROOF if md5s else seen)

@@ -437,7 +437,7 @@ class ObjectStore:
         with ThreadPoolExecutor(max(1, workers), thread_name_prefix="colabstage-list") as pool:
             while level:
                 rows = [row for listed in pool.map(self.list_folder, level) for row in listed]
-                # A link to a folder may lead back to one that it lies in.
+                # A link to a folder may lead back to one that it is in.
                 level = [row["name"] for row in rows if row["type"] == "directory" and not row.get("islink")]
                 files += (row for row in rows if row["type"] != "directory" or row.get("islink"))
         return files

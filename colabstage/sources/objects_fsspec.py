@@ -1,4 +1,4 @@
-"""What lies in a service that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`, a place to write to.
+"""What is in a service that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`, a place to write to.
 
 fsspec's facts name versions, times and hashes differently for every service; what each of them proves is decided here.
 """
@@ -202,7 +202,7 @@ class _Listed(NamedTuple):
     members: dict[str, _Member]
     """By name, what the service calls each, and its version."""
     native: list[str]
-    """Google's own documents, which are no files."""
+    """Google's own documents, which are not files."""
     links: list[str]
     """Links that lead to no file."""
 
@@ -296,7 +296,7 @@ class ObjectTree(Tree):
             SourceChangedError: it is another object than the listed one.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        # One budget for the whole file, which begins anew with every byte.
+        # One budget for the whole file, which starts over with every byte.
         file, budget = self._object(entry), RetryBudget()
         at = 0
         while at < entry.size:  # the last piece comes after the question whether it is still the same object
@@ -387,7 +387,7 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
             sizes[name] = size
             listed.members[name] = _Member(path, version_of(row))
             listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
-    # Leave out empty objects that others lie below, markers of folders as well; refuse one with content.
+    # Leave out empty objects that others are below, markers of folders as well; refuse one with content.
     # A name cannot be a file and a folder here, though buckets allow it.
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
     check_collisions(label, [name for name in sizes if name not in markers], [])

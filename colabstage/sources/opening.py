@@ -58,7 +58,7 @@ def comes_whole(source: Source) -> bool:
 
 
 class OpenSource(Closing):
-    """A source while it is open; a context manager that lets go of everything.
+    """A source while it is open; a context manager that releases everything.
 
     `parts`: what it is made of. `files`: single files of a list, each opened when it is read; `None` where there are
     none.
@@ -167,7 +167,7 @@ class OpenSource(Closing):
 
     @property
     def slow(self) -> bool:
-        """Return whether its files, each read by itself, take their time to answer."""
+        """Return whether its files, each read by itself, take time to answer."""
         return self.files is not None or any(part.reads_slowly for part in self.parts)
 
     @property
@@ -304,7 +304,7 @@ class OpenSource(Closing):
             part.discard()
 
     def close(self) -> None:
-        """Let go of handles; what has arrived stays for the next run."""
+        """Release handles; what has arrived stays for the next run."""
         self._closed = True
         self._stack.close()
 
@@ -373,7 +373,7 @@ def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
     from colabstage.sources.share_links import download_share_link, share_link_facts
 
     facts = share_link_facts(source.link, cancellation=opening.cancellation)
-    # A service that did not answer now says nothing of what came before: that is gone on with, and compared.
+    # A service that did not answer now says nothing of what came before: that is continued, and compared.
     state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
     notes: list[str] = []
 

@@ -89,7 +89,7 @@ class LocalSource(_Named):
 
     @property
     def on_drive(self) -> bool:
-        """Return whether it lies on a Google Drive."""
+        """Return whether it is on a Google Drive."""
         return self.address.startswith("drive:")
 
 
@@ -168,7 +168,7 @@ def _parse_one(source: object) -> SingleSource:
         return _parse_text(source)
     tree = as_tree(source)
     if tree is not None:
-        # A label is anybody's choice: trees in memory are told apart by what they hold.
+        # Callers choose labels freely, so trees in memory are distinguished by their contents.
         digest = _content_digest(tree)
         address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
@@ -309,7 +309,7 @@ def _web(text: str) -> WebSource:
 def _split(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
-        _ = parts.port  # judged only when it is asked for
+        _ = parts.port  # checked only when it is asked for
     except ValueError:
         # The parser's own words quote the address, and with it the password.
         msg = (
@@ -432,7 +432,7 @@ def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
 
     Raises:
         SourceNotFoundError: it is a pattern, and nothing fits.
-        DriveDisconnectedError: the mount that it lies on is dead, or does not answer.
+        DriveDisconnectedError: the mount that it is on is dead, or does not answer.
     """
     text = str(source.path)
     require_answer(source.path)

@@ -1,7 +1,7 @@
 """One source, opened: a file whose parts can be asked for, or a tree of files; and what of it has to come here first.
 
 Whatever comes here has a name that says of which source it is, before the first byte of it (`copy_name`), and says in
-itself of which state: so who comes after a kill finds it, and goes on with it or removes it.
+itself of which state: so who comes after a kill finds it, and continues with it or removes it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _VERSION = "version.json"
 def copy_name(address: str, name: str) -> str:
     """Return what is called for what comes of a source: the same for every try, and no other source's.
 
-    It follows from the source and not from what is made of it: who stages it with other options goes on with it.
+    It follows from the source and not from what is made of it: who stages it with other options continues with it.
     """
     return f"{_copy_prefix(address)}{name}"
 
@@ -70,7 +70,7 @@ def _copy_prefix(address: str) -> str:
 
 
 def is_on_drive(source: SingleSource) -> bool:
-    """Return whether a source lies on a Google Drive, whose client knows the MD5 of its files."""
+    """Return whether a source is on a Google Drive, whose client knows the MD5 of its files."""
     return isinstance(source, LocalSource) and source.on_drive
 
 
@@ -84,8 +84,8 @@ class Download:
 
     Args:
         lasting: the name that it is made for, in a folder that exists.
-        state: which source in which state; what a dead process left is gone on with only if it says the same. `None`
-            where the source did not say now: then whatever is there is gone on with, and keeps its state. What is
+        state: which source in which state; what a dead process left is continued only if it says the same. `None`
+            where the source did not say now: then whatever is there is continued, and keeps its state. What is
             continued compares it again.
     """
 
@@ -176,7 +176,7 @@ class SourcePart(Closing):
     transport: Transport
     """How it is reached."""
     slow: bool
-    """Whether each answer takes its time."""
+    """Whether each answer takes time."""
     opening: Opening
     """With what it was opened."""
     file: RemoteFile | None = None
@@ -266,12 +266,12 @@ class SourcePart(Closing):
 
     @property
     def reads_slowly(self) -> bool:
-        """Return whether its files, each read by itself, take their time to answer."""
+        """Return whether its files, each read by itself, take time to answer."""
         return self.slow and not self._is_copied
 
     @property
     def archive_bytes(self) -> int:
-        """Return the length of an archive that is still to be copied here, where it is known; 0 for all else."""
+        """Return the length of an archive that is still to be copied here, where it is known; 0 for everything else."""
         if self.file is None or not self._is_copied or (self.comes_first and self._bytes is not None):
             return 0
         return self.file.facts.size or 0
@@ -428,7 +428,7 @@ class SourcePart(Closing):
             self.download.discard()
 
     def close(self) -> None:
-        """Let go of connections and handles; what has arrived stays for the next run. Calling it twice is fine."""
+        """Release connections and handles; what has arrived stays for the next run. Calling it twice is fine."""
         if self.opening.cancellation.cancelled and self.file is not None:
             # Hang up first: whoever reads would otherwise be waited for until the other side has said something.
             self.file.close()

@@ -106,7 +106,7 @@ class TransientError(SourceReadError):
     It is raised and caught inside this package only: who gives up raises a `SourceReadError`.
 
     `wait_s`: seconds after which the other side asked to be tried again; `None` when it did not say.
-    `slow`: bytes came, but so slowly that they are no progress.
+    `slow`: bytes came, but so slowly that they are not progress.
     """
 
     def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
@@ -135,7 +135,7 @@ def given_up() -> Iterator[None]:
 class LeastRate:
     """Whether a body comes at a least rate, over periods of `window_s` seconds of waiting for it: pure accounting.
 
-    `waited_s`, `came`: seconds and bytes of the period that is going on.
+    `waited_s`, `came`: seconds and bytes of the period that is continuing.
     """
 
     def __init__(self, bytes_per_s: float, window_s: float) -> None:
@@ -227,4 +227,4 @@ class RemoteFile(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of connections and handles. Calling it twice is fine."""
+        """Release connections and handles. Calling it twice is fine."""

@@ -143,7 +143,7 @@ class GdownRun:
 
 
 def download_file(task: FileTask, run: GdownRun) -> None:
-    """Bring one file to `task.target`, going on where an earlier process stopped if the file is still the same.
+    """Bring one file to `task.target`, continuing where an earlier process stopped if the file is still the same.
 
     Raises:
         CancelledError: the caller asked to stop; what came is kept in `task.folder`.
@@ -198,14 +198,14 @@ def _try_until_whole(task: FileTask, run: GdownRun) -> None:
 
 
 class _Shown:
-    """How far the progress step has been told; a download that begins anew does not count twice."""
+    """How far the progress step has been told; a download that starts over does not count twice."""
 
     def __init__(self, step: ProgressStep) -> None:
         self._step = step
         self._so_far = 0
 
     def reached(self, so_far: int) -> None:
-        # gdown tells where it stands, which falls back when it begins anew.
+        # gdown tells where it stands, which falls back when it starts over.
         if so_far > self._so_far:
             self._step.advance(so_far - self._so_far)
             self._so_far = so_far
@@ -255,7 +255,7 @@ def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | N
             url=_gdown_address(task.link),
             output=str(task.folder / _OUTPUT),
             quiet=True,
-            # Cookies of a login would have to lie in a file that several downloads rewrite at once.
+            # Cookies of a login would have to be in a file that several downloads rewrite at once.
             use_cookies=False,
             resume=True,
             progress=told,
@@ -345,7 +345,7 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     output = task.folder / _OUTPUT
     size = output.stat().st_size
     if task.facts.size is not None and size != task.facts.size:
-        # Nothing says which of its bytes are right, so the next try begins anew.
+        # Nothing says which of its bytes are right, so the next try starts over.
         remove_own(output)
         msg = f"'{task.link.label}' ('{task.facts.name}') came with {size:,} bytes; expected {task.facts.size:,}."
         raise TransientError(msg)

@@ -202,7 +202,7 @@ def _holds_bytes(work: Path) -> bool:
 
 
 def _task(file: SharedFile, facts: RemoteFacts, work: Path, checksum: Checksum | None) -> FileTask:
-    # One file may lie in a folder under two names.
+    # One file may be in a folder under two names.
     part = f"{file.link.id}.{hash_block(file.name.encode())}"
     return FileTask(file.link, facts, work / "parts" / part, work / "files" / file.name, checksum)
 

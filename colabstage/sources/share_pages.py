@@ -1,6 +1,6 @@
 """Google Drive's links and pages, read without a connection: what people paste, and what Drive answers with.
 
-Drive tells most failures by a page in place of the file, so every answer that is no data is judged by its text.
+Drive tells most failures by a page in place of the file, so every answer that is no data is checked by its text.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _kind_and_id(path: str, fragment: str, query: dict[str, str]) -> tuple[Liter
 
 
 def document_error(label: str, kind: str) -> OptionError:
-    """Return the error for a Google document, which is no file until it is exported."""
+    """Return the error for a Google document, which is not a file until it is exported."""
     name = _NATIVE_NAMES.get(kind, "Google document")
     return OptionError(
         f"'{label}' is a {name}, not a file that can be downloaded. Open it, choose File and Download to make "

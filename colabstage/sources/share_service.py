@@ -99,7 +99,7 @@ class DriveWeb(Closing):
         self._policy = policy
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Release its connections."""
         self._session.close()
 
     def resolve(self, link: ShareLink) -> ShareLink:

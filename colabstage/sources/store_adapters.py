@@ -32,7 +32,7 @@ LISTING_TIMEOUT_S = 1800.0
 _SOCKET_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 _SLICE_BYTES = 1024 * 1024
-# Small enough that a server at the least rate that is waited for answers within the time of a call.
+# Small enough that a server at least rate that is waited for answers within the time of a call.
 _PART_BYTES = 128 * 1024
 
 

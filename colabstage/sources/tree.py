@@ -49,7 +49,7 @@ class TransferFacts:
     transport: Transport
     """How the source is reached."""
     slow: bool
-    """Whether each answer takes its time, as over a network or a Drive mount."""
+    """Whether each answer takes time, as over a network or a Drive mount."""
     cores: int
     """How many may be used here."""
     connections: int = 1
@@ -153,7 +153,7 @@ _MANY_FOLDERS = 4
 
 
 def make_folders(root: Path, names: Iterable[str]) -> None:
-    """Make every folder that `names` lie in, below `root`; those that are there are fine.
+    """Make every folder that `names` are in, below `root`; those that are there are fine.
 
     ext4 puts a folder's folders where it is itself, all into one group of inodes, unless it is marked as one whose
     folders are strangers. In one group, every new file waits for those that other processes make and skips the inodes
@@ -213,7 +213,7 @@ def _handle(path: str) -> Iterator[int]:
         os.close(handle)
 
 
-# Parts of a large file. Long enough that opening the file anew for each (0.3 s at worst on a Drive mount) is not what
+# Parts of a large file. Long enough that opening the file again for each (0.3 s at worst on a Drive mount) is not what
 # it costs.
 _PIECE_BYTES = 16 * 1024 * 1024
 # Large files that only come in order, one after the other on each thread; two keep a disk and a core busy.

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _PATH_BYTES = 4095
 # What stays free on a disk beyond what the plan counts: folders, the journal, other programs' small needs.
 _RESERVE_BYTES = 32 * 1024 * 1024
-# The directory of a zip, with the checksums of all members, lies at its end; the headers of a tar begin it.
+# The directory of a zip, with the checksums of all members, is at its end; the headers of a tar begin it.
 _EDGE_BYTES = 256 * 1024
 
 
@@ -160,7 +160,7 @@ def extract_archive(
     What kind of archive it is, its content tells, never its name: zip, tar (also compressed by gzip, bzip2, xz or
     Zstandard), 7z and rar where a tool or package for them is there, or one file compressed by itself. What no honest
     archive holds refuses the whole archive before anything is written. The folder appears when it is complete and
-    every member has been verified; until then what stood there stays. A call that was interrupted goes on where it
+    every member has been verified; until then what stood there stays. A call that was interrupted continues where it
     stopped; the same archive into the same folder again does nothing.
 
     Files get the mode 0644, or 0755 where the archive marks them as programs, and the archive's times. Links to files
@@ -181,15 +181,15 @@ def extract_archive(
 
     Raises:
         SourceNotFoundError: there is no such archive.
-        TargetExistsError: something else stands at `target`, something in it was changed or added since, or the
-            archive itself lies in it.
-        ArchiveError: the file is no archive, needs a password, or uses a method that is not read here.
+        TargetExistsError: something else is at `target`, something in it was changed or added since, or the
+            archive itself is in it.
+        ArchiveError: the file is not an archive, needs a password, or uses a method that is not read here.
         CorruptArchiveError: it is truncated or damaged.
         UnsafeArchiveError: it names outside paths, devices, duplicates, or unpacks to more than `limits` allow.
         MissingDependencyError: it is a 7z or rar, and there is neither tool nor package that reads it.
         NotEnoughSpaceError: it does not fit; with figures, before the first byte where the archive tells its size.
         TargetNotWritableError: nothing can be written there.
-        CancelledError: `cancellation` was used; another call goes on where this one stopped.
+        CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
     if "://" in os.fspath(path):
         msg = f"path={show_address(os.fspath(path))!r} is an address; bring the archive here with fetch_files first."
@@ -201,7 +201,7 @@ def extract_archive(
         # A mount that hangs would hold up every look at it for ever.
         require_answer(archive, place)
         _check_file(archive)
-        # With overwrite, what stands at the target goes, and this archive with it.
+        # With overwrite, what is at the target goes, and this archive with it.
         if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
             msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
             raise TargetExistsError(msg)
@@ -302,7 +302,7 @@ def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[Byte
         # A name of its own: the folder's leftovers are of another kind.
         copy = target.with_name(f"{target.name}.archive")
         with step, StreamingCopy(remote, copy, step=step, policy=RetryPolicy()) as copying:
-            # After an error the copy stays, for the next call to go on with.
+            # After an error the copy stays, for the next call to continue with.
             yield copying, path.stat().st_mtime_ns
             copying.discard()
 
@@ -319,7 +319,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     """Return the record of a folder that is right as it stands; `None` when it has to be made.
 
     Raises:
-        TargetExistsError: something stands there that is not ours to replace.
+        TargetExistsError: something is there that is not ours to replace.
     """
     put_back(target)
     here = look_at(target)
@@ -329,7 +329,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     ours = record is not None and here.deed == record.deed
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
-    # An archive that has changed is extracted anew; nothing is lost that is not in it or its earlier state.
+    # An archive that has changed is extracted again; nothing is lost that is not in it or its earlier state.
     same = record is not None and record.archive.address == identity.address
     if overwrite or (ours and same and here.is_as_made):
         return None

@@ -68,7 +68,7 @@ class ExtractPlan:
     content_bytes: int
     """Their content together."""
     peak_bytes: int
-    """Disk taken at the most, beyond what is taken already."""
+    """Disk taken at most, beyond what is taken already."""
     batches: tuple[Batch, ...]
     """The work, in the archive's order."""
     workers: int
@@ -149,7 +149,7 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # As tarfile's `data` filter leaves them: readable, and a program only where the archive says so.
 _MODES = (0o644, 0o755)
 
-# (name, executable, mtime_ns, offset, size) for a member that lies there as it is; for a member of a zip the fields of
+# (name, executable, mtime_ns, offset, size) for a member that is there as it is; for a member of a zip the fields of
 # its `ZipMember` follow as one tuple.
 Job = tuple[object, ...]
 
@@ -173,7 +173,7 @@ def zip_job(name: str, executable: bool, member: ZipMember) -> Job:
 
 
 class _Block:
-    """A part of the archive that was read at once, as a `ByteSource`; what lies outside comes from the archive."""
+    """A part of the archive that was read at once, as a `ByteSource`; what is outside comes from the archive."""
 
     def __init__(self, source: ByteSource, start: int, data: bytes) -> None:
         self._source = source
@@ -197,7 +197,7 @@ def write_batch(source: ByteSource, start: int, data: bytes, jobs: Sequence[Job]
 
     Args:
         source: the archive.
-        start: where `data` lies in it.
+        start: where `data` is in it.
         data: the bytes that hold all these members.
         jobs: the members.
         place: where they go; their folders exist.
@@ -282,7 +282,8 @@ def _open_new(place: Place, name: str, executable: bool) -> int:
 
 
 class _NewFile:
-    """A new file to write to, for the `with` block; what its disk answers is told apart from the archive's errors."""
+    """A new file to write to, for the `with` block; what its disk answers is distinguished from the archive's
+    errors."""
 
     def __init__(self, place: Place, name: str, executable: bool) -> None:
         self._path = Path(place.path) / name

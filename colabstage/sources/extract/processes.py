@@ -265,7 +265,7 @@ def _packed(message: Any) -> bytes:
 def main(archive: int, label: str, place: int, path: str, parent: int) -> None:
     """Work until the input ends. Messages in: (start, end, large, jobs); out: ("bytes", n), ("done",), ("error", e)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nothing here makes cycles, and looking for them among ten thousand tuples takes its time.
+    # Nothing here makes cycles, and looking for them among ten thousand tuples takes time.
     gc.disable()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

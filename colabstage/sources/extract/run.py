@@ -59,7 +59,7 @@ def bytes_of(tree: Tree) -> ByteSource | None:
 
 
 class Extraction(Closing):
-    """One extraction in the folder `work`, which it makes, or goes on in; a context manager.
+    """One extraction in the folder `work`, which it makes, or continues in; a context manager.
 
     `tree_path`: where the members are. `kept_members`, `kept_bytes`: what an earlier run finished.
     """
@@ -100,7 +100,7 @@ class Extraction(Closing):
         self.kept_bytes = sum(batch.content_bytes for batch in self._kept)
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Release the journal."""
         self._journal.close()
 
     def _is_there(self, batch: Batch) -> bool:
@@ -164,7 +164,7 @@ class Extraction(Closing):
         self._journal.append((batch.first, batch.members))
         self._open.pop(batch.first, None)
         if self._own is not None:
-            # Several members may share bytes, so only what lies before all that is left is free.
+            # Several members may share bytes, so only what is before all that is left is free.
             first = min(self._open, default=None)
             self._own.release_before(self._own.size if first is None else self._open[first].start)
 

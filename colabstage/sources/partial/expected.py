@@ -62,8 +62,8 @@ class Readers:
     def look(self) -> bool:
         """Look how far readers are; whether some have come or gone since."""
         changed, now, written = False, time.time_ns(), self._folder.stat().st_mtime_ns
-        # What is written in the same tick of the file system's clock is told apart by looking again; and whoever died
-        # has changed nothing.
+        # What is written in the same tick of the file system's clock is distinguished by looking again; and whoever
+        # died has changed nothing.
         if written != self._seen_at or now - written < _TICK_NS or now - self._listed_at > _LIST_NS:
             self._seen_at, self._listed_at = written, now
             changed = self._list()

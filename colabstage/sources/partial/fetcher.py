@@ -112,7 +112,7 @@ class Fetcher:
         """Begin to fetch what there is room for; `woken`: whether something has changed for certain."""
         changed = self._readers.look()
         part, readers = self._part, self._readers.all
-        # With many blocks a look ahead takes its time, and mostly nothing has changed since the last.
+        # With many blocks a look ahead takes time, and mostly nothing has changed since the last.
         now = [reader.reached for reader in readers]
         if now == self._last and not (woken or changed or part.wanted.any() or self._rest):
             return
@@ -121,7 +121,7 @@ class Fetcher:
         if changed or not self._planned:
             self._planned = True
             if readers and capacity:
-                # As much as is on its way at once, and what is read meanwhile; of little room half at the most.
+                # As much as is on its way at once, and what is read meanwhile; of little room half at most.
                 flying = min(capacity // 2, self._connections + 2)
                 ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, flying)))
                 here = set(np.flatnonzero((part.state == WHOLE) | (part.state == UNPROVED)).tolist())
@@ -134,7 +134,7 @@ class Fetcher:
             self._pool.submit(lambda block=found: self._fetch(block))  # type: ignore[misc]
 
     def _shrink(self, outlook: Outlook, capacity: int) -> None:
-        """Let go of what is here from a time when more was allowed."""
+        """Release what is here from a time when more was allowed."""
         takes: NDArray[np.bool_] = self._part.let_go_of()
         while capacity and takes.sum() > capacity:
             victim = outlook.victim(takes, None, needed_now=True)
@@ -202,7 +202,7 @@ class Fetcher:
                     part.put(block, data)
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the block
             with self._writing:
-                # Whoever goes on with this part, perhaps at once, is not told of what was stopped here.
+                # Whoever continues with this part, perhaps at once, is not told of what was stopped here.
                 if not self._stop.is_set():
                     self._fail(block, error)
         finally:
@@ -250,7 +250,7 @@ class Fetcher:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[RemoteFile]:
-        """Lend the file that blocks come from. After an error it is opened anew, and closed once nobody reads it."""
+        """Lend the file that blocks come from. After an error it is opened again, and closed once nobody reads it."""
         remote = self._open()
         try:
             yield remote

@@ -53,7 +53,7 @@ _FAR = 1 << 40
 _STAGE_AGAIN = "Call stage_dataset with the same arguments again: it goes on from there."
 # How often who waits looks whether anybody fetches.
 _TAKE_OVER_S = 0.2
-# What stands beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
+# What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
 _BESIDE_BYTES = 2 * 1024 * 1024
 _BESIDE_A_BLOCK = 128
 
@@ -461,14 +461,14 @@ class WholeFile:
 
 
 class _Patience:
-    """Tell how long somebody still waits: as long as anything comes."""
+    """How long somebody still waits: as long as anything comes."""
 
     def __init__(self, part: LocalPart, timeout_s: float, cancellation: Cancellation | None) -> None:
         self._part, self._timeout_s, self._cancellation = part, timeout_s, cancellation
         self._moved_at, self._fetched = time.monotonic(), int(part.counters[FETCHED])
 
     def lasts(self) -> bool:
-        """Tell whether to go on; raises `CancelledError` where nobody wants it any more."""
+        """Tell whether to continue; raises `CancelledError` where nobody wants it any more."""
         if self._cancellation is not None:
             self._cancellation.check()
         if (fetched := int(self._part.counters[FETCHED])) != self._fetched:

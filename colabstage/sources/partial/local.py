@@ -46,7 +46,7 @@ TABLE, FETCHER = "blocks", "fetcher"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Edges:
-    """Say of each block which bytes stay when it is let go: those of rows that lie in two blocks."""
+    """Say of each block which bytes stay when it is let go: those of rows that are in two blocks."""
 
     heads: NDArray[np.int64]
     """Length of what stays at its beginning."""

@@ -95,7 +95,7 @@ class Pins:
         self._close.atexit = False
 
     def _after_fork(self) -> None:
-        # A child shares its parent's handles, and would let go of what its parent holds; its lock may be locked there.
+        # A child shares its parent's handles, and would release what its parent holds; its lock may be locked there.
         if self._pid != os.getpid():
             self._close()
             self._lock, self._waiting, self._counts, self._pid = threading.Lock(), threading.Lock(), {}, os.getpid()

@@ -93,7 +93,7 @@ def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outlook:
-    """Hold what all readers will need, as of now; made by `look_ahead`."""
+    """What all readers will need, as of now; made by `look_ahead`."""
 
     next_use: NDArray[np.int64]
     """Of each block how many rows away its next visit is, 0 while one is under way; `NEVER` where none is known."""
@@ -124,7 +124,7 @@ class Outlook:
 
 @dataclass(eq=False, slots=True)
 class Reader:
-    """Hold the visits of one reader and how far it is."""
+    """The visits of one reader and how far it is."""
 
     visits: Visits
     """All of them."""

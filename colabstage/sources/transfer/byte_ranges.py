@@ -176,7 +176,7 @@ class RangeScheduler:
             self.finish(byte_range, now)
 
     def ask_again(self, byte_range: ByteRange, now: float) -> None:
-        """Note that the connection of a range is opened anew, for what is left of it."""
+        """Note that the connection of a range is opened again, for what is left of it."""
         byte_range.begin, byte_range.asked_at = byte_range.position, now
         byte_range.first_byte_at = byte_range.moved_at = None
 

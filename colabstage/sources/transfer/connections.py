@@ -1,6 +1,6 @@
 """Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
 
-A connection that fails is opened again at the byte where it stopped. The retry budget begins anew with every byte
+A connection that fails is opened again at the byte where it stopped. The retry budget starts over with every byte
 that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
 soon. A connection that is refused while others go on leaves its byte range to them, and asks again ever more rarely.
 """
@@ -347,7 +347,7 @@ class Transfer:
         return data[known:]
 
     def _take_in(self, byte_range: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
-        """Write a piece in its place; returns whether the range goes on."""
+        """Write a piece in its place; returns whether the range continues."""
         with self._lock:
             if self._ended():
                 return False
@@ -485,7 +485,7 @@ def read_directly(
     stopped: Callable[[], bool],
     clock: Clock = SYSTEM_CLOCK,
 ) -> bytes:
-    """Return a part of a source, by a request of its own; the retry budget begins anew with every byte.
+    """Return a part of a source, by a request of its own; the retry budget starts over with every byte.
 
     Raises:
         As `RemoteFile.read_range`, but no `TransientError`.

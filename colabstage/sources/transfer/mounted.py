@@ -85,7 +85,7 @@ class MountedFile:
             raise self._judge(error) from error
 
     def close(self) -> None:
-        """Let go of the handles. Calling it twice is fine."""
+        """Release the handles. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             handles = list(self._free)

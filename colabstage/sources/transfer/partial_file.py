@@ -1,4 +1,4 @@
-"""An unfinished file beside its target, with the hash of each block that is whole, for whoever goes on with it.
+"""An unfinished file beside its target, with the hash of each block that is whole, for whoever continues with it.
 
 `.colabstage-NAME.OWNER.tmp/` holds `data`, written at any place in any order, and `blocks`: a line of text that says
 what is being fetched, then one line for each finished block with its hash. Renaming the folder takes both over at
@@ -152,7 +152,7 @@ class PartialFile:
         return hash_block(self.read(length, offset))
 
     def close(self) -> None:
-        """Let go of the files, once nobody is at them any more. Calling it twice is fine."""
+        """Release the files, once nobody is at them any more. Calling it twice is fine."""
         with self._lock:
             self._closing = True
         self._close_unused()
@@ -172,7 +172,7 @@ class PartialFile:
         remove_own(self._folder)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool]) -> None:
-        """Close, and give the data another name, replacing what stands there if `replaces` says so; the rest goes.
+        """Close, and give the data another name, replacing what is there if `replaces` says so; the rest goes.
 
         Raises:
             TargetExistsError: it does not.
@@ -218,7 +218,7 @@ class PartialFile:
 
 
 def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
-    """Take over what a dead process left unfinished of this very file for `target`, or begin anew.
+    """Take over what a dead process left unfinished of this very file for `target`, or start over.
 
     What is of another file, or of another version of it, is removed; what a living process works on is not touched.
 

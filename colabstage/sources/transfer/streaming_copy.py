@@ -40,7 +40,7 @@ class StreamingCopy(Closing):
 
     Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. (Where
     the source has no ranges, a read beyond the first megabyte starts the copy.) The bytes arrive under an owned
-    temporary name beside `target`; nothing ever stands at `target` itself before `move_to`.
+    temporary name beside `target`; nothing ever is at `target` itself before `move_to`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class StreamingCopy(Closing):
         Args:
             source: stays the caller's, who closes it after this.
             target: the name that the file has here, or would have; a dead process's unfinished copy for the same name
-                of the same version of the same source is gone on with.
+                of the same version of the same source is continued.
             step: told of every byte, those that are kept included.
             policy: `attempts` are those without a single byte of progress.
             connections: parts in flight at once; `None` for what the source says is worth it.
@@ -200,7 +200,7 @@ class StreamingCopy(Closing):
         self._transfer.wait(cancellation or self._cancellation)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
-        """End, and give the file another name, replacing what stands there if `replaces` says so. Only after `wait`.
+        """End, and give the file another name, replacing what is there if `replaces` says so. Only after `wait`.
 
         Raises:
             TargetExistsError: it does not; nothing has changed.

@@ -151,7 +151,7 @@ def fetch_file(
 ) -> FetchedFile:
     """Bring a whole file to `target`, which is replaced only when all of it is here and verified.
 
-    Interrupted by whatever means, it leaves what stood at `target`, and beside it what the next call goes on with.
+    Interrupted by whatever means, it leaves what stood at `target`, and beside it what the next call continues with.
     Whether there is room is the caller's question. Nothing is forced to the disk: after a crash of the machine, not of
     the process, only the hashes tell whether the file is whole.
 
@@ -164,9 +164,9 @@ def fetch_file(
         connections: parts in flight at once; `None` for what the source says is worth it.
         stall_timeout_s: seconds without a byte after which the source counts as dead.
         reopen: opens the source again, as it is now, when it has become another file midway: then the fetch begins
-            anew, once. What it returns is closed here.
+            again, once. What it returns is closed here.
         announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
-        replaces: says of what stands at `target` by then whether it may be replaced.
+        replaces: says of what is at `target` by then whether it may be replaced.
 
     Raises:
         TargetExistsError: `target` is a folder, or may not be replaced.
@@ -216,7 +216,7 @@ class _Fetch:
     announce: Callable[[tuple[str, ...], int], object]
     """Told the hashes and the length right before the file takes its name."""
     replaces: Callable[[Path], bool]
-    """Says of what stands at the target whether it may go."""
+    """Says of what is at the target whether it may go."""
 
     def run(self, source: RemoteFile) -> FetchedFile:
         self.cancellation.check()
