@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Enough that the first batches, which nobody waits long for, do not count.
 _SIMULATED = 200
 Bound = Literal["input-bound", "compute-bound", "balanced"]
-# work: the stage is slower than the step. prefetch: batches are made fast enough in the mean, but not when they are
+# work: the stage is slower than the step. prefetch: batches are made fast enough on average, but not when they are
 # wanted. gil: threads wait for each other. cores: loading and step want more cores than there are. start: of epochs.
 Cause = Literal["work", "prefetch", "gil", "cores", "start"]
 # Less time lost than this is noise, and nobody would change a line for it.
@@ -61,7 +61,7 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
     # Nothing overlaps: a batch is made, then used.
     if workers == 0:
         return sum(made_s) / len(made_s) + step_s
-    # At least twice through what was measured, so that one slow batch counts as often as it came.
+    # At least twice through what was measured, so that one slow batch counts as often as it occurred.
     count = max(_SIMULATED, 2 * len(made_s))
     in_flight = workers * ahead
     taken: list[float] = []
@@ -175,7 +175,7 @@ def _threads_wait(facts: ProfileFacts) -> Cause | None:
 
 def _cause(facts: ProfileFacts, now_s: float) -> Cause:
     step_s = facts.step_alone_s or 0.0
-    # Asked first: where workers start anew each epoch, all else looks slow as well.
+    # Asked first: where workers start again each epoch, everything else looks slow as well.
     if facts.epoch_start_s > 0.5 * (now_s - step_s):
         return "start"
     if (waiting := _threads_wait(facts)) is not None:
@@ -195,7 +195,7 @@ def _queue_is_short(facts: ProfileFacts) -> bool:
         return False
     as_is, longest = (
         simulate(facts.produced_s, facts.step_alone_s or 0.0, setting.workers, ahead)
-        # 64 is as good as any number: what does not come in time then comes too slowly in the mean.
+        # 64 is as good as any number: what does not come in time then comes too slowly on average.
         for ahead in (setting.prefetch, 64)
     )
     return as_is > _SLOWER * longest

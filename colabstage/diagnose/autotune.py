@@ -2,7 +2,7 @@
 
 Successive halving: all candidates get a short trial, the better half a longer one, and so on, while the time lasts. A
 trial ends early when it is clearly worse than the best so far. Of candidates that are about equal the one with the
-fewest processes wins: on two cores they take their time from the model's own.
+fewest processes wins: on two cores they take time from the model's own.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class TunedLoader:
     """How long the search took."""
     _make: Callable[..., Any] = field(repr=False)
     notes: tuple[str, ...] = ()
-    """What else a person should know."""
+    """What else the user should know."""
 
     def loader(self) -> Any:
         """Return the best loader, made anew."""

@@ -1,4 +1,4 @@
-"""`compare_sources`: how fast a dataset's images come from where they lie, from local files and from a pack.
+"""`compare_sources`: how fast a dataset's images come from where they are, from local files and from a pack.
 
 The same images are read in all ways, and decoded to the same size; the ways differ only in where the bytes come from.
 Files are read and decoded by a few threads, as many as a `DataLoader` would have workers, with the decoders that pack
@@ -122,7 +122,7 @@ class SourceComparison:
     encoding: str
     """How it would store them."""
     notes: tuple[str, ...] = ()
-    """What else a person should know."""
+    """What else the user should know."""
 
     def rate(self, way: Way) -> SourceRate:
         """Return the figures of one way.
@@ -305,7 +305,7 @@ def compare_sources(
 
 
 def _check_answers(path: Path) -> str | None:
-    """Return why the path lies on a slow mount, `None` for a local disk.
+    """Return why the path is on a slow mount, `None` for a local disk.
 
     Raises:
         DriveDisconnectedError: that mount does not answer.
@@ -441,7 +441,7 @@ class _Comparing:
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that packs."""
-        # Copies and a pack of them, at the most.
+        # Copies and a pack of them, at most.
         check_space(self.folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
         folder = self.folder / "files" / "images"
         # Below two folders, so that it is an image folder with one class.
@@ -485,7 +485,7 @@ class _Comparing:
             self.folder / "files",
             self.folder / "pack.h5",
             options=self.options,
-            # The copies lie in folders of classes, however the samples were found.
+            # The copies are in folders of classes, however the samples were found.
             layout="image_folder",
             progress=self.progress,
         )

@@ -132,7 +132,7 @@ def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
 class DriveCacheCheck:
     """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
     keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
-    Never delete it while Drive is mounted: what was not uploaded lies there."""
+    Never delete it while Drive is mounted: what was not uploaded is there."""
 
     title = "Drive client's cache"
 
@@ -301,7 +301,7 @@ _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mo
 
 
 def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
-    """Return why a check of a path had nothing to look at: what is there, if anything, is no `wanted`."""
+    """Return why a check of a path had nothing to look at: what is there, if anything, is not a `wanted`."""
     if data is None:
         return "No path was given."
     if data.state in {"unreachable", "missing"}:

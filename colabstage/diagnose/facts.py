@@ -1,7 +1,7 @@
 """What a profile measures, as plain values: the loader's setting, its stages' costs, and the times of whole batches.
 And trials, with a batch of the caller's own size, of what other ways of loading would cost here.
 
-All seconds are those of one batch in the mean, unless a name says otherwise.
+All seconds are those of one batch on average, unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Costs:
     handover_s: float = 0.0
     """How long a worker process takes to bring a batch to the consumer."""
     take_s: float = 0.0
-    """How long the consumer takes to accept it, before it can go on."""
+    """How long the consumer takes to accept it, before it can continue."""
     gather_s: float = 0.0
     """How long it takes to copy a batch out of memory, as reading a packed file in the system's cache does, and to
     make floats of it where it has floats."""
@@ -228,13 +228,13 @@ def image_size_of(batch: Any) -> tuple[int, int] | None:
     shape = next((tuple(array.shape) for array in arrays_of(batch)), ())
     if len(shape) != 4:
         return None
-    # Colours are four at the most; heights of so few pixels are nobody's.
+    # Colours are four at most; heights of so few pixels are nobody's.
     height, width = shape[2:] if shape[1] <= 4 else shape[1:3]
     return int(height), int(width)
 
 
 def measure_cores(cores: int) -> float:
-    """Return how many times one core's work this process gets done with all cores, in code that lets go of Python's
+    """Return how many times one core's work this process gets done with all cores, in code that releases Python's
     lock.
 
     Two cores that share one's units are fewer than two, and so are those that other programs use now.

@@ -239,7 +239,7 @@ def _describe(gpu: GpuReading) -> str:
 
 
 def draw_svg(values: Sequence[float | None]) -> str:
-    """Draw bars from 0 to 1 on a line, as an SVG element of 240 x 28 pixels at the most."""
+    """Draw bars from 0 to 1 on a line, as an SVG element of 240 x 28 pixels at most."""
     width = _COLUMNS * _STEP
     bars = "".join(
         f"<rect x='{number * _STEP}' y='{_HEIGHT - max(1.0, value * _HEIGHT):.1f}' width='{_STEP - 1}' "

@@ -46,7 +46,7 @@ PACKAGES = ("numpy", "h5py", "torch", "gdown")
 _SHARED_MEMORY = Path("/dev/shm")  # where torch puts results of worker processes
 _DRIVE_CLIENT = "root/.config/Google/DriveFS"
 _DRIVE_TYPE = "fuse.drive"
-# A machine with more mounts than this is no notebook; their probes would take each other's time.
+# A machine with more mounts than this is not a notebook; their probes would take each other's time.
 _MOST_MOUNTS = 16
 
 
@@ -131,7 +131,7 @@ class PackFacts:
     manifest_detail: str
     """The same as a sentence."""
     sealed: bool | None = None
-    """Whether the file is untouched since it was staged here, by its record; `None` where no record stands beside
+    """Whether the file is untouched since it was staged here, by its record; `None` where no record is beside
     it."""
 
 
@@ -152,9 +152,9 @@ class DatasetFacts:
     counted: bool = True
     """Whether all files could be counted in time."""
     slow_mount: str | None = None
-    """Why the mount that it lies on is a slow one, or `None`."""
+    """Why the mount that it is on is a slow one, or `None`."""
     resident: float | None = None
-    """Part of the file, 0 to 1, that is in the page cache; `None` for what is no local file."""
+    """Part of the file, 0 to 1, that is in the page cache; `None` for what is not a local file."""
     pack: PackFacts | None = None
     """What the file holds."""
     problem: str | None = None
@@ -224,7 +224,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # The current folder may lie on the very mount that hangs.
+        # The current folder may be on the very mount that hangs.
         cwd="/",
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
     )

@@ -82,7 +82,7 @@ class ProfiledLoader:
     once: bool = False
     """Whether it can be iterated only once."""
     notes: list[str] = field(default_factory=list)
-    """What a person should know about the profile."""
+    """What the user should know about the profile."""
 
 
 def profiled_iterable(loader: Any) -> ProfiledLoader:

@@ -120,7 +120,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     Raises:
         OptionError: the loader has no batch.
     """
-    # Runs of their own: sampling stacks slows a loader, so no time that counts is taken while it goes on.
+    # Runs of their own: sampling stacks slows a loader, so no time that counts is taken while it continues.
     parts = [
         _PARTS[0],
         _PARTS[1] if options.step is not None or options.device is not None else 0.0,
@@ -362,7 +362,7 @@ def _pack_s(path: str, samples: int) -> float | None:
     from colabstage.load.reading.reader import SplitReader
 
     try:
-        # Under the name that nearly all such files use; another one is no advice that could be pasted.
+        # Under the name that nearly all such files use; another one could not be pasted.
         reader = SplitReader(path, "train", in_memory=False)
         rows = np.random.default_rng(0).integers(0, len(reader), samples)
         seconds = []

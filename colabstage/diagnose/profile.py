@@ -110,7 +110,7 @@ class LoaderProfile:
     spans: tuple[Span, ...]
     """The batches of the run, when each was asked for, given and done with."""
     notes: tuple[str, ...] = ()
-    """What else a person should know."""
+    """What else the user should know."""
 
     @property
     def batch_s(self) -> float:

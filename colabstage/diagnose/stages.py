@@ -8,7 +8,7 @@ at, which also names functions in C; or by its own name. Names are those that pe
 in the frame that made it, not in whatever comes next.
 
 A thread looks a few hundred times a second at what every other thread is doing (`sys._current_frames`). It needs
-Python's lock for that, and would get it where another thread lets go of it anyway: at reads and in numpy, never in
+Python's lock for that, and would get it where another thread releases it anyway: at reads and in numpy, never in
 Python code that runs for less than the interpreter's switch interval. So that interval is short while it samples, and
 no other times are taken in that run.
 
@@ -295,7 +295,7 @@ class _Clock:
         return int(busy) / 1e9, int(queued) / 1e9
 
     def close(self) -> None:
-        """Let go of the kernel's file."""
+        """Release the kernel's file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

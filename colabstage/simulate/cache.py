@@ -2,7 +2,7 @@
 
 A file's entry is named by the cloud file's inode, size and modification time, so a rename keeps it and a new version
 gets a new one. A file of one block goes to the `SmallStore`: one file for the bytes of all of them, one that says what
-lies where, because creating thousands of files in one folder is serial work in the kernel and costs more than their
+is where, because creating thousands of files in one folder is serial work in the kernel and costs more than their
 bytes. A larger file is `NAME.part` while blocks are missing and `NAME` once whole. A restarted client keeps whole
 entries and forgets partial ones.
 """
@@ -78,7 +78,7 @@ class SmallStore:
         return offset
 
     def close(self) -> None:
-        """Let go of both files."""
+        """Release both files."""
         os.close(self.fd)
         os.close(self._index_fd)
 

@@ -84,13 +84,14 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
     """Build the stand-in `google.colab.drive`, which does what the real module was seen to do, step by step.
 
     That a permission is asked for before anything is looked at, that a forced remount kills the client, and that the
-    mount point is judged last, are all on purpose: they are what code that mounts Drive has to live with. So are these:
+    mount point is checked last, are all on purpose: they are what code that mounts Drive has to live with. So are
+    these:
 
     - What is mounted at the place is unmounted plainly, by force and then without. A mount in which anything is open,
       or stands, is busy: it stays, its client dead, and the next client fails for it. One at another place is not
       unmounted at all: its client is killed, and it stays, dead, beside the new one.
     - The client's shell starts where the caller stands. After a failure something of it goes on waiting there, and what
-      stands in a mount keeps it busy, also for every later try.
+      is in a mount keeps it busy, also for every later try.
     - Why a mount failed is looked up in all of the client's log, also in what an earlier failure wrote there.
     - A time is handed on in whole seconds, rounded down, and none at all means for ever.
     """

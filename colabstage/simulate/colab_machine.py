@@ -1,7 +1,7 @@
 """A simulated notebook machine: what it is asked for and how it answers, and the variables, marker files and folders
 that each platform has.
 
-Absolute paths of the platform (`/var/colab/hostname`, `/content`) lie under a root folder of the practice machine,
+Absolute paths of the platform (`/var/colab/hostname`, `/content`) are under a root folder of the practice machine,
 which `COLABSTAGE_SYSTEM_ROOT` makes known.
 """
 
@@ -103,7 +103,7 @@ def make_machine(preset: Preset, root: Path) -> None:
 
 def wipe_machine(preset: Preset, root: Path) -> None:
     """Take the machine's own disk away, and give a fresh one."""
-    # By name, and nothing else below the root: the practice Drive may lie there as well.
+    # By name, and nothing else below the root: the practice Drive may be there as well.
     for name in ("root", "content", "kaggle", "tmp", "var"):
         shutil.rmtree(root / name, ignore_errors=True)
     make_machine(preset, root)

@@ -78,7 +78,7 @@ def make_mountpoint(mountpoint: Path) -> None:
     """Have an empty folder to mount on, without a dead mount that an earlier process left there.
 
     Raises:
-        OptionError: something is mounted there, or lies in the folder.
+        OptionError: something is mounted there, or is in the folder.
     """
     if is_dead(mountpoint):
         unmount_lazily(mountpoint)
@@ -130,7 +130,7 @@ class SimulatedDrive:
 
         Raises:
             NotSupportedHereError: FUSE cannot be used here; the message says what to install.
-            OptionError: something is mounted already, or lies in the folder.
+            OptionError: something is mounted already, or is in the folder.
         """
         problem = fuse_problem()
         if problem is not None:
@@ -289,7 +289,7 @@ class SimulatedDrive:
         self._cache.mkdir()
 
     def set_faults(self, faults: DriveFaults) -> None:
-        """Make things go wrong from now on, also after the next mount. Counting starts anew."""
+        """Make things go wrong from now on, also after the next mount. Counting starts again."""
         self._faults = faults
         self._ask({"do": "faults", "faults": dataclasses.asdict(faults)})
 

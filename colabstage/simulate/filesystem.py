@@ -3,7 +3,7 @@ and what the client tells of a file by extended attributes.
 
 Handles carry everything a read or write needs, so calls on open files never look at paths. Nothing sleeps while
 holding a lock that a call on another file needs. Ids and MD5s are the cloud's: an id stays when a file is renamed or
-written anew, an MD5 is of what was uploaded last.
+written again, an MD5 is of what was uploaded last.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Attributes:
                 file.write(json.dumps([arrived.st_ino, file_id]) + "\n")
 
     def answer(self, name: str, file: Path, pending: Pending | None) -> bytes:
-        """Return the value of one of `NAMES`, of what lies at `file` in the cloud, or is only here as `pending`.
+        """Return the value of one of `NAMES`, of what is at `file` in the cloud, or is only here as `pending`.
 
         Raises:
             OSError: errno 61, there is no such attribute.

@@ -75,7 +75,7 @@ class Traffic:
         window_blocks = knobs.readahead_bytes // knobs.block_bytes
         follows = stream.last_block >= 0 and abs(block - stream.last_block) <= window_blocks
         stream.last_block = block
-        # A reader that goes on where it was finds what came while it was busy; one that jumps finds nothing.
+        # A reader that continues where it was finds what came while it was busy; one that jumps finds nothing.
         credit_s = knobs.readahead_bytes / knobs.stream_bytes_per_s if follows and not first_of_open else 0.0
         arrived = stream.meter.reserve(asked, nbytes, credit_s=credit_s)
         arrived = max(arrived, self._total.reserve(asked, nbytes, credit_s=max(SLACK_S, credit_s)))

@@ -40,7 +40,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def is_below_root(path: str) -> bool:
-    """Tell whether the path lies inside one of the drives, where things can be made."""
+    """Tell whether the path is inside one of the drives, where things can be made."""
     return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/"))
 
 
@@ -110,7 +110,7 @@ class Folders:
         return self._cloud + path
 
     def snapshot(self, folder: str) -> Snapshot:
-        """Return the folder's snapshot, loaded when it is unknown (which takes its time) or expired (which does not:
+        """Return the folder's snapshot, loaded when it is unknown (which takes time) or expired (which does not:
         the client hears of changes in the background).
 
         Raises:

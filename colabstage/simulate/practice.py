@@ -251,7 +251,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
     """Return what a notebook stages: `source` when there is one, else a small archive that is put on the Drive.
 
     Args:
-        source: whatever `stage_dataset` takes. On Colab Drive is mounted first, as the source may lie there.
+        source: whatever `stage_dataset` takes. On Colab Drive is mounted first, as the source may be there.
         data: `"digits"`: scikit-learn's handwritten digits, a folder for each class; `"masks"`: pictures of several
             digits with a mask for each, coloured by class; `"boxes"`: the same pictures with boxes, as KITTI has them.
 

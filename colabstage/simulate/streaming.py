@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """Hold what a forecast rests on."""
+    """What a forecast rests on."""
 
     samples: int
     """How many there are."""
@@ -68,7 +68,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpochForecast:
-    """Say what one epoch would take."""
+    """What one epoch would take."""
 
     seconds: float
     """From its beginning to its last step."""
@@ -85,14 +85,14 @@ class EpochForecast:
 
 @dataclass(frozen=True, slots=True)
 class StreamForecast:
-    """Say what training on data that arrives would take."""
+    """What training on data that arrives would take."""
 
     first_batch_s: float
     """From the call to the first batch."""
     epochs: tuple[EpochForecast, ...]
     """The first, with what comes before it, and those after it."""
     peak_disk_bytes: float
-    """What is here at once, at the most."""
+    """What is here at once, at most."""
     mixing: float
     """How even the classes of a batch are where the source is sorted by class: 1 as after a full shuffle, and 1/n where
     their variance is n times that."""

@@ -317,7 +317,7 @@ class UploadQueue:
         while self._is_current(pending, generation):
             wait_s = done_at - time.monotonic()
             if self._is_stalled():
-                # A stalled upload goes on where it was, so its end moves on with the clock.
+                # A stalled upload continues where it was, so its end moves on with the clock.
                 done_at += _STALL_LOOK_S
                 wait_s = _STALL_LOOK_S
             if wait_s <= 0:

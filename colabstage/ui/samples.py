@@ -105,7 +105,7 @@ class SampleSource:
         return [self._keys[split][row] for row in rows]
 
     def close(self) -> None:
-        """Let go of the files; the next read opens them again, in a few milliseconds."""
+        """Release the files; the next read opens them again, in a few milliseconds."""
         for reader in self._readers.values():
             reader.close()
 
@@ -164,7 +164,8 @@ class Sample:
     key: str
     """The name of the file that it was made from, empty where that is not known."""
     size: tuple[int, int] | None = None
-    """Height and width of the image that `y` is about, which `x` may be a reduction of; `None` for what is no image."""
+    """Height and width of the image that `y` is about, which `x` may be a reduction of; `None` for what is not an
+    image."""
 
 
 def read_samples(source: SampleSource, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:

@@ -16,7 +16,7 @@ def main() -> None:
         print("colabstage: Interrupted. Nothing was changed.", file=sys.stderr)
         sys.exit(130)
     finally:
-        # Write what is left for standard output; whoever read it may have left, as `head` does, which is no failure.
+        # Write what is left for standard output; whoever read it may have left, as `head` does, which is not a failure.
         # Python would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on
         # SIGPIPE").
         try:

@@ -45,7 +45,7 @@ cache = typer.Typer(name="cache", no_args_is_help=True, rich_markup_mode="rich",
 def help_of(command: Callable[..., None]) -> str:
     """Return the docstring as rich's markup; the lines after `Examples:` keep their line ends.
 
-    They are indented inside the markup, because typer takes away what stands before it.
+    They are indented inside the markup, because typer takes away what is before it.
     """
     # One text is docstring and help, so the two cannot differ.
     text, _, _ = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
@@ -61,7 +61,7 @@ def examples_of(command: Callable[..., None]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    # Rich would take what stands in brackets for a style, and show nothing of it.
+    # Rich would take what is in brackets for a style, and show nothing of it.
     return text.replace("[", r"\[")
 
 

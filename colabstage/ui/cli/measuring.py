@@ -63,7 +63,7 @@ def doctor(
         else:
             print(report)
         if report.exit_code:
-            # What merely costs time is no failure, so that a script can ask whether this machine works at all.
+            # What merely costs time is not a failure, so that a script can ask whether this machine works at all.
             broken = [finding.title for finding in report.findings if finding.status == "fail"]
             fail(f"Broken: {', '.join(broken)}.")
 

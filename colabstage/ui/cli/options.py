@@ -119,7 +119,7 @@ def complete_files(incomplete: str) -> list[str]:
 
 
 def complete_splits(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the splits of the file that stands on the line already."""
+    """Offer the splits of the file that is on the line already."""
     from pathlib import Path
 
     from colabstage.h5.info import read_info

@@ -276,7 +276,7 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
 
 
 def _damaged_blocks(path: Path, manifest: Manifest, progress: Progress) -> list[int]:
-    # Hashing lets go of Python's lock, so threads use all cores.
+    # Hashing releases Python's lock, so threads use all cores.
     threads = usable_cores()
     damaged: list[int] = []
     with progress.step(f"verify {path.name}", total=manifest.size, unit="B") as step:

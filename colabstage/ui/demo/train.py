@@ -155,7 +155,7 @@ def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) 
         BATCH_SIZE,
         shuffle=shuffle,
         num_workers=workers,
-        # Else each epoch would start processes anew, which no careful person does.
+        # Else each epoch would start processes again, which no careful person does.
         persistent_workers=workers > 0,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,
         generator=torch.Generator().manual_seed(seed),

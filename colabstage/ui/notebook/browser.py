@@ -1,7 +1,7 @@
 """`browse_dataset`: where somebody is in a dataset, the browser's widgets, and what a press of each does.
 
 One text of HTML is a page, not a widget a sample: a page comes in one message. The widgets are made once, and only
-those that ipywidgets 7.7 has, as on Colab. Buttons without a face lie on the grid and on the bars, in the same places:
+those that ipywidgets 7.7 has, as on Colab. Buttons without a face are on the grid and on the bars, in the same places:
 so a click on a picture reaches Python in every notebook, without a script.
 """
 
@@ -75,7 +75,7 @@ line-height:20px;height:24px}
 .cs-large .cs-text{max-width:640px}
 </style>"""
 )
-# What stands beside the first rows of the grid; more would make the page longer than its pictures do.
+# What is beside the first rows of the grid; more would make the page longer than its pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
 _MOST_IN_A_LIST = 200

@@ -133,7 +133,7 @@ class Field:
 
 
 def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, Field]:
-    """Make a field for each argument, by its name, in order; `start` has what stands in them at first.
+    """Make a field for each argument, by its name, in order; `start` has what is in them at first.
 
     Args:
         widgets: the module ipywidgets.

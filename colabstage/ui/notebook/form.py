@@ -60,13 +60,13 @@ class Worker:
             try:
                 work()
             finally:
-                # Together: the button that `ended` sets free may be pressed before this thread goes on, and a press
+                # Together: the button that `ended` sets free may be pressed before this thread continues, and a press
                 # then waits for it instead of being taken for one too many.
                 with self._lock:
                     ended()
                     self._busy = False
 
-        # Ends with the kernel: what was finished by then is kept, and the next call goes on from there.
+        # Ends with the kernel: what was finished by then is kept, and the next call continues from there.
         threading.Thread(
             target=contextvars.copy_context().run, args=(run,), name="colabstage-form", daemon=True
         ).start()

@@ -67,7 +67,7 @@ def css_colour(value: int) -> str:
 
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
-    """Tell whether a mask's class is what lies behind things, which is not painted; 0 where classes have no names."""
+    """Tell whether a mask's class is what is behind things, which is not painted; 0 where classes have no names."""
     if value == NO_CLASS:
         return True
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
@@ -99,8 +99,8 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
 
 
 def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
-    """Turn numbers into grey levels: bytes as they are, fractions from 0 to 1 times 255, all else from its least to
-    its most."""
+    """Turn numbers into grey levels: bytes as they are, fractions from 0 to 1 times 255, everything else from its least
+    to its most."""
     if values.dtype == np.uint8:
         return values, ""
     if values.dtype == np.bool_:
@@ -171,7 +171,7 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
         sample: which.
         classes: their names, in label order.
         layout: of the file, as it says.
-        longest_px: of pictures, height or width at the most.
+        longest_px: of pictures, height or width at most.
         large: alone, with all of its numbers; otherwise one of many.
     """
     kind = sample_kind(sample.x.shape, sample.x.dtype, layout)

@@ -2,7 +2,7 @@
 
 A saved notebook has the names of its widgets and not what they showed, so that who opens it reads "model not found".
 Two outputs take turns without a script: where the widgets live their own style hides the picture, and where they do not
-the picture's style hides what stands in their place. A notebook that is not trusted keeps the picture without styles.
+the picture's style hides what is in their place. A notebook that is not trusted keeps the picture without styles.
 """
 
 from __future__ import annotations
