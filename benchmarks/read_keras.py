@@ -40,7 +40,7 @@ import tensorflow as tf
 from benchmarks._photographs import write_photographs
 from benchmarks._report import median_ratio, save
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.frameworks.keras import to_keras
+from colabstage.load.frameworks.arrays import to_keras
 from colabstage.load.frameworks.tensorflow import to_tf_data
 from colabstage.load.loader import make_loader
 from colabstage.pack.run import pack_dataset

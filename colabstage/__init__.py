@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from colabstage.errors import ColabstageError
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.device import CudaDataLoader
+    from colabstage.load.frameworks.arrays import to_keras
     from colabstage.load.frameworks.hugging_face import to_hf
-    from colabstage.load.frameworks.keras import to_keras
     from colabstage.load.frameworks.tensorflow import to_tf_data
     from colabstage.load.loader import make_loader
     from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
@@ -105,7 +105,7 @@ _HOMES = {
     "stage_dataset": "stage.run",
     "stage_form": "ui.notebook.form",
     "to_hf": "load.frameworks.hugging_face",
-    "to_keras": "load.frameworks.keras",
+    "to_keras": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",
 }
 

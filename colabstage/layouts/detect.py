@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts import (
-    array_folders,
     arrow,
     audio,
+    class_folders,
     coco,
     csv_table,
     evidence,
@@ -82,7 +82,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(IMAGES, read_images, guess_images),
     LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
-    LayoutReader(array_folders.NAME, array_folders.read_array_folder, evidence.guess_array_folder),
+    LayoutReader(class_folders.ARRAY_FOLDER, class_folders.read_array_folder, evidence.guess_array_folder),
     LayoutReader(pixel_table.NAME, pixel_table.read_pixel_table),
     LayoutReader(FILE_NAMES, read_file_names),
     LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),

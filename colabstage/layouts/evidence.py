@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.layouts.array_folders import read_array_folder
 from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
-from colabstage.layouts.class_folders import read_image_folder
+from colabstage.layouts.class_folders import read_array_folder, read_image_folder
 from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import read_table, tables_that_agree
 from colabstage.layouts.detection import read_detection

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.array_folders import decode_npy
+from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard

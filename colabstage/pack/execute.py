@@ -45,9 +45,9 @@ from colabstage.io.workspace import only_for, open_workspace
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
+from colabstage.pack.job import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
-from colabstage.pack.resizer import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.writer import MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
 

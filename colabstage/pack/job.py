@@ -1,10 +1,20 @@
-"""What comes before the first byte is written: the source is opened, its samples are found, their pack is planned."""
+"""What comes before the first byte is written: the source is opened, its samples are found, their pack is planned.
+
+What resizes images is planned before anything is imported, and settled during the first reads. Importing torch takes
+one core about two seconds, as long as a slow mount takes to send the first thousand files. So the plan goes by whether
+torch is installed, and a thread imports it while files are read. If torch turns out to be unusable, everything written
+so far is discarded, and the pack starts over with Pillow.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +22,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
+from colabstage.images.geometry import can_torch_resize
 from colabstage.images.options import ImageOptions
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
@@ -22,7 +33,6 @@ from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Masks
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
-from colabstage.pack.resizer import expects_torch
 from colabstage.sources.opening import open_part
 from colabstage.sources.parse import LocalSource
 from colabstage.sources.part import Opening
@@ -41,6 +51,10 @@ if TYPE_CHECKING:
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
+# Only these processors may have AVX2, without which torch's kernel is not fast.
+_X86 = ("x86_64", "amd64")
+# No import takes longer, except from a broken disk.
+_MOST_S = 300.0
 # Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
 _PROBES = 16
 
@@ -181,7 +195,7 @@ def plan_job(
     """Plan the pack of a table of samples, as `prepare_pack`.
 
     `facts`: those of a few images, where they were examined before. `has_torch`: whether torch may resize, where that
-    is decided; `None` to go by whether it is installed, which has to be settled before packing (`pack/resizer`).
+    is decided; `None` to go by whether it is installed, which has to be settled before packing (`settled`).
     """
     if isinstance(table.inputs, Arrays):
         shape = "x".join(map(str, table.inputs.shape)) or "one number"
@@ -233,3 +247,52 @@ def _facts_of(content: Content) -> ImageFacts:
     pixels = fit_pixels(content, ImageOptions(color_mode="keep"))
     height, width, channels = pixels.shape
     return ImageFacts(height, width, channels, pixels.dtype, "array")
+
+
+class UnusableTorchError(Exception):
+    """Torch was planned to resize, but cannot."""
+
+
+def expects_torch() -> bool:
+    """Return whether torch is likely to be usable, without importing it."""
+    # Only the import shows whether the installation works and the processor has AVX2.
+    if "torch" in sys.modules:
+        return can_torch_resize()
+    return platform.machine().lower() in _X86 and find_spec("torch") is not None
+
+
+class TorchImport:
+    """An import of torch in a thread of its own."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._usable = False
+        self._done = threading.Event()
+        # Not a daemon, so that the interpreter does not end in the middle of the import.
+        threading.Thread(target=self._run, name="colabstage-import").start()
+
+    def require(self) -> None:
+        """Wait until torch is imported. Called by every thread that is about to resize.
+
+        Raises:
+            UnusableTorchError: it cannot resize.
+        """
+        self._done.wait(_MOST_S)
+        if not self._usable:
+            raise UnusableTorchError
+
+    def _run(self) -> None:
+        try:
+            self._usable = can_torch_resize()
+        finally:
+            self._done.set()
+
+
+def by_pillow(job: PackJob) -> PackJob:
+    """Return the same job, with images resized by Pillow."""
+    return replace(job, plan=replace(job.plan, resizer="pillow"))
+
+
+def settled(job: PackJob) -> PackJob:
+    """Return the job with a resizer that works, importing torch where the plan has it."""
+    return job if job.plan.resizer != "torch" or can_torch_resize() else by_pillow(job)

@@ -44,8 +44,7 @@ from colabstage.pack.execute import (
     run_pack,
     target_arrays,
 )
-from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts
-from colabstage.pack.resizer import settled
+from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled
 from colabstage.pack.splits import SplitPlan, take_rows, take_samples
 from colabstage.pack.writer import MixedImagesError
 

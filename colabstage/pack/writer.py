@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
+    from colabstage.pack.job import TorchImport
     from colabstage.pack.journal import PackJournal
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
-    from colabstage.pack.resizer import TorchImport
     from colabstage.pack.stream import PackStream
 
 # For each sample: the size of its upright image, and which bytes of the spool belong to it.

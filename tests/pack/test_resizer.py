@@ -16,7 +16,7 @@ from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
 from colabstage.images.geometry import can_torch_resize
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.pack import execute, job, resizer
+from colabstage.pack import execute, job
 from colabstage.pack.plan import TORCH_SAMPLES
 from colabstage.pack.run import pack_dataset
 
@@ -89,7 +89,7 @@ def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
 ) -> None:
     """What was begun is thrown away, and the file says that it is Pillow's; unfinished work of Pillow's goes on."""
     monkeypatch.setattr(job, "expects_torch", lambda: True)
-    monkeypatch.setattr(resizer, "can_torch_resize", lambda: False)
+    monkeypatch.setattr(job, "can_torch_resize", lambda: False)
     victim = many / "class1" / "01999.bmp"
     whole = victim.read_bytes()
     try:

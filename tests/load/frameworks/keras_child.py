@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.load.frameworks.keras import to_keras
+from colabstage.load.frameworks.arrays import to_keras
 
 if TYPE_CHECKING:
     from collections.abc import Callable

