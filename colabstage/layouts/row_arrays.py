@@ -145,15 +145,6 @@ class SplitArrays(NamedTuple):
     """The targets, `None` where there are none."""
 
 
-class _Part(NamedTuple):
-    """What one name says of an array."""
-
-    split: str
-    """The split that a name names, "" for none."""
-    role: str
-    """Whether it names inputs or targets."""
-
-
 def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = None) -> list[SplitArrays]:
     """Match inputs with targets.
 
@@ -172,8 +163,8 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         return [_given(every, x, y)]
     by_split: dict[str, dict[str, list[str]]] = {}
     for name in every:
-        part = _part(name)
-        by_split.setdefault(part.split, {"x": [], "y": [], "": []})[part.role].append(name)
+        split, role = _split_and_role(name)
+        by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     found = [_pair(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
     if found:
         alone = len(found) == 1
@@ -201,7 +192,7 @@ def is_class_names(name: str) -> bool:
 def has_role(name: str) -> bool:
     """Tell whether a file is called like the inputs or targets of many samples, or like their classes: X.npy,
     train_labels.npy."""
-    return bool(_part(name).role) or is_class_names(name)
+    return bool(_split_and_role(name)[1]) or is_class_names(name)
 
 
 def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
@@ -230,18 +221,21 @@ def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
     return SplitArrays(split, xs[0], ys[0] if ys else None)
 
 
-def _part(name: str) -> _Part:
-    """Return the split and role that a path's parts name; the last part that names one counts."""
+def _split_and_role(name: str) -> tuple[str, str]:
+    """Return the split that a path's parts name, "" for none, and whether they name inputs ("x") or targets ("y").
+
+    The last part that names one counts.
+    """
     split = role = ""
     if is_class_names(name):
-        return _Part("", "")
+        return "", ""
     for part in reversed(name.split("/")):
         words = _words(part)
         role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
         split = split or next(
             (found for word in words if (found := _SPLITS_BESIDE.get(word) or split_of_word(word))), ""
         )
-    return _Part(split, role)
+    return split, role
 
 
 def _words(part: str) -> list[str]:

@@ -189,15 +189,6 @@ _LONGEST_EXTENSION = 10
 _TIME_END_NS = 1 << 63
 
 
-class _Extensions(NamedTuple):
-    """Which of M files have which extension."""
-
-    of_files: NDArray[Any]
-    """The number of each file's extension, `(M,)`."""
-    numbers: dict[str, int]
-    """The number of each extension."""
-
-
 @dataclass(frozen=True)
 class _Columns:
     """Facts of M files."""
@@ -216,11 +207,14 @@ class _Columns:
     """Where each is in its tree, `None` where that is its number here."""
 
     @cached_property
-    def extensions(self) -> _Extensions:
-        """Return each file's extension; found once, because each layout asks for its own."""
+    def extensions(self) -> tuple[NDArray[Any], dict[str, int]]:
+        """Return the number of each file's extension, `(M,)`, and the extensions' numbers.
+
+        Found once, because each layout asks for its own.
+        """
         numbers: dict[str, int] = {}
         of_files = array("q", (numbers.setdefault(extension_of(name), len(numbers)) for name in self.names))
-        return _Extensions(narrowed(np.array(of_files, np.int64)), numbers)
+        return narrowed(np.array(of_files, np.int64)), numbers
 
 
 def extension_of(name: str) -> str:
@@ -302,9 +296,9 @@ class FileEntries(Sequence[FileEntry]):
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""
-        found = self._columns.extensions
-        wanted = [number for extension, number in found.numbers.items() if extension in extensions]
-        own = found.of_files if self._rows is None else found.of_files[self._rows]
+        of_files, numbers = self._columns.extensions
+        wanted = [number for extension, number in numbers.items() if extension in extensions]
+        own = of_files if self._rows is None else of_files[self._rows]
         return self.take(np.flatnonzero(np.isin(own, wanted)))
 
     @property

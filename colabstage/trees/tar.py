@@ -313,14 +313,15 @@ class TarTree(Tree):
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self.source = unpack_into(spool, source, limits, cancellation)
         try:
-            found = _check_members(source.label, _within_limits(self.source, source.size, limits, cancellation))
+            files, skipped, self._empty_folders = _check_members(
+                source.label, _within_limits(self.source, source.size, limits, cancellation)
+            )
         except BaseException:
             if self.source is not source:
                 self.source.close()
             raise
-        self.notes = skipped_links(found.skipped)
-        self._empty_folders = found.empty_folders
-        self.entries = found.files.by_name().entries
+        self.notes = skipped_links(skipped)
+        self.entries = files.by_name().entries
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
@@ -344,17 +345,6 @@ class TarTree(Tree):
         self._archive.close()
 
 
-class _Headers(NamedTuple):
-    """What the headers of an archive say, links resolved."""
-
-    files: Listing
-    """The files by cleaned name."""
-    skipped: list[str]
-    """Links that lead to no file."""
-    empty_folders: tuple[str, ...]
-    """Folders that hold no file."""
-
-
 def _within_limits(
     source: ByteSource, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
 ) -> Iterator[TarMember]:
@@ -367,7 +357,8 @@ def _within_limits(
         yield member
 
 
-def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
+def _check_members(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
+    """Return the files by cleaned name, links resolved; the links that lead to no file; the folders that hold none."""
     files = Listing()
     symlinks: dict[str, str] = {}
     hardlinks: dict[str, str] = {}
@@ -393,14 +384,14 @@ def _check_members(archive: str, members: Iterable[TarMember]) -> _Headers:
     check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
     empty_folders = without_files(folders, [*files.names, *linked]) if folders else ()
     if not linked:
-        return _Headers(files, [], empty_folders)
+        return files, [], empty_folders
     links = symlinks | hardlinks
     regular = {entry.name: entry for entry in files.entries()}
     found = resolve_links(links, regular)
     for name, target in found.items():
         own = regular[target]
         files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
-    return _Headers(files, sorted(links.keys() - found.keys()), empty_folders)
+    return files, sorted(links.keys() - found.keys()), empty_folders
 
 
 def _hardlink_target(archive: str, name: str, target: str) -> str:

@@ -47,7 +47,7 @@ from colabstage.trees.names import (
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from colabstage.trees.tree import ByteSource
@@ -338,15 +338,6 @@ def _unreadable(label: str, error: Exception) -> ColabstageError:
 _EMPTY_BYTES = 128
 
 
-class _Checked(NamedTuple):
-    """The members of a listing that passed the rules."""
-
-    files: dict[str, Listed]
-    """Those that belong to the dataset, by cleaned name."""
-    all_files: frozenset[str]
-    """The names of all that unpacking may leave, junk included."""
-
-
 class ToolArchiveTree(Tree):
     """The files in a 7z or rar archive. Those formats pack many members into one stream, so all is unpacked at once.
 
@@ -404,12 +395,12 @@ class ToolArchiveTree(Tree):
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
         # Judged by the listing, before the tool writes a byte.
-        checked = _check_members(self.label, members)
+        files, with_junk = _check_members(self.label, members)
         self.unpacked.mkdir()
         reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
         # And looked at again after: a listing may say one thing and the content another.
-        _check_unpacked(self.label, self.unpacked, checked)
-        return checked.files
+        _check_unpacked(self.label, self.unpacked, files, with_junk)
+        return files
 
     def open(self, entry: FileEntry) -> ByteSource:
         """Return the bytes of one member; its checksum was verified when it was unpacked."""
@@ -442,9 +433,11 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
         remove_own(temp)
 
 
-def _check_members(archive: str, members: list[Listed]) -> _Checked:
-    """Return the rules of `names` for all that is listed; links are none that a tool should follow, so they are
-    refused."""
+def _check_members(archive: str, members: list[Listed]) -> tuple[dict[str, Listed], frozenset[str]]:
+    """Return the files of the dataset by cleaned name, and the names of all that unpacking may leave, junk included.
+
+    The rules of `names` hold for all that is listed. Links are none that a tool should follow, so they are refused.
+    """
     files: dict[str, Listed] = {}
     names: list[str] = []
     folders: list[str] = []
@@ -459,10 +452,10 @@ def _check_members(archive: str, members: list[Listed]) -> _Checked:
         files[name] = member
     check_collisions(archive, names, folders)
     kept = {name: member for name, member in files.items() if not is_junk(name)}
-    return _Checked(kept, frozenset(files))
+    return kept, frozenset(files)
 
 
-def _check_unpacked(archive: str, folder: Path, checked: _Checked) -> None:
+def _check_unpacked(archive: str, folder: Path, files: Mapping[str, Listed], with_junk: frozenset[str]) -> None:
     """Look at all that the tool left: nothing but the listed files, each with its size and checksum.
 
     Raises:
@@ -470,10 +463,10 @@ def _check_unpacked(archive: str, folder: Path, checked: _Checked) -> None:
         CorruptArchiveError: a file is missing or not what was listed.
     """
     found = set(_walk(archive, folder))
-    if extra := found - checked.all_files:
+    if extra := found - with_junk:
         msg = f"'{archive}' is refused: it unpacks to {min(extra)!r}, which it does not list."
         raise UnsafeArchiveError(msg)
-    for name, listed in checked.files.items():
+    for name, listed in files.items():
         if name not in found:
             msg = f"'{archive}' is damaged: {name!r} was not unpacked. Copy or upload the archive again."
             raise CorruptArchiveError(msg)
