@@ -350,11 +350,9 @@ def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
 
 def _packed(facts: ProfileFacts, call: str) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
-    and so can be done when packing.
-
-    Stage the folder that the dataset names, where its samples are found there; else pack the dataset's own items. Where
-    it names no folder and gives images, both: whoever knows the folder can stage it, and packs 8-bit images so.
-    """
+    and so can be done when packing."""
+    # Stage the folder that the dataset names, where its samples are found there; else pack the dataset's own items.
+    # Where it names no folder and gives images, both: whoever knows the folder can stage it, and packs 8-bit images so.
     setting, costs = facts.setting, facts.costs
     once = setting.repeats and setting.h5_file is None
     kept = [stage for stage in facts.stages if stage.name == "transform" and not once]

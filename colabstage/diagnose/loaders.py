@@ -455,11 +455,9 @@ def _copy_or_same(link: Any) -> Any:
 
 
 def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
-    """Return the seconds, and core seconds, that this beginning of the pipeline takes for one batch.
-
-    From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
-    buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
-    """
+    """Return the seconds, and core seconds, that this beginning of the pipeline takes for one batch."""
+    # From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
+    # buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
     deadline = time.monotonic() + seconds
     few = _Beginning.of(dataset, per_batch)
     few.run()

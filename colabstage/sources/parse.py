@@ -328,12 +328,10 @@ def _keyed(shown: str, *rest: str) -> str:
 
 @functools.cache
 def _stretched(secret: str, server: str) -> str:
-    """Return a digest of a token or user that is slow to make, 20 ms of a core, and the same on every machine.
-
-    Addresses stand in manifests, which people publish: with a fast digest, all short secrets would be tried in seconds.
-    That it is of the server too makes digests tried for one server useless for others; of the whole address it is not,
-    because lists have thousands of addresses with one token.
-    """
+    """Return a digest of a token or user that is slow to make, 20 ms of a core, and the same on every machine."""
+    # Addresses stand in manifests, which people publish: with a fast digest, all short secrets would be tried in
+    # seconds. That it is of the server too makes digests tried for one server useless for others; of the whole address
+    # it is not, because lists have thousands of addresses with one token.
     raw = f"{server}\n{secret}".encode(errors="surrogateescape")
     return hashlib.scrypt(raw, salt=_SALT, n=2**13, r=8, p=1, dklen=16).hex()
 

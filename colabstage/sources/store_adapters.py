@@ -335,10 +335,8 @@ def without_leak(ftp: type[Any]) -> type[Any]:
 
 
 def _row_of(line: str, folder: str) -> dict[str, Any] | None:
-    """Return what a line of a listing that people read (as by `ls -l`) says; None where it is none.
-
-    Not left to fsspec: before 2026 that took the last word of a name for all of it, so that another file was read.
-    """
+    """Return what a line of a listing that people read (as by `ls -l`) says; None where it is none."""
+    # Not left to fsspec: before 2026 that took the last word of a name for all of it, so that another file was read.
     parts = line.split(maxsplit=8)
     if len(parts) < 9 or parts[8] in {".", ".."}:
         return None

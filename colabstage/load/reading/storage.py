@@ -153,12 +153,10 @@ def _by_chunks(facts: StorageFacts) -> EngineChoice:
 
 def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
     """Have a cold mapped file, which reads 20 times the bytes asked for, read through once where it fits into memory,
-    and row by row where it does not.
-
-    Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but not the
-    first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and more at
-    about the same.
-    """
+    and row by row where it does not."""
+    # Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but not
+    # the first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and
+    # more at about the same.
     # Nothing to gain from another way.
     if cache.warm:
         return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")

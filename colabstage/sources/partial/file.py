@@ -290,8 +290,9 @@ class PartialFile:
         needed: NDArray[np.int64],
         cancellation: Cancellation | None,
     ) -> AbstractContextManager[None]:
-        """Wait for blocks, and return what keeps them. One waits at a time, on this whole computer: of two who wait for
-        as many as there is room for, neither would ever have all of its own."""
+        """Wait for blocks, and return what keeps them."""
+        # One waits at a time, on this whole computer: of two who wait for as many as there is room for, neither would
+        # ever have all of its own.
         patience = _Patience(self._part, self._stall_timeout_s, cancellation)
         with self._part.pins.turn(lambda: self._check(patience)):
             while True:
