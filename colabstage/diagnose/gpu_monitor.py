@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from colabstage.machine.gpu import GpuProcess, GpuReading, GpuSource
 
-# Below this part of a driver's period nothing of a training loop ran on it.
+# Below this share of the driver's sampling period no training step can have run.
 IDLE = 0.05
 # A GPU that trains from memory is above 90 %; below this, more than half of what is paid for is not used.
 _LOW = 0.5
@@ -44,11 +44,11 @@ _LINES = ("#2a86b0", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a", "#b0
 
 _log = logging.getLogger(__name__)
 
-# A night at two samples a second would be 70 MB; from here on every second one goes, and they come half as often.
+# A night at two samples a second would be 70 MB; from here on every second one is dropped, and the interval doubled.
 _MOST_SAMPLES = 7200
 # nvidia-smi misses an answer now and then on a busy machine.
 _MOST_FAILURES = 3
-# Who uses a GPU changes seldom, and is a second call of nvidia-smi.
+# The processes on a GPU change seldom, and asking for them is a second call of nvidia-smi.
 _PROCESSES_EVERY_S = 5.0
 _SHOW_EVERY_S = 1.0
 _END_S = 1.0
@@ -126,7 +126,7 @@ def _describe_use(one: GpuFigures) -> str:
 
 
 def figure_out(samples: Sequence[GpuSample]) -> tuple[GpuFigures, ...]:
-    """Return the figures of each GPU, by index. Samples are taken as equally far apart."""
+    """Return the figures of each GPU, by index, treating samples as equally far apart."""
     by_gpu: dict[int, list[GpuReading]] = {}
     for sample in samples:
         for reading in sample.gpus:
@@ -184,8 +184,7 @@ def summarise(samples: Sequence[GpuSample], problem: str | None) -> str:
 
 
 def history(samples: Sequence[GpuSample], index: int, *, width: int) -> list[float | None]:
-    """Return the utilisation of one GPU, 0 to 1, in `width` equal stretches of the samples; fewer where there are
-    fewer."""
+    """Return the utilisation of one GPU, 0 to 1, in at most `width` equal parts of the samples."""
     values = [reading.utilisation for sample in samples for reading in sample.gpus if reading.index == index]
     if len(values) <= width:
         return values
@@ -194,7 +193,7 @@ def history(samples: Sequence[GpuSample], index: int, *, width: int) -> list[flo
 
 
 def draw_blocks(values: Iterable[float | None]) -> str:
-    """Return a line of block characters.
+    """Return a line of block characters; blanks where nothing is known.
 
     >>> draw_blocks([0.0, 0.5, 1.0, None])
     '▁▅█ '
@@ -241,6 +240,7 @@ def _describe(gpu: GpuReading) -> str:
 def draw_svg(values: Sequence[float | None]) -> str:
     """Draw bars from 0 to 1 on a line, as an SVG element of 240 x 28 pixels at most."""
     width = _COLUMNS * _STEP
+    # At least a pixel high, so that idle time shows as a line and missing samples as a gap.
     bars = "".join(
         f"<rect x='{number * _STEP}' y='{_HEIGHT - max(1.0, value * _HEIGHT):.1f}' width='{_STEP - 1}' "
         f"height='{max(1.0, value * _HEIGHT):.1f}'/>"
@@ -255,6 +255,7 @@ def draw_svg(values: Sequence[float | None]) -> str:
 
 def has_kernel() -> bool:
     """Tell whether this process is a notebook's kernel, so that something can be shown below the cell."""
+    # Without importing IPython: where it is not imported, this is not a kernel.
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return getattr(get_shell() if get_shell else None, "kernel", None) is not None
 
@@ -285,7 +286,7 @@ def draw_samples(samples: Sequence[GpuSample]) -> Figure:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(0, 105)
+    axes[0].set_ylim(0, 105)  # a line at 100 % would otherwise be cut in half
     if axes[0].lines:
         axes[0].legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
     axes[1].set_xlabel("seconds")
@@ -312,9 +313,9 @@ def _lines(
 class GpuMonitor:
     """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
 
-    Asks NVML where the package nvidia-ml-py is installed, else the program nvidia-smi. In a notebook a strip below the
-    cell follows along. On a machine without an NVIDIA GPU it says so once, by a log message, and does nothing. May be
-    started again; the samples go on.
+    Asks NVML where the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a strip below
+    the cell shows the latest samples. On a machine without an NVIDIA GPU it logs a message once, and does nothing. It
+    may be started again, and then adds to its samples.
 
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()
@@ -370,20 +371,22 @@ class GpuMonitor:
         return self._problem if self._run is None else self._run.problem
 
     def start(self) -> Self:
-        """Begin to sample; returns at once. Starting it twice is fine."""
+        """Begin to sample, and return at once. Starting it twice is fine."""
         if self._run is not None:
             return self
         self._problem = None
+        # No error: the same notebook has to run on a machine without a GPU.
         problem = gpu_problem()
         if problem is not None:
             self._problem = f"Nothing to watch: {problem}."
             self._say(self._problem)
             return self
         handle = show_live(LiveUsage((), None)) if self._live else None
+        # Time continues where the last run ended, so that a plot of both has no line going back.
         began = self._earlier[-1].seconds + self._interval_s if self._earlier else 0.0
         self._run = _Run(self._interval_s, self._timeout_s, began, handle)
         self._run.start()
-        # A monitor that is dropped without being stopped takes its thread along.
+        # A monitor that is dropped without being stopped has to end its thread.
         weakref.finalize(self, self._run.stop_soon)
         return self
 
@@ -431,8 +434,6 @@ class GpuMonitor:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.diagnose.gpu_monitor import draw_samples
-
         return draw_samples(self.samples)
 
     def __enter__(self) -> Self:
@@ -468,7 +469,7 @@ def _process_table(one: GpuFigures) -> str:
 
 
 class _Run:
-    """The thread of a started monitor. It knows nothing of the monitor, which may be dropped while it runs."""
+    """The thread of a started monitor. It has no reference to the monitor, which may be dropped while it runs."""
 
     def __init__(self, interval_s: float, timeout_s: float, began: float, handle: Any) -> None:
         self.problem: str | None = None

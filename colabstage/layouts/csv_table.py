@@ -1,8 +1,8 @@
 """A table of paths and labels beside the images: CSV, TSV, parquet.
 
-Which column is what is found by its content: the paths are those that lead to images, a split column holds nothing but
-names of splits, and labels are known by their name, or are the one thing left. A table that leads to images claims the
-tree: what is wrong with it from there on is an error, never a reason to take weaker evidence.
+Columns are recognised by their content: paths are those that lead to images, a split column contains only names of
+splits, and labels are recognised by their name, or are the only column left. A table that leads to images claims the
+tree: any fault in it from there on is an error, and never a reason to use weaker evidence.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
-# A path, a label and a split need no header.
+# A path, a label and a split are recognised without a header.
 _PLAIN_COLUMNS = 3
-# Enough for the names of the columns of a wide table.
+# Enough for the column names of a wide table.
 _HEADER_BYTES = 64 * 1024
-# A table that names so many times fewer files than another is not a rival of it.
+# A table that names this many times fewer files than another does not compete with it.
 _FEW = 10
 
 
 class _Row(NamedTuple):
-    """A row whose file is there."""
+    """A row whose file exists."""
 
     file: int
     """The file's number."""
@@ -74,7 +74,7 @@ class _Found(NamedTuple):
     path: int
     """Which column leads to the files."""
     fault: str
-    """What keeps it from being used, "" for nothing."""
+    """Why it cannot be used; "" where it can."""
     lookup: FileLookup
     """Finds files by what cells say."""
     leads: dict[str, Sequence[int]]
@@ -86,8 +86,7 @@ class _Found(NamedTuple):
 
     @property
     def split(self) -> str:
-        """Return the split that the table is called after, or is in: train.csv, labels_train.csv,
-        valid/_classes.csv."""
+        """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
         stem = posixpath.splitext(posixpath.basename(self.name))[0]
         return split_name(stem).split or split_of_path(self.name)
 
@@ -96,16 +95,17 @@ class _Found(NamedTuple):
         return [row[place] for row in self.rows]
 
     def rows_with_files(self, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
-        """Return the rows whose file there is.
+        """Return the rows whose file exists.
 
         Raises:
-            LayoutError: a path leads to several files that nothing tells apart.
+            LayoutError: a path may mean several files.
         """
         places = {name: place for place, name in enumerate(self.header)}
         at, of_table, of_row = self.path, self.split, None if roles.split is None else places[roles.split]
         found = []
         for cells in self.rows:
             own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
+            # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant.
             if self.lookup.has_splits and (own or of_table):
                 there = self.lookup.search(cells[at], split=own or of_table)
             else:
@@ -124,7 +124,7 @@ class _Found(NamedTuple):
 
 
 class FileTable(NamedTuple):
-    """What tables say of files: N samples."""
+    """What tables say about files, as N samples."""
 
     keys: Sequence[str]
     """What each sample is called."""
@@ -143,7 +143,7 @@ class FileTable(NamedTuple):
 
 
 class TableChoice(NamedTuple):
-    """What a caller says of the tables of a tree, rather than have it found out."""
+    """What the caller says about the tables of a tree, in place of guessing it."""
 
     labels: tuple[str, ...] | None = None
     """The columns that hold the labels."""
@@ -156,11 +156,11 @@ class TableChoice(NamedTuple):
 def read_table(
     tree: Tree, *, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
 ) -> SampleTable:
-    """Make a table of a tree that holds one: a path and labels in every row.
+    """Make a table of samples from a tree that contains one, with a path and labels in every row.
 
-    Several tables called after splits (train.csv, test.csv) are the splits; one of them without labels, and examples
-    of what to submit to a competition, are left out. Columns xmin, ymin, xmax, ymax are boxes, one in each row, in
-    pixels. Samples come in the table's order.
+    Several tables named after splits (train.csv, test.csv) are the splits; one of them without labels, and sample
+    submissions of competitions, are left out. Columns xmin, ymin, xmax, ymax are boxes in pixels, one in each row.
+    Samples come in the table's order.
 
     Args:
         tree: the dataset's files.
@@ -171,7 +171,7 @@ def read_table(
     Raises:
         EmptySourceError: there are no images.
         LayoutError: no table has a column of paths to images.
-        BrokenDatasetError: a table has, and cannot be used: its labels cannot be told, a row is broken, others compete.
+        BrokenDatasetError: a table has one but cannot be used: its labels are unknown, a row is broken, others compete.
     """
     choice = TableChoice(None if labels is None else tuple(labels), table, separator)
     found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice)
@@ -188,16 +188,16 @@ def read_table(
 
 
 def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTable:
-    """Return the files of a kind that the tables of a tree name, with what they say of them.
+    """Return the files of a kind that the tables of a tree name, with their labels.
 
     Raises:
-        As `read_table`.
+        Exception: as `read_table`.
     """
     return _TableSearch(tree, kind, choice).find()
 
 
 class _TableSearch:
-    """The tables of a tree, and which of them say what of its files."""
+    """A search through the tables of a tree for those that describe its files."""
 
     def __init__(self, tree: Tree, kind: FileKind, choice: TableChoice) -> None:
         self.tree = tree
@@ -212,6 +212,7 @@ class _TableSearch:
             msg = f"'{self.tree.label}' holds no {self.kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
             raise EmptySourceError(msg) if not files else LayoutError(msg)
         found = self.with_paths(self._chosen(tables, self.choice.table), files)
+        # From here on a table has claimed the tree, so other layouts are no longer asked.
         try:
             return self._read(found, files)
         except BrokenDatasetError:
@@ -222,6 +223,7 @@ class _TableSearch:
 
     def _read(self, found: list[_Found], files: FileEntries) -> FileTable:
         notes: list[str] = []
+        # Faults of tables that do not count are of no interest.
         found = self._that_count(found, notes)
         faulty = next((table.fault for table in found if table.fault), "")
         if faulty:
@@ -248,6 +250,7 @@ class _TableSearch:
         else:
             cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
             separator = self.choice.separator
+            # A column called "class" has one, although its name may contain a space or a comma.
             if separator is None and roles.is_one_class:
                 separator = ""
             targets, classes = make_targets(cells, separator=separator)
@@ -256,6 +259,7 @@ class _TableSearch:
             keys=_unique(chosen.names),
             files=chosen,
             targets=targets,
+            # All or none: a sample without a split among others with one would be in no file.
             splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
             groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
             classes=classes,
@@ -263,10 +267,10 @@ class _TableSearch:
         )
 
     def _roles(self, table: _Found, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
-        """Return what the columns of a table are; where several may be the label, that which a competition asks for.
+        """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
 
         Raises:
-            LayoutError: as `find_roles`, and no example of what to submit helps.
+            LayoutError: as `find_roles`, and no sample submission helps.
         """
         try:
             return find_roles(columns, labels=self.choice.labels)
@@ -283,7 +287,7 @@ class _TableSearch:
         """Return the tables that count.
 
         Raises:
-            LayoutError: that which was chosen is not there.
+            LayoutError: the table that was asked for does not exist.
         """
         if wanted is None:
             return tables
@@ -318,6 +322,7 @@ class _TableSearch:
             path = _path_column(entry.name, rows, lookup, self.kind.extensions)
             if path is not None:
                 number, leads = path
+                # A first cell that leads to no file, or is called like a column of paths, is a header.
                 first = lookup.search(rows[0][number])
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
@@ -340,11 +345,10 @@ class _TableSearch:
         return found
 
     def _that_count(self, found: list[_Found], notes: list[str]) -> list[_Found]:
-        """Return one table, or those of the splits: what speaks of other files is left out, what speaks of the same
-        competes.
+        """Return one table, or those of the splits; tables about other files are left out.
 
         Raises:
-            LayoutError: several tables speak of the same files.
+            LayoutError: several tables describe the same files.
         """
         if len(found) == 1 or self.choice.table is not None:
             return found
@@ -360,7 +364,7 @@ class _TableSearch:
                 return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
         most = max(found, key=lambda table: len(table.files))
         few = [table for table in found if _FEW * len(table.files) <= len(most.files)]
-        # ChestX-ray14: labels of all images, and boxes of one in a hundred.
+        # ChestX-ray14, for example, has labels for all images, and boxes for one in a hundred.
         if len(few) == len(found) - 1 and any(map(is_label_name, most.header)):
             notes += [
                 f"'{table.name}' names {len(table.files):,} {self.kind.noun}, and '{most.name}' {len(most.files):,}: "
@@ -376,7 +380,8 @@ class _TableSearch:
         raise LayoutError(msg)
 
     def _labelled(self, found: list[_Found], roles: ColumnRoles, notes: list[str]) -> list[_Found]:
-        """Return the tables with all columns that count; test.csv of a competition has no labels, and is left out."""
+        """Return the tables that have all columns in use."""
+        # A competition's test.csv has no labels.
         if len(found) == 1:
             return found
         needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
@@ -405,7 +410,8 @@ class _TableSearch:
 
 
 def _is_submission(name: str) -> bool:
-    """Tell whether a table is an example of what to submit to a competition: its labels are made up."""
+    """Tell whether a table is a competition's sample submission."""
+    # Its labels are placeholders.
     return "submission" in posixpath.basename(name).lower()
 
 

@@ -1,8 +1,8 @@
 """Rows of a file of which some are not here yet: what the loader asks of whoever brings them, and how it orders them.
 
-The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, stretches of an
-archive that is being packed. The order of an epoch shuffles units, then rows within a window of some units. It depends
-on seed, epoch and layout alone, never on what came first, so that what will be needed next is known beforehand.
+The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, byte ranges of
+an archive that is being packed. The order of an epoch shuffles units, then rows within a window of some units. It
+depends on seed, epoch and layout alone, never on what came first, so that what will be needed next is known beforehand.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ PARTS, PART_RECORD = "partial", "part.json"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A stretch of the file that holds rows of a split, of which some blocks are here."""
+    """A byte range of the file that holds rows of a split, of which some blocks are here."""
 
     split: str
     """Whose."""

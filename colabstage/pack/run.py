@@ -58,12 +58,13 @@ if TYPE_CHECKING:
 
 
 def read_base(target: Path) -> PackInfo:
-    """Return what is appended to: the file `target`, the first of its shards, or the dataset that a part belongs to.
+    """Return the pack that is appended to: the file `target`, or the first of its shards.
 
     Raises:
-        SourceNotFoundError: there is nothing, or shards are missing.
+        SourceNotFoundError: there is neither, or shards are missing.
         PackFormatError, NewerFormatError, DamagedPackError: it cannot be read.
     """
+    # `find_parts` refuses an incomplete set. One shard speaks for all, because they have one form.
     shards = [] if target.exists() else shards_beside(target)
     if shards:
         return read_info(find_parts(shard_pattern(target, PartName.of(shards[0]).count))[0])
@@ -71,17 +72,16 @@ def read_base(target: Path) -> PackInfo:
 
 
 def dataset_of(part: Path) -> Path:
-    """Return the file that a dataset would be if it were one: `NAME.h5` of `NAME.h5`, of a shard, and of what was
-    appended.
-    """
+    """Return the dataset that a file belongs to: `NAME.h5` for `NAME.h5`, for a shard, and for an appended file."""
     name = PartName.of(part)
     return part.with_name(f"{name.stem}{name.suffix}")
 
 
 def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
-    """Return the options for more of `base`: what is left at its default is as it was there."""
+    """Return the options for appending to `base`: those left at their defaults are taken from it."""
     plain, asked, recorded = ImageOptions(), options.image, recorded_image(base.options)
     encoding = options.encoding
+    # "auto" would decide by the new images and today's free space, and might differ.
     if encoding == "auto" and base.encoding is not None and base.encoding != "arrays":
         encoding = base.encoding
     return replace(
@@ -94,7 +94,8 @@ def options_like(base: PackInfo, options: PackOptions) -> PackOptions:
 
 
 def with_classes(table: SampleTable, classes: tuple[str, ...]) -> SampleTable:
-    """Return the table with the labels of `classes`, where its own are some of them."""
+    """Return the table with labels numbered as in `classes`, where it has no other classes."""
+    # More data often lacks some classes. Numbers would then shift, and the same label mean two things.
     if table.classes == classes or not set(table.classes) <= set(classes) or not table.classes:
         return table
     numbers = np.array([classes.index(name) for name in table.classes], np.int64)
@@ -111,10 +112,11 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
     """Make sure that what is planned can be read as one with `base`.
 
     Raises:
-        OptionError: it cannot; the message says in what it differs.
+        OptionError: it cannot; the message says how it differs.
     """
     expected = pack_schema(base, next(iter(base.splits)))
     difference = schema_difference(expected, _planned_schema(table, plan))
+    # Shapes may agree although values differ: a function is compared by its code, the encoding by its name.
     prepare = options.to_json()["prepare"]
     if difference is None and base.options.get("prepare") != prepare:
         difference = f"its inputs are prepared by {prepare} instead of {base.options.get('prepare')}"
@@ -129,9 +131,10 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
 
 
 def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
-    """Return how many of the samples have the name of one in the dataset's other files than `but`."""
+    """Return how many of the samples have the name of a sample in the dataset, `but` left out."""
     import h5py
 
+    # As bytes, the way they are stored, so that millions of names need not be decoded.
     there: set[bytes] = set()
     for part in (base, *shards_beside(base), *appended_beside(base)):
         if part.is_file() and part != but:
@@ -141,7 +144,7 @@ def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
 
 
 def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
-    """Return what `pack_schema` will say of the file once it is written."""
+    """Return what `pack_schema` will return for the file once it is written."""
     targets = table.targets
     if isinstance(targets, Values):
         y: FieldSchema | None = rows_schema(targets.values.shape[1:], targets.values.dtype)
@@ -258,11 +261,11 @@ def pack_dataset(
 
 
 def _check_apart(source: Path, target: Path) -> None:
-    """Refuse a pack in the place of what it is made of.
+    """Refuse a pack that would replace its own source.
 
     Raises:
         OptionError: they are one file.
-        DriveDisconnectedError: the mount that the source lies on does not answer.
+        DriveDisconnectedError: the mount of the source does not answer.
     """
     require_answer(source)
     if source.exists() and target.exists() and source.samefile(target):
@@ -277,7 +280,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
     locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
     make_own_folder(locks)
     name = hashlib.sha256(os.fsencode(dataset.absolute())).hexdigest()[:16]
-    # The number is chosen before the work and taken after it.
+    # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile. The
+    # lock is in the folder for temporary files, because the dataset may be on a drive without locks.
     with local_lock(locks / f".colabstage-append-{name}.lock", timeout_s=0) as alone:
         if not alone:
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
@@ -295,6 +299,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 cancellation=cancellation_of(progress),
                 identity=opened.identity,
             )
+        # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)
     if not again:
         return report
@@ -309,7 +314,7 @@ def _check_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
     if target.exists() and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
-    # A pattern that finds the new files would find these too, and nobody can tell whether they are still wanted.
+    # A pattern that matches the new files would match these too, and there is no telling whether they are still wanted.
     stale = appended_beside(target) + ([] if in_shards else shards_beside(target))
     if stale:
         msg = f"'{stale[0]}' belongs to a dataset of this name. Remove such files, or choose another name."

@@ -53,9 +53,6 @@ def assign_splits(
 ) -> NDArray[np.int64]:
     """Divide samples among splits, stratified: every class has every split's fraction, within one sample.
 
-    Classes round by themselves, so a sample that is added moves samples of its own class only; they round in turns,
-    in the order of their labels, so that the totals come out as well.
-
     Args:
         keys: N sample keys.
         labels: int64 `(N,)`.
@@ -65,6 +62,8 @@ def assign_splits(
     Returns:
         int64 `(N,)`, index into `fractions` of each sample's split.
     """
+    # Each class is rounded by itself, so a sample that is added moves only samples of its own class. They are rounded
+    # in different ways, so that errors cancel out and the totals are right as well.
     hashes = key_hashes(keys, seed=seed, purpose="split")
     edges = np.cumsum([fraction for _, fraction in fractions])[:-1]
     assigned = np.empty(len(keys), dtype=np.int64)
@@ -83,12 +82,9 @@ def assign_splits(
 def split_rows(
     table: SampleTable, fractions: Sequence[tuple[str, float]] | None, *, seed: int, group_by: str | None = None
 ) -> dict[str, NDArray[np.int64]]:
-    """Return which samples each split holds, in row order.
+    """Return which samples each split holds, in row order: a seeded random order for `train`, the source's for others.
 
-    Rows of `train` are in seeded random order, so that any range of them is a fair sample; other splits keep the
-    source's order, as predictions need it.
-
-    Samples of one file are in one split, whatever is said of them.
+    Samples of one file are always in one split.
 
     Returns:
         Split name to int64 sample indices into `table`; no split is empty.
@@ -124,6 +120,8 @@ def split_rows(
     rows: dict[str, NDArray[np.int64]] = {}
     for number, name in enumerate(names):
         members = np.flatnonzero(assigned == number)
+        # So that any range of `train` is a fair sample. Other splits keep the source's order, in which predictions are
+        # usually submitted.
         if name == "train":
             hashes = key_hashes(take_strings(keys, members), seed=seed, purpose="row")
             members = members[np.argsort(hashes, kind="stable")]

@@ -293,10 +293,10 @@ class OpenSource(Closing):
         for part in self.parts:
             part.start()
 
-    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Bring these stretches `(begin, end)` of the one archive that it is first; a list comes as it does."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring these byte ranges `(begin, end)` of the one archive that it is first; a list comes as it does."""
         if len(self.parts) == 1:
-            self.parts[0].prefer(stretches)
+            self.parts[0].prefer(byte_ranges)
 
     def discard(self) -> None:
         """Remove what came here only to be read: it has been made use of."""

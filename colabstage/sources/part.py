@@ -1,7 +1,7 @@
-"""One source, opened: a file whose parts can be asked for, or a tree of files; and what of it has to come here first.
+"""One source, opened: a file any part of which can be read, or a tree of files; and what has to be copied here first.
 
-Whatever comes here has a name that says of which source it is, before the first byte of it (`copy_name`), and says in
-itself of which state: so who comes after a kill finds it, and continues with it or removes it.
+Every copy has a name that identifies its source from the first byte on (`copy_name`), and records the source's state.
+So the call after a kill finds it, and continues it or removes it.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class Download:
         if self._closed:
             return
         self._closed = True
+        # An empty folder would only make the next run look for something to continue.
         if any(any((self.folder / part).iterdir()) for part in (_CONTENT, _COMING)):
             with contextlib.suppress(OSError):
                 leave_for_next(self.folder)
@@ -158,18 +159,18 @@ class Opening:
     """What opening any source needs besides the source."""
 
     folder: Path | None
-    """On the local disk, exists: for what has to come here. `None` where files are read where they are."""
+    """An existing folder on the local disk for copies; `None` where files are read where they are."""
     progress: Progress
     """Where steps are shown."""
     cancellation: Cancellation
     """What stops it."""
     checksum: Checksum | None = None
-    """Of one file, as the caller gave it: whatever brings the file compares it."""
+    """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
 
 
 @dataclass(slots=True, eq=False)
 class SourcePart(Closing):
-    """One source, opened: at most one of `file` and `tree` is set, none of one that is opened whenever it is read."""
+    """One source, opened. At most one of `file` and `tree` is set; neither where the source is opened for each read."""
 
     source: SingleSource
     """What was opened."""
@@ -178,51 +179,48 @@ class SourcePart(Closing):
     slow: bool
     """Whether each answer takes time."""
     opening: Opening
-    """With what it was opened."""
+    """What it was opened with."""
     file: RemoteFile | None = None
-    """The one file that it is."""
+    """The file, where the source is one."""
     tree: Tree | None = None
-    """The files in the folder that it is."""
+    """The files of the folder, where the source is one."""
     path: Path | None = None
-    """Where it is on this machine's disks or mounts; `None` for what is only reached over the network."""
+    """Where it is on this machine's disks or mounts; `None` where it is only reached over the network."""
     facts: RemoteFacts | None = None
-    """What the service says of a file that was downloaded whole."""
+    """What the service reports about a file that was downloaded as a whole."""
     download: Download | None = None
-    """Where it was brought whole, if it had to be."""
+    """Where it was downloaded to, if it had to be."""
     resumed: bool = False
-    """Whether an earlier run had brought it whole."""
+    """Whether an earlier run had downloaded all of it."""
     movable: bool = False
-    """Whether what is at `path` was brought for this, so that it may be moved instead of copied."""
+    """Whether `path` was downloaded for this call, so that it may be moved instead of copied."""
     md5s: Sequence[str] = ()
-    """Of each file of a folder, in the order of its entries, where Drive's client tells them."""
+    """The MD5 of each file of a folder, in the order of its entries, where Drive's client reports them."""
     version: str = ""
-    """What a service calls the state that it brought, where that is known."""
+    """The service's name for the state that was downloaded, where it is known."""
     notes: list[str] = field(default_factory=list)
-    """Sentences for whoever reads the report."""
+    """Sentences for the report."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What is to be closed before the file or tree itself."""
+    """What has to be closed before the file or tree itself."""
     _bytes: ByteSource | None = None
-    """The bytes of the file, once somebody reads them."""
+    """The bytes of the file, once they have been read from."""
     _copy: StreamingCopy | None = None
-    """The same, where they come here while they are read."""
+    """The same, where they are copied here while they are read."""
     _archive: Tree | None = None
-    """The files in the archive that it is, once they were asked for."""
+    """The files in the archive, once they have been asked for."""
     _identity: SourceIdentity | None = None
-    """Its state, once somebody asked."""
+    """Its state, once it has been asked for."""
 
     @property
     def identity(self) -> SourceIdentity:
-        """Return its state when this was first asked for.
-
-        Of a file here, or one without a version or a time, the two ends are read; of one on a mounted Drive, its client
-        is asked for the MD5.
-        """
+        """Return the state in which it was when this was first asked for."""
         if self._identity is None:
             self._identity = self._identify()
         return self._identity
 
     def _identify(self) -> SourceIdentity:
         address = self.source.address
+        # Downloaded as a whole: the service's own version says more than the times of the local copy.
         if self.facts is not None and self.facts.size is not None and self.facts.version:
             return identify_remote(self.facts, self.facts.size, address=address)
         if self.tree is not None:
@@ -232,16 +230,18 @@ class SourcePart(Closing):
             return replace(identity, version=version)
         assert self.file is not None
         facts = self.file.facts
+        # For a remote file its version or time is enough. For a local one, and one that has neither, the two ends are
+        # read as well.
         if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
             return identify_remote(facts, facts.size or 0, address=address)
-        # Before its ends are read: what is written in between then shows as another content, not as the same.
+        # Before the ends are read, so that a write in between shows as a change.
         md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
         identity = identify_archive(self._content, facts.mtime_ns, address=address)
         return replace(identity, md5=md5s[0] if md5s else "")
 
     @property
     def comes_first(self) -> bool:
-        """Return whether it is a file of which no parts can be had, so that all of it comes before anything is read."""
+        """Return whether it is a file without range requests, all of which has to come before anything is read."""
         file = self.file
         return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
 
@@ -250,6 +250,7 @@ class SourcePart(Closing):
         """Return whether its files can be listed without bringing all of it here first."""
         if self.comes_first:
             return False
+        # A zip has its directory at the end, which one request fetches. A tar has to be read from its beginning.
         return not self._is_copied or recognise_archive(self._content) in ("zip", None)
 
     @property
@@ -278,26 +279,26 @@ class SourcePart(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Return what of that is on the disk already, from an interrupted run."""
+        """Return how much of that is on the disk already, from an interrupted run."""
         if self._copy is None:
             return 0
         return min(self._copy.size, sum(map(disk_use, find_orphans(self._copy_path))))
 
     @property
     def resumed_bytes(self) -> int:
-        """Return what of an archive's copy, or of a download, an interrupted run had finished and this one used."""
+        """Return how much of a copy or download an interrupted run had finished and this one has used."""
         if self.resumed:
             return self.identity.nbytes
         return self._copy.kept_bytes if self._copy is not None else 0
 
     @property
     def _is_copied(self) -> bool:
-        """Tell whether a file comes here, whole or while it is read, because reading it where it is takes too long."""
+        """Tell whether a file is copied here, because reading it where it is takes too long."""
         return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 
     @property
     def _content(self) -> ByteSource:
-        """The bytes of a file, which comes here whole now if it has to."""
+        """The bytes of a file, which is downloaded now if it has to be."""
         if self._bytes is None:
             self._bytes = self._open_bytes()
         return self._bytes
@@ -328,6 +329,7 @@ class SourcePart(Closing):
     def _fetch_whole(self) -> Path:
         assert self.file is not None
         file, facts = self.file, self.file.facts
+        # A download of another version must not be continued.
         state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
         check_space(self._copy_path.parent, facts.size or 0, f"The copy of '{self.source.label}'")
         self.download = Download(self._copy_path, state)
@@ -354,12 +356,14 @@ class SourcePart(Closing):
         identity = self.identity
         hasher = checksum.new_hasher()
         content = self._content
-        # Each part would be a request of its own, where all of it is to come anyway.
+        # From the copy, where there is one: each part would otherwise be a request of its own, and all of it is copied
+        # anyway.
         read = content.pread if self._copy is None else self._copy.read_here
         for offset in range(0, content.size, _HASH_BYTES):
             self.opening.cancellation.check()
             hasher.update(read(_HASH_BYTES, offset))
         if hasher.hexdigest() != checksum.digest:
+            # The next call would continue with it, and fail in the same way.
             self.discard()
             msg = (
                 f"'{self.source.label}' came whole, but its {checksum.algorithm} is {hasher.hexdigest()}, not "
@@ -396,7 +400,8 @@ class SourcePart(Closing):
         return self._archive
 
     def relisted(self) -> str:
-        """List a folder on a slow mount again; in what it differs from the first listing, as a sentence, or ""."""
+        """List a folder on a slow mount again; return how it differs from the first listing, in a sentence, or ""."""
+        # A mounted Drive sometimes lists only a part of a folder, without an error.
         if self.tree is None or self.path is None or not self.slow:
             return ""
         leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
@@ -411,17 +416,17 @@ class SourcePart(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy an archive that is far away; nothing to do for anything else."""
+        """Begin to copy a remote archive; do nothing for any other source."""
         if self._copy is not None:
             self._copy.start()
 
-    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Bring these stretches of an archive that is far away first; nothing to do for anything else."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Copy these byte ranges of a remote archive first; do nothing for any other source."""
         if self._copy is not None:
-            self._copy.prefer(stretches)
+            self._copy.prefer(byte_ranges)
 
     def discard(self) -> None:
-        """Remove what came here only to be read: it has been made use of."""
+        """Remove copies that were made only in order to read them."""
         if self._copy is not None:
             self._copy.discard()
         if self.download is not None:
@@ -430,12 +435,12 @@ class SourcePart(Closing):
     def close(self) -> None:
         """Release connections and handles; what has arrived stays for the next run. Calling it twice is fine."""
         if self.opening.cancellation.cancelled and self.file is not None:
-            # Hang up first: whoever reads would otherwise be waited for until the other side has said something.
+            # The connection is closed first: closing the copy waits for its readers, and those for the server.
             self.file.close()
         self._stack.close()
         if self.file is not None:
             self.file.close()
-        # A tree that the caller has opened stays his.
+        # A tree that the caller has opened is the caller's to close.
         if self.tree is not None and not isinstance(self.source, TreeSource):
             self.tree.close()
         if self.download is not None:
@@ -443,7 +448,7 @@ class SourcePart(Closing):
 
 
 class _LateStep:
-    """A step that shows itself when its first byte has come: most copies never begin."""
+    """A step that appears with its first byte, because most copies never begin."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self._progress = progress

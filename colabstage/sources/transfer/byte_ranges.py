@@ -141,10 +141,10 @@ class RangeScheduler:
         """Return the first byte that nobody has asked for; `None` when there is none."""
         return self._gaps[0][0] if self._gaps else None
 
-    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Hand out these stretches `(begin, end)` first, in this order, as far as nobody has asked for them yet; what
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Hand out these byte ranges `(begin, end)` first, in this order, as far as nobody has asked for them yet; what
         was preferred before is forgotten."""
-        self._wanted = deque(stretches)
+        self._wanted = deque(byte_ranges)
 
     def is_preferred(self, offset: int, most_bytes: int) -> bool:
         """Return whether a byte is among the first `most_bytes` of what is preferred and not asked for."""
@@ -212,7 +212,7 @@ class RangeScheduler:
         """Return the number of the gap that is cut next, and the part of it that may be handed out."""
         while self._wanted:
             begin, end = self._wanted[0]
-            # The first gap that ends behind where the stretch begins.
+            # The first gap that ends behind where the range begins.
             number = bisect.bisect_right(self._gaps, begin, key=lambda gap: gap[1])
             if number < len(self._gaps) and self._gaps[number][0] < end:
                 first, last = self._gaps[number]

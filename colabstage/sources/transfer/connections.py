@@ -135,10 +135,10 @@ class Transfer:
             self._last_moved = self._clock.now()
             self._spawn(self._begin)
 
-    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Bring these stretches `(begin, end)` first, in this order; what is on its way already still comes."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes."""
         with self._lock:
-            self._wanted = list(stretches)
+            self._wanted = list(byte_ranges)
             if self._plan is not None and self._ranges:
                 self._plan.prefer(self._wanted)
 

@@ -141,13 +141,13 @@ class StreamingCopy(Closing):
             self._transfer.prefer(self._wanted)
             self._transfer.start()
 
-    def prefer(self, stretches: Iterable[tuple[int, int]]) -> None:
-        """Bring these stretches `(begin, end)` first, in this order, then the rest; also while it copies already.
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
 
         A source without ranges comes as it does.
         """
         with self._lock:
-            self._wanted = list(stretches)
+            self._wanted = list(byte_ranges)
             if self._transfer is not None:
                 self._transfer.prefer(self._wanted)
 
