@@ -39,7 +39,7 @@ class Candidate:
     options: dict[str, Any]
     """Arguments of `make_loader` or of torch's `DataLoader`."""
     weight: int = 0
-    """What it takes of the machine; of equal ones the lightest wins."""
+    """How much of the machine it uses; of equally fast ones the lightest wins."""
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -86,7 +86,7 @@ class TunedLoader:
     """What else the user should know."""
 
     def loader(self) -> Any:
-        """Return the best loader, made anew."""
+        """Return a new loader with the best options."""
         return self._make(**self.options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -228,19 +228,20 @@ def autotune_loader(
 
 
 def stock_candidates(cores: int) -> list[Candidate]:
-    """List what to try of torch's `DataLoader`: none, and up to twice as many processes as cores, for datasets that
-    mostly wait."""
+    """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
+    # One core less leaves one to the training; twice as many are best for datasets that mostly wait.
     counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
     found = [Candidate({"num_workers": 0})]
     for count in counts:
+        # Without it the start of processes would be measured again in every epoch of a small dataset.
         options = {"num_workers": count, "persistent_workers": True}
         found += [Candidate({**options, "prefetch_factor": ahead}, count) for ahead in (2, 8)]
     return found
 
 
 def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidate]:
-    """List what to try of `make_loader`: its own choice, each strategy that can work, and processes where there is
-    work."""
+    """List the candidates of `make_loader`: its own choice, each strategy that can work, and processes if useful."""
+    # The first one is what a user gets without any options, and gains are measured against it.
     found = [Candidate({}), *(Candidate({"strategy": "direct", "num_workers": count}, 0) for count in {1, cores})]
     found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
@@ -252,11 +253,12 @@ def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidat
 
 
 def choose(trials: Sequence[Trial]) -> Trial:
-    """Return the lightest of those within 5 % of the fastest.
+    """Return the lightest of the candidates within 5 % of the fastest.
 
     Raises:
         OptionError: none could be tried.
     """
+    # Smaller differences do not repeat, and cores that the loader does not use are left to the training.
     tried = [trial for trial in trials if math.isfinite(trial.batch_s)]
     if not tried:
         msg = f"No way to load this dataset worked: {trials[0].problem if trials else 'none was tried'}."
@@ -267,7 +269,8 @@ def choose(trials: Sequence[Trial]) -> Trial:
 
 
 def next_round(trials: Sequence[Trial]) -> list[Candidate]:
-    """Return the better half, at least two while there are two, without those that could not be tried or were ended."""
+    """Return the better half of the candidates, at least two, without those that failed or were stopped."""
+    # Successive halving: most of the time goes into telling the best ones apart.
     going = sorted(
         (trial for trial in trials if math.isfinite(trial.batch_s) and not trial.stopped), key=lambda t: t.batch_s
     )
@@ -290,6 +293,7 @@ def _search(
             if latest.get(id(candidate)) is not None and time.monotonic() > deadline:
                 break
             best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
+            # Starting processes counts against the budget, since the user waits for it.
             seconds = max(_LEAST_S, share_s - _STARTING_S * (candidate.weight > 0))
             trial = _try(candidate, make, _Limits(step, seconds, best_s))
             latest[id(candidate)] = trial
@@ -312,7 +316,7 @@ class _Limits:
 
 
 def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Trial:
-    """Run one candidate for so long; an error in it is its result."""
+    """Run one candidate for a while; an error in it is its result."""
     trial = Trial(candidate)
     loader: Any = None
     iterator: Any = None
@@ -328,6 +332,7 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
         return _timed(trial, loader, iterator, limits)
     except StopIteration:
         return replace(trial, problem="the dataset has no batch of this size")
+    # A dataset may work without processes and fail to pickle, for example.
     except (ColabstageError, RuntimeError, ValueError, OSError, TypeError, AttributeError) as error:
         return replace(trial, problem=said_by(error).partition("\n")[0])
     finally:
@@ -338,7 +343,7 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
 
 def _timed(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
     step, seconds = limits.step, limits.seconds
-    # What had been made before anybody asked is taken first, where batches come fast.
+    # Batches that were prepared before the measurement began are not counted, where batches come fast.
     ahead = trial.candidate.weight * int(trial.candidate.options.get("prefetch_factor") or 2)
     began = counted_from = time.perf_counter()
     count = skipped = 0

@@ -43,47 +43,47 @@ class Shape(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """What a file says of one image."""
+    """The annotations of one image."""
 
     image: str
     """The image's path, as written."""
     shapes: Sequence[Shape]
-    """What is in it."""
+    """The annotated shapes."""
     size: tuple[int, int] = (0, 0)
-    """Its height and width, zeros where the file says none."""
+    """Its height and width; zeros where the file does not say."""
 
 
 class _NotThisFormatError(Exception):
-    """The file is of another kind, and no trouble."""
+    """The file has another format, which is not an error."""
 
 
 class _Format(NamedTuple):
     """One way to write boxes."""
 
     name: str
-    """What a person calls it."""
+    """The name of the tool or format."""
     extension: str
-    """Of its files."""
+    """The extension of its files."""
     marks: tuple[bytes, ...]
-    """What every such file holds."""
+    """Bytes that every such file contains."""
     parse: Callable[[str, bytes], list[Annotated]]
     """Reads a file, given its name and content. Raises _NotThisFormatError, or whatever Python does over broken
     ones."""
     named: str = ""
-    """A pattern of their paths."""
+    """A pattern for their paths."""
     per_image: bool = False
-    """Whether each file is of one image, and called as that is."""
+    """Whether each file belongs to one image, and is named after it."""
     polygons: bool = False
-    """Whether outlines are common, of which the boxes around them are kept."""
+    """Whether outlines are common, which become the boxes around them."""
     numbered: bool = False
-    """Whether classes are numbers, which a list of names beside the images says more of."""
+    """Whether classes are numbers, for which a list beside the images has names."""
 
 
 def read_box_tools(tree: Tree) -> SampleTable:
     """Make a table of a tree whose boxes are in files of one of `FORMATS`.
 
-    Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those that the files, or the folders
-    of images, are called after. Images that no file names are left out.
+    Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
+    of the folders of images. Images that no file names are left out.
 
     Raises:
         LayoutError: there is no such file.
@@ -100,11 +100,11 @@ def read_box_tools(tree: Tree) -> SampleTable:
 
 
 def _read(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
-    """Return what the files of one extension say, and in which format, `None` where they are of none."""
+    """Return the format and the contents of the files with one extension; `None` where they have no known format."""
     forms = [form for form in FORMATS if form.extension == extension]
     named = re.compile("|".join(f"(?:{form.named})" for form in forms))
     files = files_ending_in(tree.entries, (extension,)).where(lambda name: named.search(name) is not None)
-    # A few tell, before thousands of files of another tool are read.
+    # A few files decide, so that thousands of another tool's are not read.
     some = files.take(np.arange(min(len(files), _SNIFFED)))
     kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
     form = next((kind for kind in kinds if kind is not None), None)
@@ -115,7 +115,8 @@ def _read(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, li
 
 
 def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
-    """Return what a file says, nothing where it is none of a format."""
+    """Return the contents of a file; nothing where it does not have this format."""
+    # Looking for bytes is much faster than parsing, and most files are not annotations.
     if not all(mark in content for mark in form.marks) or re.search(form.named, file.name) is None:
         return []
     try:
@@ -154,6 +155,7 @@ def _table(
                 raise BrokenDatasetError(msg)
             rows = [[*_around(file.name, shape), numbers[shape.label]] for shape in one.shapes]
             samples[image.name] = LabelledImage(image, rows, split or split_of_path(image.name), one.size)
+    # A few missing images are common in published datasets; when most are missing, names are matched in a wrong way.
     if 2 * missing > total:
         msg = (
             f"Of {total:,} images that {form.name}'s annotations in '{tree.label}' name, {total - missing:,} are there "
@@ -171,7 +173,7 @@ def _table(
 
 
 def _numbered(tree: Tree, form: _Format, words: set[str]) -> list[str]:
-    """Return the names of classes that are written as numbers; the numbers themselves where no list names them."""
+    """Return the names of numbered classes; the numbers themselves where no list has names for them."""
     count = 1 + max(map(int, words), default=-1)
     names = list(read_class_file(tree).names)
     if names and count > len(names):
@@ -202,7 +204,7 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
     shapes = []
     for shape in found["shapes"]:
         points = [(float(x), float(y)) for x, y in shape["points"]]
-        # A circle is written as its centre and a point on it.
+        # A circle is stored as its centre and a point on its edge.
         if shape.get("shape_type") == "circle":
             (x, y), edge = points
             radius = float(np.hypot(edge[0] - x, edge[1] - y))
@@ -210,7 +212,7 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
         if len(points) > 1:
             shapes.append(Shape(str(shape["label"]), points))
     size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
-    # The image beside the file, whatever it was called where it was annotated.
+    # The image of the same name beside the file: the path in the file is from the machine of whoever annotated it.
     return [Annotated(posixpath.splitext(posixpath.basename(name))[0], shapes, size)]
 
 
@@ -231,8 +233,9 @@ def _createml(_: str, content: bytes) -> list[Annotated]:
 
 
 def _via(_: str, content: bytes) -> list[Annotated]:
-    """Read the VGG Image Annotator's file; a region's one attribute is its class, without any it is an object."""
+    """Read the VGG Image Annotator's file; a region's only attribute is its class, and without one it is an object."""
     found = json.loads(content)
+    # A saved project wraps what an export has at the top.
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         raise _NotThisFormatError
@@ -242,6 +245,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
         regions = one["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:
             at, said = region["shape_attributes"], list((region.get("region_attributes") or {}).values())
+            # With several attributes there is no telling which is the class.
             if len(said) > 1 or not all(isinstance(word, str) for word in said):
                 msg = f"a region has {said} as attributes; expected one word, its class"
                 raise ValueError(msg)
@@ -258,7 +262,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
 
 
 def _supervisely(name: str, content: bytes) -> list[Annotated]:
-    """Read Supervisely's file of one image, called as that with .json behind it."""
+    """Read Supervisely's file of one image, which has the image's name followed by .json."""
     found = json.loads(content)
     if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
         raise _NotThisFormatError
@@ -277,7 +281,8 @@ def _supervisely(name: str, content: bytes) -> list[Annotated]:
 
 
 def _bdd(_: str, content: bytes) -> list[Annotated]:
-    """Read BDD100K's file; lanes and areas have no boxes."""
+    """Read BDD100K's file."""
+    # Lanes and drivable areas are labels without a box.
     found = json.loads(content)
     if not isinstance(found, list) or not all(isinstance(one, dict) and "name" in one for one in found):
         raise _NotThisFormatError
@@ -295,7 +300,7 @@ def _bdd(_: str, content: bytes) -> list[Annotated]:
 
 
 def _label_studio(_: str, content: bytes) -> list[Annotated]:
-    """Read Label Studio's JSON: boxes and outlines in hundredths of the image, boxes turned around their corner."""
+    """Read Label Studio's JSON: boxes and outlines in per cent of the image, boxes rotated around their corner."""
     found = json.loads(content)
     if not isinstance(found, list) or not all(isinstance(one, dict) and "data" in one for one in found):
         raise _NotThisFormatError
@@ -315,16 +320,17 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
                 continue
             size = (int(region["original_height"]), int(region["original_width"]))
             (label,) = value[kind]
-            corners = value["points"] if kind == "polygonlabels" else _turned(value, size)
+            corners = value["points"] if kind == "polygonlabels" else _rotated(value, size)
             shapes.append(Shape(str(label), [(x * size[1] / 100, y * size[0] / 100) for x, y in corners]))
         path = next((str(word) for word in one["data"].values() if is_image(str(word))), "")
-        # Files of the machine that it ran on come as a question: /data/local-files/?d=photos/a.jpg.
+        # Local files are given by a query: /data/local-files/?d=photos/a.jpg.
         every.append(Annotated(unquote(path.rpartition("?d=")[2]), shapes, size))
     return every if any(one.shapes for one in every) else []
 
 
-def _turned(value: dict[str, Any], size: tuple[int, int]) -> list[tuple[float, float]]:
-    """Return the corners of a box in hundredths, which is turned clockwise around its first in pixels."""
+def _rotated(value: dict[str, Any], size: tuple[int, int]) -> list[tuple[float, float]]:
+    """Return the corners, in per cent, of a box that is rotated clockwise around its first corner."""
+    # In pixels, because per cent of height and width are of different lengths.
     angle = math.radians(value.get("rotation") or 0)
     across, down = value["width"] * size[1], value["height"] * size[0]
     ends = [(0.0, 0.0), (across, 0.0), (across, down), (0.0, down)]

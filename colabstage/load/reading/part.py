@@ -62,7 +62,7 @@ class _Opened:
     """What one process has open."""
 
     pid: int
-    """The process that opened it: after a fork its child finds another number here."""
+    """The process that opened it; in a forked child it differs from the child's own, which has to open the file."""
     x: InputRows
     """An engine for fixed rows, `EncodedRows` or `RaggedRows` otherwise."""
     y: TargetRows | None
@@ -86,14 +86,14 @@ class SplitPart:
 
         Args:
             path, split, decode, fields: as of `SplitReader`.
-            beside_bytes: length of what is read at random beside this file: the system's cache has to hold that too.
-            arrival: what brings rows that are not here yet, so that it is written to while it is read; `None` where all
-                are.
+            beside_bytes: length of what is read at random beside this file, which the system's cache has to hold too.
+            arrival: brings rows that are not here yet, so that the file is written while it is read; `None` where all
+                rows are here.
 
         Raises:
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
                 `decode` holds no image files.
-            SplitNotFoundError: it has no such split; the message lists those it has.
+            SplitNotFoundError: it has no such split; the message lists the splits.
         """
         self.path = Path(path).expanduser().absolute()
         info = read_info(self.path, fields)
@@ -101,7 +101,7 @@ class SplitPart:
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
-        # Of what is all here, only the order is another one.
+        # When all rows are here, an arrival only changes the order of an epoch.
         self._arrival = None if arrival is None or arrival.complete else arrival
         self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=self._arrival is not None)}
         self._beside_bytes = beside_bytes
@@ -172,7 +172,8 @@ class SplitPart:
     def estimate_row_bytes(self) -> int:
         """Return the length of one input row once it is in memory, from the headers of a few where each has its own."""
         if self._arrival is not None and self.encoded and self.row_shape is None:
-            # Headers lie all over the file. Photographs as JPEG take about a tenth of their pixels.
+            # Headers are all over the file, and fetching blocks for an estimate would take long. Photographs as JPEG
+            # take about a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
         engine = None if self.row_shape is not None else self._loaded or self._open().x
         if not isinstance(engine, EncodedRows) or not len(self):
@@ -313,7 +314,7 @@ class SplitPart:
 
     def warm_up(self) -> Iterator[None]:
         """Have the system hold the inputs in memory, as `SplitReader.warm_up`."""
-        # Of rows that arrive there is nothing to read beforehand.
+        # Rows that are still to arrive cannot be read beforehand.
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file = OpenFile(self.path, self._stamps, self._fields)
@@ -321,6 +322,8 @@ class SplitPart:
         if before.warm or not before.fits:
             return
         yield from file.warm(self._x.facts)
+        # The system may have dropped the first pages while the last ones were read. Mapped reads of a cold file would
+        # then fetch twenty times what they need.
         part = file.resident_part(self._x.facts)
         if not replace(before, resident_part=part).warm:
             reason = f"after reading all of it once, only {part:.0%} has stayed in memory"
@@ -334,6 +337,7 @@ class SplitPart:
         self._opened = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # Handles mean nothing in another process, and memory is loaded again there rather than sent.
         return {**self.__dict__, "_opened": None, "_loaded": None, "_kept_y": None}
 
     def _examine(self, file: Any, info: FieldInfo) -> FieldSource:
@@ -357,14 +361,14 @@ class SplitPart:
         return facts, choose_engine(facts, slow_mount=self._slow_mount_of(facts))
 
     def _slow_mount_of(self, facts: StorageFacts) -> str | None:
-        """Return why what a field is in must not be mapped, and remember a file that a link leads to as it is now."""
+        """Return why a field's file must not be mapped, and remember the state of a file that a link leads to."""
         if facts.home is None:
             return self.slow_mount
         self._stamps.setdefault(facts.home, FileStamp.of(facts.home.stat()))
         return self.slow_mount or slow_reason(mount_of(facts.home))
 
     def _considering_cache(self, field: FieldSource) -> FieldSource:
-        """Return the same field, with its engine chosen by what of it is in memory now."""
+        """Return the same field, with its engine chosen by how much of it is in memory now."""
         if field.choice.name != "mapped":
             return field
         if self._arrival is not None:
@@ -380,8 +384,8 @@ class SplitPart:
     def _open(self) -> _Opened:
         """Return what this process has open, opened now if it was not."""
         opened = self._opened
-        # Two threads may both find it closed; then one of the two openings is dropped, which costs a millisecond and
-        # spares a lock that a fork could leave locked.
+        # Two threads may both find it closed, and then one of the two openings is dropped. That costs a millisecond,
+        # and needs no lock, which a fork could leave locked.
         if opened is None or opened.pid != os.getpid():
             path = self._path_now()
             file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields)
@@ -392,13 +396,13 @@ class SplitPart:
         return opened
 
     def _path_now(self) -> Path:
-        """Return where the file is: one that arrives has its name once all of it is there."""
+        """Return where the file is; one that is being packed gets its final name at the end."""
         moved = None if self._arrival is None else self._arrival.readable_path
         return moved or self.path
 
     def _open_y(self, file: OpenFile, y: FieldSource, x: InputRows) -> TargetRows:
         if y.heap and self._kept_y is None:
-            # One by one they would take longer than their inputs. Children made by fork share them.
+            # Read one by one they would take longer than their inputs. Forked children share the memory.
             self._kept_y = file.ragged(y, in_memory=True) if self.in_memory else file.few_ragged(y)
         return self._kept_y or file.targets(y, x, self._image)
 
@@ -407,7 +411,7 @@ class SplitPart:
             if self._x.heap and not self.encoded:
                 return file.ragged(self._x, in_memory=False)
             return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
-        # Kept beside what is open, because children made by fork share it; a pickled reader reads its own.
+        # Kept apart from what is open, because forked children share it; a pickled reader loads its own.
         self._loaded = self._load(file)
         return self._loaded
 
