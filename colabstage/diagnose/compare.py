@@ -61,14 +61,14 @@ Way = Literal["source", "again", "local", "pack"]
 
 _BAR_PX = 220
 
-# How the time is shared out. Reading from the source takes longest and varies most; the rest is soon known.
+# Shares of the budget. Reading from the source takes longest and varies most; the other ways are known soon.
 _SOURCE_PART = 0.6
 _AGAIN_PART = 0.15
 _OTHER_PART = 0.08
-# A way that is fast is measured over several passes, for at least this long.
+# Fast ways are measured over several passes, for at least this long.
 _LEAST_S = 1.0
 _PROBE_S = 15.0
-# What has been read is kept in memory until it is written down, so that writing does not count as reading.
+# Files that were read stay in memory until they are written, so that writing does not count as reading.
 _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
 
@@ -81,13 +81,13 @@ class SourceRate:
     """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
     the local disk; `"pack"`, one HDF5 file on the local disk."""
     title: str
-    """What people call it."""
+    """Its name for people."""
     samples: int
-    """How many were read, some of them several times."""
+    """How many were read, repetitions included."""
     seconds: float
     """How long that took."""
     nbytes: int
-    """The length of what was read for them."""
+    """How many bytes were read for them."""
 
     @property
     def per_second(self) -> float:
@@ -106,7 +106,7 @@ class SourceComparison:
     path: Path
     """The dataset."""
     place: str
-    """Where it lies ("Google Drive")."""
+    """Where it is ("Google Drive")."""
     dataset_samples: int
     """How many samples it has."""
     compared: int
@@ -134,7 +134,8 @@ class SourceComparison:
 
     @property
     def speedup(self) -> float:
-        """Return how many times faster the pack is than the source, read for the second time and later."""
+        """Return how many times faster the pack is than later epochs from the source."""
+        # Not than the first epoch, which a pack does not make faster: staging reads the source once too.
         again = self.rate("again").per_second
         return self.rate("pack").per_second / again if again > 0 else float("inf")
 
@@ -262,27 +263,27 @@ def compare_sources(
     progress: bool | Progress = True,
     **arguments: Unpack[ImageArguments],
 ) -> SourceComparison:
-    """Measure, with your own images, what staging them would change: the number that counts, in about a minute.
+    """Measure with your own images, in about a minute, how much faster an epoch becomes when they are staged.
 
-    Some images, at random, are read from where they lie, twice; then from copies on the local disk; then as batches
-    from a pack of them. Nothing is written to where they lie, and nothing stays on the local disk.
+    Some random images are read from the source, twice; then from copies on the local disk; then as batches from a pack
+    of them. Nothing is written to the source, and nothing stays on the local disk.
 
     Args:
-        path: a folder or an archive of images, on a mounted Drive or anywhere.
-        samples: how many images at the most; fewer where reading them takes longer than there is time, or where they
-            come to more than 512 MB.
+        path: a folder or an archive of images, on a mounted Drive or anywhere else.
+        samples: how many images at most; fewer where reading them takes longer than the budget, or where they have more
+            than 512 MB together.
         num_workers: threads that read and decode files at once, for the workers that your `DataLoader` has.
-        batch_size: of the batches that are read from the pack.
-        budget_s: about how long it may take, in seconds. Listing the folder, and packing the images, come on top.
-        seed: of the choice of images.
+        batch_size: samples in a batch that is read from the pack.
+        budget_s: about how long it may take, in seconds, without listing the folder and packing the images.
+        seed: seed for choosing images.
         local_dir: where the copies go; the platform's fast folder by default.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
-        **arguments: what becomes of each image: those of these names of `colabstage.options.PackOptions`.
+        **arguments: how images are decoded, as the arguments of these names in `colabstage.options.PackOptions`.
 
     Raises:
         OptionError: a number is not above 0, or an option is unknown.
-        SourceNotFoundError, ArchiveError, LayoutError: as for `stage_dataset`; LayoutError as well where samples are
-            no image files.
+        SourceNotFoundError, ArchiveError, LayoutError: as for `stage_dataset`; LayoutError also where samples are not
+            image files.
         DriveDisconnectedError: the mount does not answer.
         SourceReadError: an image could not be read, or nothing came for a minute.
         NotEnoughSpaceError: the copies do not fit on the local disk.
@@ -322,7 +323,7 @@ def _check_answers(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
-    """Make a folder below `local` that is gone afterwards, with every folder that had to be made for it."""
+    """Make a folder below `local` that is removed afterwards, with every folder that had to be created for it."""
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
     model = local / "compare"
@@ -384,7 +385,7 @@ class _Comparing:
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
             # What was read is kept, so that all other ways read the same images.
             kept: dict[int, bytes] = {}
-            first = self._read(source, chosen, "from where they lie", _SOURCE_PART, keep=kept)
+            first = self._read(source, chosen, "from the source", _SOURCE_PART, keep=kept)
             # Later epochs find what the mount's client keeps on the local disk, which is the fair comparison.
             again = self._read(source, list(kept), "once more", _AGAIN_PART)
         files = self._write_down(kept, source)
@@ -418,7 +419,7 @@ class _Comparing:
         *,
         keep: dict[int, bytes] | None = None,
     ) -> _Pass:
-        """Read and decode files by several threads, until all are done or the time is up."""
+        """Read and decode files with several threads, until all are done or the time is up."""
         sizes = source.sizes
 
         def read(index: int) -> bytes:
@@ -440,7 +441,7 @@ class _Comparing:
             )
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
-        """Write what was read as plain files on the local disk, in a folder that packs."""
+        """Write what was read as plain files on the local disk, in a folder that can be packed."""
         # Copies and a pack of them, at most.
         check_space(self.folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
         folder = self.folder / "files" / "images"
@@ -458,7 +459,7 @@ class _Comparing:
         passes: list[_Pass] = []
         deadline = time.monotonic() + self.seconds * _OTHER_PART
         with self.progress.step("read local files", total=None, unit="images") as step:
-            # A few hundred local files are read in less time than a clock tells well.
+            # A few hundred local files are read too quickly for one pass to be measured well.
             while not passes or (time.monotonic() < deadline and sum(one.seconds for one in passes) < _LEAST_S):
                 passes.append(
                     _timed_pass(
@@ -510,7 +511,7 @@ class _Comparing:
         advance: Callable[[int], None],
     ) -> _Pass:
         order = np.random.default_rng(0)
-        # The first batch opens the file, and makes the memory that all are read into, as a loader's buffers.
+        # The first batch opens the file and allocates the memory that all are read into, like a loader's buffers.
         batch = min(self.batch_size, rows)
         first = read_x(np.arange(batch), None, pool=pool)
         out = first if isinstance(first, np.ndarray) else None

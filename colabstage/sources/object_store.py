@@ -59,7 +59,7 @@ _TRANSIENT_ERRNOS = frozenset(
         getattr(errno, "EREMOTEIO", errno.EIO),  # what s3fs makes of "InternalError"
     }
 )
-# By name, because none of these packages need be installed, and importing one to judge an error would be absurd.
+# By name, because none of these packages need be installed, and importing one only to classify an error would be slow.
 _NAMES: dict[Judgement, frozenset[str]] = {
     "missing": frozenset({"NoSuchKey", "NoSuchBucket", "EntryNotFoundError", "ResourceNotFoundError"}),
     "access": frozenset(
@@ -125,8 +125,8 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
     Args:
         error: what was raised.
         protocol: such as `"s3"`; it decides which way of giving credentials the message names.
-        label: the public address of what was asked for.
-        secrets: texts that must not appear.
+        label: the public address that was asked for.
+        secrets: texts that must not appear in the message.
     """
     if isinstance(error, SourceError):
         return error
@@ -144,12 +144,13 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
 
 def judge_error(error: BaseException) -> Judgement:
-    """Return what kind of failure it is; the causes of an error are asked when it does not tell itself."""
+    """Return the kind of failure, by the error or by its causes."""
+    # Backends wrap the errors of their services, some of them several times.
     return next((found for one in _chain(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:
-    """Return seconds after which the service asked to be tried again, from its Retry-After."""
+    """Return the seconds after which the service wants to be asked again, from its Retry-After."""
     for one in _chain(error):
         headers = _headers(getattr(one, "response", None)) or _headers(one)
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
@@ -159,6 +160,7 @@ def wait_asked(error: BaseException) -> float | None:
 
 
 def _headers(response: Any) -> Mapping[str, Any]:
+    # botocore's errors have a dict as response, those of others an object with headers.
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {})
         headers = response.get("HTTPHeaders") if isinstance(response, dict) else None
@@ -168,6 +170,7 @@ def _headers(response: Any) -> Mapping[str, Any]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
+    # Causes can form a ring.
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -182,6 +185,7 @@ def _judge_one(error: BaseException) -> Judgement:
     named = [
         judgement for judgement, names in _NAMES.items() if any(kind.__name__ in names for kind in type(error).__mro__)
     ]
+    # Before the type: several of these are an OSError without a number.
     if named:
         return named[0]
     if isinstance(error, OSError) and (judgement := _judge_os(error)) != "other":
@@ -190,6 +194,7 @@ def _judge_one(error: BaseException) -> Judgement:
 
 
 def _judge_os(error: OSError) -> Judgement:
+    # A name server that does not answer now may answer later; a name that does not exist is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
     kinds: dict[Judgement, tuple[type[OSError], ...]] = {
@@ -207,6 +212,7 @@ def _judge_ftp(error: ftplib.Error) -> Judgement:
         return "transient"
     if text[:3] in {"530", "532", "331", "332"}:
         return "access"
+    # FTP has one code for a missing file and a forbidden one, so the server's words decide.
     if text[:3] in {"550", "553"}:
         return "access" if re.search("permi|denied|allowed|privilege", text, re.IGNORECASE) else "missing"
     return "other"
@@ -256,12 +262,12 @@ _PACKAGES = {
     "root": "fsspec-xrootd",
     "hdfs": "pyarrow",
 }
-# How a service is asked without a login, where that is not what the backend tries by itself.
+# The options for access without a login, for backends that do not try that by themselves.
 _ANONYMOUS: dict[str, dict[str, Any]] = {
     **{protocol: {"anon": True} for protocol in ("s3", "s3a", "az", "abfs", "abfss")},
     **{protocol: {"token": "anon"} for protocol in ("gs", "gcs")},
 }
-# Options that are a choice of login; who makes it is not second-guessed.
+# Options that choose a login, after which no other one is tried.
 _LOGIN_OPTIONS = frozenset(
     {"anon", "token", "key", "secret", "username", "password", "profile", "account_key", "sas_token", "credential"}
 )
@@ -274,29 +280,29 @@ _HINT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What is known of one kind of service."""
+    """The facts about one kind of service."""
 
     adapter: StoreAdapter
-    """How it is asked."""
+    """How it is called."""
     connections: int
-    """Parts of one file that it gives at full speed at once."""
+    """How many parts of one file it sends at full speed at the same time."""
     instances: int
-    """File systems, each with a connection of its own, between which threads choose; 0 where one serves all."""
+    """How many file systems, each with its own connection, threads share; 0 where one serves all threads."""
     options: Mapping[str, Any]
-    """Defaults for its file system."""
+    """Default options of its file system."""
 
 
-# An FTP connection carries one transfer and its replies in step; servers often allow an address four of them.
+# An FTP connection carries one transfer at a time; servers often allow an address four of them.
 _FTP = Backend(FtpAdapter(), connections=1, instances=4, options={})
-# One SSH connection is one core's encryption and one window, and a paramiko client keeps its answers in one thread's
-# hands; sshd refuses when more than ten log in at once (MaxStartups).
+# One SSH connection is limited to one core's encryption and one window, and a paramiko client handles its answers in
+# one thread; sshd refuses when more than ten log in at once (MaxStartups).
 _SFTP = Backend(SftpAdapter(), connections=4, instances=4, options=_SSH_OPTIONS)
 _MEMORY = Backend(MemoryAdapter(), connections=1, instances=0, options={})
 _LOCAL = Backend(BlockingAdapter(), connections=4, instances=0, options={})
-# Without it, botocore keeps ten connections, and thirty reads in flight would wait for them.
+# By default botocore keeps ten connections, for which thirty reads in flight would wait.
 _S3 = Backend(AsyncAdapter(), connections=8, instances=0, options={"config_kwargs": {"max_pool_connections": 40}})
 _ON_LOOP = Backend(AsyncAdapter(), connections=8, instances=0, options={})
-# Whether these may be shared is not known of each, so no two threads do.
+# It is not known for each of these whether threads may share it, so none do.
 _BLOCKING = Backend(BlockingAdapter(), connections=4, instances=8, options={})
 _KNOWN = {
     "ftp": _FTP,
@@ -311,7 +317,7 @@ class ObjectStore:
     """The service behind an address. Every method may be called from any thread; each has a deadline.
 
     `label`: the address for messages, without secrets. `path`: what the backend calls the object, or folder.
-    `notes`: sentences for the person, such as that the service was asked without a login.
+    `notes`: sentences for the user, for example that the service was asked without a login.
     """
 
     def __init__(
@@ -337,7 +343,7 @@ class ObjectStore:
         self._options = {**self.backend.options, **given, **in_url}
         self._secrets = secrets_in(self._options)
         self._clock = clock
-        self._lender = _ConnectionPool(self._make, self.backend)
+        self._connections = _ConnectionPool(self._make, self.backend)
         self.notes: tuple[str, ...] = ()
 
     def info(self, path: str = "") -> dict[str, Any]:
@@ -376,7 +382,7 @@ class ObjectStore:
             SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
         """
         try:
-            with self._lender.lend() as fs:
+            with self._connections.lend() as fs:
                 pieces = self.backend.adapter.pieces(fs, path, offset, end)
                 yield from at_least_rate(pieces, self.label, clock=self._clock)
         except ColabstageError:
@@ -395,7 +401,7 @@ class ObjectStore:
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""
-        self._lender.close()
+        self._connections.close()
 
     def _make(self) -> Any:
         options = {**self._options, "skip_instance_cache": True}
@@ -403,7 +409,7 @@ class ObjectStore:
 
     def _ask(self, question: Callable[[Any], T]) -> T:
         try:
-            with self._lender.lend() as fs:
+            with self._connections.lend() as fs:
                 return question(fs)
         except ColabstageError:
             raise
@@ -414,15 +420,16 @@ class ObjectStore:
         return translate_error(error, self.protocol, self.label, self._secrets)
 
     def _anonymously(self, question: Callable[[Any], T], refused: SourceAccessError) -> T:
-        """Ask once more without a login: public buckets answer that, and most people's notebooks have none."""
+        """Ask once more without a login."""
+        # Public buckets allow that, and most notebooks have no login.
         anonymous = _ANONYMOUS.get(self.protocol)
         if anonymous is None or self._chose_login:
             raise refused
         before = self._options
         self._chose_login = True
         self._options = {**before, **anonymous}
-        self._lender.close()
-        self._lender = _ConnectionPool(self._make, self.backend)
+        self._connections.close()
+        self._connections = _ConnectionPool(self._make, self.backend)
         try:
             answer = self._ask(question)
         except SourceAccessError:
@@ -431,7 +438,7 @@ class ObjectStore:
         return answer
 
     def _walk(self, workers: int) -> list[dict[str, Any]]:
-        """Return all files, one level of folders after the other, many folders at once."""
+        """Return all files, one level of folders after the other, with many listings at the same time."""
         files: list[dict[str, Any]] = []
         level = [self.path]
         with ThreadPoolExecutor(max(1, workers), thread_name_prefix="colabstage-list") as pool:
@@ -443,7 +450,7 @@ class ObjectStore:
         return files
 
     def _neighbours(self, path: str) -> str:
-        """Return what is in the folder where nothing was found, in a sentence; empty where that is not known soon."""
+        """Return a sentence about what is in the folder where nothing was found; "" where listing it takes long."""
         folder = path.rstrip("/").rpartition("/")[0]
         if not folder.strip("/") and self.protocol not in {"memory", "ftp"}:
             return ""
