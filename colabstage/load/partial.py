@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.
 _MOST_WINDOW = 16
-# Windows take no more of the room than one part in so many: the next one is fetched while one is read.
+# A window takes at most this fraction of the limit, because the next one is fetched while it is read.
 _WINDOW_PART = 8
-# Targets that take no more of the limit than one part in so many are always here, and so are the edges of blocks.
+# Targets stay here if they take at most this fraction of the limit, and so do the edges of blocks.
 _KEPT_PART = 8
 _EDGES_PART = 4
-# Where all is to come, the first batch waits for all targets if these take no more blocks than so many.
+# Where the whole pack is copied, the first batch waits for all targets if they take at most this many blocks.
 _KEPT_BLOCKS = 2
 # A batch may be in two blocks that are not neighbours, and its rows reach into the one before and the one after each.
 _LEAST_BLOCKS = 6
 _LONGEST_BATCH_S = 3600.0
-# Where parts lie among what is staged, and what says in each what it is of.
+# The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
 
 
@@ -67,34 +67,34 @@ class Field:
     """A byte range of the file that holds rows of a split, of which some blocks are here."""
 
     split: str
-    """Whose."""
+    """The split."""
     is_input: bool
-    """Whether they are inputs, and not targets."""
+    """Whether the rows are inputs, and not targets."""
     start: int
-    """Where in the file."""
+    """Where they begin in the file."""
     nbytes: int
-    """How long, all rows together."""
+    """The length of all rows together."""
     rows: int
-    """How many."""
+    """How many rows there are."""
     offsets: str | None
-    """The dataset of where rows begin; `None` where all are equally long."""
+    """The dataset of offsets where rows begin; `None` where all rows have one length."""
 
 
 class PartialPack:
-    """Bring rows of a pack that is elsewhere: an `Arrival`.
+    """The `Arrival` of a pack that is elsewhere.
 
-    `path`: the local file, sparse, which readers open. `file`: the blocks below. `place`: where the file will be, of
-    one that comes whole; `None` of one of which there is never more than a limit.
+    `path`: the local sparse file, which readers open. `file`: its blocks. `place`: where the file will be when it is
+    copied completely; `None` where there is never more of it here than a limit.
     """
 
     def __init__(
         self, file: PartialFile | WholeFile, fields: tuple[Field, ...], window_units: int, place: Path | None = None
     ) -> None:
-        """Take what `open_partial` or `open_restored` has found out."""
+        """Take what `open_partial` or `open_restored` found out."""
         self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
         self.path = file.path
         self.first_epoch_only = place is not None
-        """Whether later epochs are visited as of any file, since all is here by then. What is let go comes again."""
+        """Whether later epochs are ordered as usual, because all of the file is here by then."""
         self.leaves_out = False
         """A pack has no rows that cannot be used."""
         self.verb = "copied"
@@ -130,13 +130,13 @@ class PartialPack:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how many rows are here, with all that belongs to them."""
+        """Tell how many rows are here completely."""
         splits = {field.split for field in self._fields}
         here = [self._of(split).count_here(self.file.state) for split in splits]
         return Readiness(sum(here), sum(max(f.rows for f in self._fields if f.split == split) for split in splits))
 
     def check(self) -> None:
-        """Raise why no more rows come, if none do."""
+        """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
     def fill(self, step: ProgressStep, cancellation: Cancellation) -> int:
@@ -144,11 +144,12 @@ class PartialPack:
         return self.file.fill(self._first_blocks(), step, cancellation)
 
     def end(self, error: BaseException) -> None:
-        """Bring nothing more, and raise this to whoever waits."""
+        """Stop fetching, and raise this error in all readers that wait."""
         self.file.end(error)
 
     def _first_blocks(self) -> NDArray[np.int64]:
-        """Return all blocks, in the order in which a loader of `train` with the default seed wants them."""
+        """Return all blocks, in the order in which a loader of `train` with the default seed needs them."""
+        # Most likely that is the loader that will be made, and it can then start at once.
         train = self._of("train")
         count = int(train.units.max(initial=-1)) + 1
         order = np.concatenate([train.low + visited_units(count, 0, 0), np.arange(self.file.blocks)])
@@ -167,7 +168,7 @@ class PartialPack:
 
     @property
     def reason(self) -> str:
-        """Tell why that many."""
+        """Return the reason for the size of windows."""
         manifest, limit = self.file.manifest, self.file.limit
         of_all = f"{format_bytes(manifest.size)} in {len(manifest.hashes):,} of them"
         why = "copied from the cache" if limit is None else f"disk_limit={format_bytes(limit)}"
@@ -179,14 +180,14 @@ class PartialPack:
         return self.file.figures
 
     def units(self, split: str) -> NDArray[np.intp]:
-        """Return the first and the last block of each row, of the field with the fewest; counted from 0."""
+        """Return the first and the last block of each row, `(N, 2)`, counted from 0."""
         return self._of(split).units
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectations:
-        """Take note of rows that will be read, as `Arrival.expect`."""
-        # By the time that `then` comes, all is here that is to stay.
+        """Fetch rows in the order in which they will be read, as `Arrival.expect`."""
+        # Where the whole file is copied, all of it is here by the time that `then` is read.
         return Expectations(self, self._of(split), rows, None if self.first_epoch_only else then)
 
     def hold(
@@ -199,15 +200,16 @@ class PartialPack:
     def left_out(
         self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None
     ) -> NDArray[np.bool_]:
-        """Return that all of some rows can be used, as `Arrival.left_out`; nothing is waited for."""
+        """Return that no row was left out, as `Arrival.left_out`, without waiting."""
+        # Broken samples were left out when the pack was made.
         return np.zeros(len(rows), np.bool_)
 
     def close(self) -> None:
-        """Fetch nothing more. What is here stays for the next time."""
+        """Stop fetching. Blocks that are here stay for the next time."""
         self.file.close()
 
     def _of(self, split: str) -> _Places:
-        # Two threads may both make them, which costs a moment and spares a lock that a fork could leave locked.
+        # Two threads may both compute this, which costs a moment and needs no lock, which a fork could leave locked.
         if split not in self._places:
             self._places[split] = _find_places(self, [one for one in self._fields if one.split == split])
         return self._places[split]
@@ -229,7 +231,7 @@ class _Places:
         self.gap = max(1, 2 * rows // max(1, int(self.units.max(initial=0)) + 1))
 
     def needed(self, rows: NDArray[np.intp], *, targets_only: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the blocks that rows need, and those of which they need an edge alone."""
+        """Return the blocks that rows need completely, and those of which they need only an edge."""
         whole: list[NDArray[np.int64]] = []
         edges: list[NDArray[np.int64]] = []
         for field, firsts, lasts in self._spans:
@@ -256,7 +258,7 @@ class _Places:
         blocks: list[NDArray[np.int64]] = []
         for _, firsts, lasts in self._spans:
             first, last = firsts[rows], lasts[rows]
-            # Edges are here from when their block was.
+            # Edges have been kept since their block was here, so they need no visit.
             inner = np.flatnonzero((last != first + 1) | (not self._edges))
             for step in range(int((last - first)[inner].max(initial=0)) + 1):
                 places.append(inner)
@@ -273,7 +275,7 @@ def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 class Expectations:
-    """What one reader will read, this epoch and, once that is known, the next."""
+    """What one reader will read in this epoch and in the next one."""
 
     def __init__(
         self,
@@ -291,14 +293,14 @@ class Expectations:
             threading.Thread(target=self._follow, args=(then,), name="colabstage-next-epoch", daemon=True).start()
 
     def reached(self, rows: int) -> None:
-        """Take note that the first so many rows are done with."""
+        """Record how many rows have been read."""
         self._done = rows
         self._begun.set()
         for one in self._told:
             one.reached(rows)
 
     def close(self) -> None:
-        """Forget it."""
+        """Withdraw them."""
         with self._lock:
             self._closed.set()
             self._begun.set()
@@ -306,7 +308,7 @@ class Expectations:
                 one.close()
 
     def _follow(self, then: Callable[[], NDArray[np.intp]]) -> None:
-        # The first batch has the processor to itself.
+        # Ordering the next epoch takes time that the first batch should not wait for.
         if not self._begun.wait(_LONGEST_BATCH_S) or self._closed.is_set():
             return
         told = self._tell(then(), self._rows)
@@ -327,18 +329,18 @@ class Expectations:
 def open_partial(
     address: str | os.PathLike[str], disk_limit: int | str, *, local_dir: str | os.PathLike[str] | None = None
 ) -> PartialPack:
-    """Open a pack that is elsewhere, of which no more than `disk_limit` bytes are ever here.
+    """Open a pack that is elsewhere, with no more than `disk_limit` bytes of it on the local disk at any time.
 
-    Its index, labels and other small things are brought here now, and stay.
+    Its index, labels and other small datasets are fetched now, and stay.
 
     Args:
-        address: of the packed file: a path, such as on a mounted Drive, an http(s) address, or one of a bucket. Its
+        address: the packed file: a path, for example on a mounted Drive, an http(s) address, or one of a bucket. Its
             manifest, `NAME.h5.json`, is beside it.
-        disk_limit: bytes, or a text such as "20GB".
-        local_dir: where on the local disk; `None` is the platform's fast folder.
+        disk_limit: bytes, or text such as "20GB".
+        local_dir: the folder on the local disk; `None` for the platform's fast folder.
 
     Raises:
-        OptionError: that is no limit, or no address of one file.
+        OptionError: the limit is not a size, or the address does not name a single file.
         SourceNotFoundError: it has no manifest, so nothing would tell a block that is wrong.
         NotEnoughSpaceError: the limit is too low; the message says what would do.
         NotSupportedHereError: the local disk cannot give back parts of a file.
@@ -352,7 +354,7 @@ def open_partial(
     opener, remote = remote_opener(source), _Opened()
     try:
         with DaemonPool(2, "colabstage-open") as pool:
-            # Side by side: each takes a round trip, and more.
+            # At the same time, because each takes a round trip or more.
             opening = pool.submit(lambda: remote.keep(opener()))
             manifest = _find_manifest(source, address)
             pool.results([opening])
@@ -363,24 +365,23 @@ def open_partial(
         file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
         return _open_pack(file)
     finally:
-        # Where another process fetches, nobody has taken it.
+        # Where another process fetches, the file was not needed.
         remote.close()
 
 
 def open_restored(path: Path, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
-    """Open a pack at `path` that is brought to `folder` whole, and then put at `place`; raises as `open_partial`."""
+    """Open a pack at `path` that is copied to `folder` completely and then moved to `place`; as `open_partial`."""
     return _open_pack(PartialFile(local_source(path), manifest, folder, None, place.name), place)
 
 
 def open_whole(place: Path) -> PartialPack | None:
-    """Open a pack that is whole, so that its first epoch is visited as that of one on its way; `None` without a
-    manifest."""
+    """Open a complete pack whose first epoch has the order of one that is being copied; `None` without a manifest."""
     manifest = read_manifest(place)
     return None if manifest is None else _open_pack(WholeFile(place, manifest), place)
 
 
 def _reopen(arguments: tuple[Any, ...], fields: tuple[Field, ...], window_units: int, place: Path) -> PartialPack:
-    """Open a pack in another process: on its way, or at its place by now."""
+    """Open a pack in another process, while it is copied or in its place."""
     manifest, folder = arguments[1:3]
     file: PartialFile | WholeFile
     try:
@@ -402,7 +403,7 @@ class _Opened:
         self._lock, self._file, self._closed = threading.Lock(), cast("RemoteFile | None", None), False
 
     def keep(self, file: RemoteFile) -> None:
-        """Take a file over; it is closed if nobody wants one any more."""
+        """Keep a file for `take`; close it if `close` was called."""
         with self._lock:
             if not self._closed:
                 self._file = file
@@ -410,13 +411,13 @@ class _Opened:
         file.close()
 
     def take(self) -> RemoteFile | None:
-        """Hand it out, once."""
+        """Return the file, once."""
         with self._lock:
             file, self._file = self._file, None
         return file
 
     def close(self) -> None:
-        """Close it, and one that comes later."""
+        """Close the file, and any that is kept later."""
         with self._lock:
             self._closed = True
         file = self.take()

@@ -58,27 +58,27 @@ def comes_whole(source: Source) -> bool:
 
 
 class OpenSource(Closing):
-    """A source while it is open; a context manager that releases everything.
+    """An open source; a context manager that releases everything.
 
-    `parts`: what it is made of. `files`: single files of a list, each opened when it is read; `None` where there are
-    none.
+    `parts`: the sources that it consists of. `files`: the single files of a list, each opened when it is read; `None`
+    where there are none.
     """
 
     def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
-        """Open a source; reads a folder's listing, an archive's two ends, or what a service says of it.
+        """Open a source by reading a folder's listing, an archive's two ends, or what a service reports about it.
 
-        What is behind a share link or on Kaggle is brought here whole now.
+        Data behind a share link or on Kaggle is downloaded completely now.
 
         Args:
-            source: a pattern is expanded.
-            opening: what else that takes.
-            unpack: whether archives stand for the files in them, instead of for themselves.
+            source: the source; a pattern is expanded.
+            opening: what opening needs besides.
+            unpack: whether an archive means the files in it, and not itself.
 
         Raises:
             SourceNotFoundError: there is nothing.
             SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
             MissingDependencyError: its kind needs a package; the message has the install line.
-            ArchiveError: it is a file that is no archive; the message says what it is.
+            ArchiveError: it is a file but not an archive; the message says what it is.
             OptionError: it is a folder, and a checksum was given.
         """
         self.parts: list[SourcePart] = []
@@ -112,7 +112,8 @@ class OpenSource(Closing):
         first, *others = source.parts
         self.parts.append(self._open(first))
         opened = self.parts[0]
-        # The first tells what the list is of: single files are not opened before they are read.
+        # The first one tells what kind of list it is. Single files are opened when they are read, because there may be
+        # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
         if opened.file is not None and not opened.is_archive and have_addresses:
             self._stack.pop_all().close()
@@ -123,7 +124,7 @@ class OpenSource(Closing):
             self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
 
     def _open_as_they_are(self, source: ManySource) -> None:
-        # Before anything is touched: a mount that hangs would hold up every look at it.
+        # Before anything is touched, because every question to a mount that hangs would block.
         require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
         for part in source.parts:
             alone = isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file())
@@ -138,7 +139,7 @@ class OpenSource(Closing):
 
     def _list_files(self) -> RemoteFileTree:
         files = [part for part in self.parts if part.tree is None]
-        # What was brought here for this has an address that says nothing: its file's name does.
+        # A share link's address says nothing about the file, so a downloaded file is called by its own name.
         brought = [part.path if part.movable else None for part in files]
         names = name_remote_files(
             [part.source.label if path is None else path.name for part, path in zip(files, brought, strict=True)]
@@ -152,7 +153,7 @@ class OpenSource(Closing):
 
     @property
     def file(self) -> SourcePart | None:
-        """Return the part that is the one file which the source is; `None` where it is more."""
+        """Return the part if the source is a single file, otherwise `None`."""
         return self.parts[0] if not self._is_list and self.parts[0].file is not None else None
 
     @property
@@ -162,7 +163,7 @@ class OpenSource(Closing):
 
     @property
     def slowest(self) -> SourcePart:
-        """Return a part that stands for how the source is reached: how many files are read at once follows from it."""
+        """Return the part by which the number of concurrent reads is chosen."""
         return next((part for part in self.parts if part.slow), self.parts[0])
 
     @property
@@ -192,12 +193,12 @@ class OpenSource(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Return what of the archives an interrupted run has left on the disk."""
+        """Return how much of the archives an interrupted run has left on the disk."""
         return sum(part.kept_bytes for part in self.parts)
 
     @property
     def resumed_bytes(self) -> int:
-        """Return what an interrupted run had brought here whole, and this one used."""
+        """Return how much of the source an interrupted run had finished and this one has used."""
         return sum(part.resumed_bytes for part in self.parts)
 
     @property
@@ -209,7 +210,7 @@ class OpenSource(Closing):
 
     def _identify(self) -> SourceIdentity:
         address = self._source.address
-        # A pattern that only one file fits is that file.
+        # A pattern that matches one file means that file, so both have one state and one key.
         if len(self.parts) == 1 and self.files is None and not isinstance(self._source, ManySource):
             return replace(self.parts[0].identity, address=address)
         listed = [part for part in self.parts if self.files is not None and part.tree is None]
@@ -235,16 +236,17 @@ class OpenSource(Closing):
         return [replace(one, md5=told.get(one.address, "")) for one in found]
 
     def verify(self, checksum: Checksum) -> None:
-        """Compare the whole file with a hash; all of it comes here for that.
+        """Compare the whole file with a checksum, which means copying all of it here.
 
         Raises:
-            OptionError: it is not one file.
-            ChecksumMismatchError: it is another file; nothing was made of it.
+            OptionError: it is not a single file.
+            ChecksumMismatchError: it is another file; nothing was made from it.
         """
         if len(self.parts) != 1 or self.parts[0].file is None:
             msg = f"'{self._source.label}' is not one file, and hash= is for one file. Leave it out."
             raise OptionError(msg)
         self.parts[0].verify(checksum)
+        # The part's identity has the checksum now.
         self._identity = None
 
     def open_tree(self, spool: Path) -> Tree:
@@ -271,7 +273,7 @@ class OpenSource(Closing):
         if len(self.parts) == 1:
             return self.parts[0].open_tree(spool, alone=True)
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # Each of them may unpack for hours; what moves inside has a deadline of its own.
+            # Unpacking may take hours; reads inside have deadlines of their own.
             trees = pool.run(
                 lambda part: part.open_tree(spool),
                 self.parts,
@@ -282,24 +284,22 @@ class OpenSource(Closing):
         return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
 
     def relisted(self) -> str:
-        """List folders on slow mounts again; in what one differs from its first listing, as a sentence, or "".
-
-        A mount of Google Drive at times lacks entries for a while, without an error.
-        """
+        """List folders on slow mounts again; return how one differs from its first listing, in a sentence, or ""."""
         return next(filter(None, (part.relisted() for part in self.parts)), "")
 
     def start(self) -> None:
-        """Begin to copy archives that are far away; nothing to do for anything else."""
+        """Begin to copy remote archives; do nothing for any other source."""
         for part in self.parts:
             part.start()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring these byte ranges `(begin, end)` of the one archive that it is first; a list comes as it does."""
+        """Copy these byte ranges `(begin, end)` of a single remote archive first."""
+        # The archives of a list have positions of their own, and are copied in order.
         if len(self.parts) == 1:
             self.parts[0].prefer(byte_ranges)
 
     def discard(self) -> None:
-        """Remove what came here only to be read: it has been made use of."""
+        """Remove copies that were made only in order to read them."""
         for part in self.parts:
             part.discard()
 
@@ -310,10 +310,10 @@ class OpenSource(Closing):
 
 
 def open_part(source: SingleSource, opening: Opening) -> SourcePart:
-    """Open one source; a local one may not be a pattern any more.
+    """Open one source, in which a pattern has been expanded.
 
     Raises:
-        As `OpenSource`.
+        Exception: as `OpenSource`.
     """
     with given_up():
         match source:
