@@ -105,7 +105,7 @@ class DiskCheck:
         free, data = facts.disk.free_bytes, facts.dataset
         if free is None:
             return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
-        # Through a Drive mount, everything is kept once more by the client.
+        # Drive's client keeps a second copy of everything that is read through the mount.
         comes_twice = data is not None and data.slow_mount == "Google Drive"
         need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
         said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
@@ -222,7 +222,7 @@ class MemoryCheck:
         if data is None or data.nbytes == 0:
             return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
         size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
-        # What the page cache holds of it already is counted as free, rightly: it gives way.
+        # Free memory includes the page cache, which may hold the dataset already; it is dropped on demand.
         fits = data.nbytes <= _MEMORY_PART * free
         return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
@@ -243,7 +243,7 @@ class SharedMemoryCheck:
         if workers == 0:
             return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
         row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
-        # Each worker makes one, has some ahead, and one is on its way.
+        # Each worker has one batch in the making and some ahead, and one is on its way to the loop.
         need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
         said = (
             f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
@@ -287,7 +287,7 @@ class NetworkMountCheck:
         if data.slow_mount is None:
             return Ruling("ok", f"'{data.path}' is on a local disk.")
         is_single = data.state == "file"
-        # One archive is read once, as a stream; thousands of files, or an HDF5 file, are what hurts.
+        # A single archive is read once, in one pass. Thousands of files, or random reads of an HDF5 file, are slow.
         hurts = not is_single or data.pack is not None or data.problem is not None
         what = "" if is_single else f" ({format_count(data.files, 'files')})"
         return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")

@@ -59,12 +59,13 @@ class Attributes:
             self._ids = dict(json.loads(line) for line in lines)
 
     def put(self, copy: Path, target: Path) -> None:
-        """Put an uploaded copy into its place in the cloud; what it replaces leaves it its id."""
+        """Put an uploaded copy into its place in the cloud; it keeps the id of the file that it replaces."""
         arrived = copy.stat()
         with self._lock:
+            # As on the real Drive, where share links of a file continue to work after an upload.
             try:
                 file_id = self._id_of(target.stat().st_ino)
-            except FileNotFoundError:  # not by its inode alone, which may have been that of a file that is no more
+            except FileNotFoundError:  # not from the inode alone, which a deleted file may have had before
                 file_id = _id_from(f"{arrived.st_ino} {arrived.st_ctime_ns}")
             copy.replace(target)
             self._ids[arrived.st_ino] = file_id
@@ -72,7 +73,7 @@ class Attributes:
                 file.write(json.dumps([arrived.st_ino, file_id]) + "\n")
 
     def answer(self, name: str, file: Path, pending: Pending | None) -> bytes:
-        """Return the value of one of `NAMES`, of what is at `file` in the cloud, or is only here as `pending`.
+        """Return the value of one of `NAMES` for `file` in the cloud, or for a file that is only here as `pending`.
 
         Raises:
             OSError: errno 61, there is no such attribute.
@@ -96,7 +97,8 @@ class Attributes:
         return self._ids.get(inode) or _id_from(str(inode))
 
     def _md5_of(self, file: Path, found: os.stat_result) -> str:
-        """Hash each version once, when it is first asked for: an upload of gigabytes is not held up by it."""
+        """Return the MD5 of a file, hashing each version once."""
+        # On the first question and not after the upload, which would be held up by gigabytes.
         version = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         known = self._md5s.get(version)
         if known is None:
@@ -110,7 +112,7 @@ def _id_from(text: str) -> str:
     return "1" + base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())[:32].decode()
 
 
-# utimensat(2): take the present time, leave as it is.
+# Special values of utimensat(2): the present time, and no change.
 _UTIME_NOW, _UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 
 
@@ -160,18 +162,16 @@ class LocalHandle:
 
 
 class FuseDrive:
-    """Every call the kernel makes on the mount; each raises `OSError` with the errno it answers."""
+    """Every call that the kernel makes to the mount; each raises `OSError` with the errno to return."""
 
     use_ns = True
-    # Calls on open files come without their path.
+    # Calls on open files come without their path, because a file may have been renamed since it was opened.
     flag_nopath = 1
     flag_nullpath_ok = 1
 
     def __init__(self, home: Path, *, knobs: DriveKnobs, readonly: bool, die: Callable[[], None]) -> None:
-        """Make it of its parts; `knobs` are scaled already, and `die()` begins the client's end.
-
-        As with the real client it is this that refuses changes where `readonly`, and not the mount.
-        """
+        """Create it; `knobs` are scaled already, and `die()` begins the client's death."""
+        # As with the real client, changes are refused here where `readonly`, and the mount table shows nothing of it.
         cloud, cache = home / "cloud", home / "cache"
         self.stats = DriveStats()
         self.ledger = FaultLedger(DriveFaults())
@@ -184,7 +184,7 @@ class FuseDrive:
         self._handles: dict[int, ReadHandle | LocalHandle] = {}
         self._listings: dict[int, list[tuple[str, int, int]]] = {}
         self._numbers = itertools.count(1)
-        # Drive keeps no modes; what `chmod` said is true for as long as this client lives, as with the real one.
+        # Drive stores no modes; those set by `chmod` last as long as the client, as with the real one.
         self._modes: dict[str, int] = {}
         self._downloads: dict[Key, int] = {}
         self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
@@ -198,17 +198,18 @@ class FuseDrive:
             is_dropped=lambda path: self.ledger.drops_upload(path[1:]),
             is_stalled=lambda: self.ledger.faults.stall_uploads,
         )
-        # Beside the cloud and not in it: ids are the service's, and no file of the person's.
+        # Beside the cloud and not in it, because ids belong to the service and are not among the user's files.
         self._attributes = Attributes(home / "ids")
-        # Where locks work, the kernel keeps them by itself once these calls do not exist.
+        # Where locks work, these calls must not exist: then the kernel handles locks by itself.
         self.flock = self.lock = None if knobs.flock_errno is None else self._refuse_lock
         self.access = self._refuse_writing if readonly else None
 
     def _enter(self, op: FaultOp, path: str) -> None:
-        """Let a call pass that is not to fail."""
+        """Fail a call that is meant to fail."""
+        # The first sign of a dying client is that files seem to be missing.
         if self.dying:
             _fail(errno.ENOENT, path)
-        # Asked first without a lock, because nearly all runs have no faults and each call comes by here.
+        # Tested without the lock first, because every call passes here and nearly all runs have no faults.
         if self.ledger.faults.ops:
             with self._lock:
                 number = self.ledger.errno_for(op, path[1:])
@@ -218,7 +219,7 @@ class FuseDrive:
 
     def _enter_change(self, op: FaultOp, path: str) -> None:
         self._enter(op, path)
-        # Above `MyDrive` are Drive's own folders, in which nobody can make anything.
+        # The folders above `MyDrive` belong to Drive, and nothing can be created in them.
         if not is_below_root(path):
             _fail(errno.EOPNOTSUPP, path)
         self._check_writable(path)
@@ -244,9 +245,10 @@ class FuseDrive:
         """Return what is at a canonical path, as far as this mount knows; raises `FileNotFoundError`."""
         if path in _ROOTS:
             return Entry(is_folder=True, size=0, mtime_ns=0)
+        # Files that were written here come first: this machine sees its own version until the upload is finished.
         pending = self.queue.by_path.get(path)
         if pending is not None:
-            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
+            with contextlib.suppress(FileNotFoundError):  # its upload ended just now
                 stat = pending.data.stat()
                 return Entry(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
         entry = self._folders.find(path) if is_below_root(path) else None
@@ -282,18 +284,18 @@ class FuseDrive:
         return self._attributes.answer(name, Path(self._folders.cloud_path(path)), self.queue.by_path.get(path))
 
     def listxattr(self, path: str) -> list[str]:
-        """Return nothing: attributes are answered by name alone."""
+        """Return nothing, like the real client, which answers attributes by name only."""
         return []
 
     def opendir(self, path: str) -> int:
-        """Take a folder's listing, which `readdir` then hands out."""
+        """Take a folder's listing, which `readdir` then returns."""
         path = canonical(path)
         self._enter("list", path)
         self._count_open(path)
-        # Taken here and handed out later, so that one listing is of one moment.
+        # Taken here and returned later, so that a listing shows one moment.
         names = self._list_roots() if path == "/" else self._list(path)
         with self._lock:
-            # The mounted Drive lists a part at times, without a word; that is what this imitates.
+            # A mounted Drive sometimes lists only a part of a folder, without an error.
             kept = self.ledger.kept_of_listing(path[1:], len(names))
         number = next(self._numbers)
         folder, file = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
@@ -306,7 +308,7 @@ class FuseDrive:
         return [(name, True) for name in roots]
 
     def _list(self, path: str) -> list[tuple[str, bool]]:
-        # In this order: a file that arrives in the cloud meanwhile is in both, not in neither.
+        # In this order: a file whose upload ends in between is in both, and not in neither.
         names = dict.fromkeys(self.queue.inside(path), False)
         names.update(self._folders.listing(path))
         return sorted(names.items())
@@ -325,11 +327,11 @@ class FuseDrive:
         return self._account.statfs()
 
     def open(self, path: str, fi: Any) -> int:
-        """Open a file; what is to be written becomes a local copy at once."""
+        """Open a file; one that is opened for writing is copied to the local disk at once."""
         path = canonical(path)
         self._enter("open", path)
         self._count_open(path)
-        # Documents of Google's editors have no bytes; the real client refuses to open them too.
+        # Documents of Google's editors have no bytes, and the real client refuses to open them too.
         if path.endswith(_NATIVE):
             _fail(errno.EOPNOTSUPP, path)
         self._find(path)
@@ -343,7 +345,7 @@ class FuseDrive:
             handle.counted = self.ledger.counts_reads_of(path[1:])
             if isinstance(handle, ReadHandle):
                 handle.damage = self.ledger.damage_for(path[1:])
-        # Past the page cache, reads come one by one and may be shorter than the file's size says.
+        # The kernel's page cache would merge reads, and fill up short ones from the size in the listing.
         fi.direct_io = int(handle.counted or (isinstance(handle, ReadHandle) and handle.damage is not None))
         return self._hand_out(handle, fi)
 
@@ -356,13 +358,13 @@ class FuseDrive:
     def _open_read(self, path: str) -> ReadHandle | LocalHandle:
         pending = self.queue.by_path.get(path)
         if pending is not None:
-            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
+            with contextlib.suppress(FileNotFoundError):  # its upload ended just now
                 return LocalHandle(pending, os.open(pending.data, os.O_RDONLY), self._content.visit(), writes=False)
         content = self._content.open(self._folders.cloud_path(path))
         return ReadHandle(path, content, self._content.visit())
 
     def _open_local(self, path: str, *, empty: bool) -> LocalHandle:
-        """Open a file for writing, as a copy of what is in the cloud unless it is to be emptied."""
+        """Open a file for writing, as a copy of the one in the cloud unless it is to be emptied."""
         pending = self.queue.by_path.get(path)
         if pending is None or not self.queue.reopen(pending):
             pending = self.queue.new(path) if empty else self._copy_for_writing(path)
@@ -386,6 +388,7 @@ class FuseDrive:
             pending = self.queue.new(path, fill=fill)
         finally:
             self._content.release(content)
+        # Only opening it for writing changes nothing, so there is nothing to upload.
         pending.dirty = False
         return pending
 
@@ -397,7 +400,7 @@ class FuseDrive:
         return self._hand_out(self._open_local(path, empty=True), fi)
 
     def read(self, path: str | None, size: int, offset: int, fi: Any) -> bytes:
-        """Return the bytes of an open file, after the time they take."""
+        """Return the bytes of an open file, after the time that this takes."""
         handle = self._handles[fi.fh]
         if self.dying:
             _fail(errno.ENOTCONN, handle.path)
@@ -428,7 +431,8 @@ class FuseDrive:
         return data
 
     def _count_download(self, handle: ReadHandle) -> None:
-        """Count the first cold read of an open against the file's download quota."""
+        """Count the first cold read of an open file against its download quota."""
+        # By content: a file that is replaced by another version has a quota of its own.
         key = handle.content.key
         with self._lock:
             if not handle.visit.counted and not handle.content.complete and not handle.failing:
@@ -440,7 +444,7 @@ class FuseDrive:
             _fail(errno.EIO, handle.path)
 
     def write(self, path: str | None, data: bytes, offset: int, fi: Any) -> int:
-        """Put bytes into the local copy."""
+        """Write bytes to the local copy."""
         handle = self._handles[fi.fh]
         if not isinstance(handle, LocalHandle):
             _fail(errno.EBADF, handle.path)
@@ -458,7 +462,7 @@ class FuseDrive:
             _fail(self._knobs.quota_errno, path)
 
     def release(self, path: str | None, fi: Any) -> int:
-        """Close a file; a written one starts on its way to the cloud."""
+        """Close a file; the upload of one that was written begins."""
         handle = self._handles.pop(fi.fh)
         if isinstance(handle, ReadHandle):
             self._content.release(handle.content)
