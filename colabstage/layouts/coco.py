@@ -31,7 +31,7 @@ _COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
 
 
 class _MissingImagesError(BrokenDatasetError):
-    """Most images that a file names are not there."""
+    """Most images that a file names are missing."""
 
     def __init__(self, msg: str, found: int) -> None:
         super().__init__(msg)
@@ -39,7 +39,7 @@ class _MissingImagesError(BrokenDatasetError):
 
 
 class _Box(NamedTuple):
-    """What is kept of an annotation while its file is read; polygons, most of the file, are not."""
+    """The parts of an annotation that are kept while its file is read; polygons, most of the file, are dropped."""
 
     image: Any
     """The image's id."""
@@ -48,11 +48,11 @@ class _Box(NamedTuple):
     bbox: Any
     """Left, top, width and height, as the file has them."""
     iscrowd: Any
-    """Whether it is drawn around many things at once."""
+    """Whether it is drawn around a group of objects."""
     area: Any
-    """What the file says of the area of the thing's outline."""
+    """The area of the object's outline."""
     number: Any
-    """How many boxes of the file came before."""
+    """The annotation's id."""
 
 
 class _CocoFile(NamedTuple):
@@ -61,11 +61,11 @@ class _CocoFile(NamedTuple):
     entry: FileEntry
     """The file."""
     split: str
-    """The split that it is called after, "" for none."""
+    """The split in its name; "" for none."""
     images: list[Any]
     """Its list `images`."""
     boxes: list[Any]
-    """Its list `annotations`, of each what is needed."""
+    """Its list `annotations`, reduced to what is needed."""
     categories: list[Any]
     """Its list `categories`."""
 
@@ -87,14 +87,14 @@ class _CocoFile(NamedTuple):
                 trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
                 msg = f"'{self.entry.name}' has an image with {trouble}: {str(image)[:80]}."
                 raise BrokenDatasetError(msg)
-            # Annotations find their image by its id.
+            # Annotations refer to their image by this id.
             seen.add(image["id"])
             found = lookup.find(name, split=self.split)
             if found is not None:
                 placed.append((image["id"], found))
             else:
                 first = first or name
-        # A few missing images are common; most of them missing is another folder, or a download that stopped.
+        # A few missing images are common. When most are missing, it is the wrong folder or an unfinished download.
         if 2 * len(placed) < len(self.images):
             msg = (
                 f"Of {len(self.images):,} images that '{self.entry.name}' names, {len(placed):,} are there (first "
@@ -135,7 +135,7 @@ class _CocoFile(NamedTuple):
 
     def rows_of_images(self, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
         """Return the boxes of each image, by its id, in the file's order."""
-        # Boxes of images that are not listed would be lost, and which images they are of could never be told.
+        # Boxes of images that are not listed would be lost without a trace.
         known = {image["id"] for image in self.images}
         rows: dict[Any, list[list[float]]] = {}
         for place, box in enumerate(self.boxes):
@@ -195,7 +195,7 @@ def read_coco(tree: Tree) -> SampleTable:
             for key, image in placed
         ]
     _check_once([sample.file.name for sample in samples], found)
-    # A person should see that images are left out, and how many.
+    # Not an error: many datasets have annotations for a part of their images.
     unused = len(images) - len(samples)
     if unused:
         notes.append(f"{unused:,} images that no file of annotations names were left out.")
@@ -256,7 +256,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
 def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
     entries = list(files_ending_in(tree.entries, (".json",))) if images else []
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
-    # Among very many files of JSON each is something of its own, and reading all would take long.
+    # With very many JSON files each probably belongs to one image, and reading all of them would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
     return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
 
@@ -264,11 +264,12 @@ def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
 def _placed(
     found: list[_CocoFile], images: FileEntries, notes: list[str]
 ) -> Iterator[tuple[_CocoFile, list[tuple[Any, FileEntry]]]]:
-    """Yield each file with its images. Of several splits one may be here alone: the others are noted.
+    """Yield each file with its images.
 
     Raises:
-        As `_CocoFile.place`, where no file has its images.
+        Exception: as `_CocoFile.place`, where no file has its images.
     """
+    # People often download one split of COCO, together with the annotations of all.
     kept = []
     absent: list[_MissingImagesError] = []
     for file in found:
@@ -288,7 +289,8 @@ def _placed(
 
 
 def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
-    """Return the names of the categories by ascending id, and the place of each id among them."""
+    """Return the names of the categories by ascending id, and the position of each id among them."""
+    # COCO's own ids go up to 90 and have gaps, which would be classes without samples.
     names: dict[Any, str] = {}
     for one in found:
         for category in one.categories:

@@ -33,25 +33,26 @@ _HEAD_BYTES = 256 * 1024
 _READ_BYTES = 8 * 1024 * 1024
 # pixel0 and pixel0001, or 1x1 for a row and a column.
 _PIXEL = re.compile(r"pixel_?\d+|\d+x\d+")
+# Fewer columns with such names are some other measurement.
 _FEWEST = 16
 _LABELS = ("label", "class", "emotion", "target", "y")
-# The splits of FER2013, of which two are called a test.
+# The splits of FER2013, two of which are called tests.
 _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
 
 
 class _Columns(NamedTuple):
-    """Which columns of a table are what, by their numbers."""
+    """The roles of a table's columns, by number."""
 
     pixels: slice
-    """The pixels, each in a column, or all in one."""
+    """The columns of pixels, or the one column of all pixels."""
     shape: tuple[int, ...]
-    """Of an image."""
+    """The shape of an image."""
     in_one: bool
-    """Whether one column holds all pixels, with blanks between them."""
+    """Whether one column holds all pixels, separated by blanks."""
     label: int | None
-    """The class."""
+    """The column of classes."""
     usage: int | None
-    """The split."""
+    """The column of splits."""
 
 
 class _Table(NamedTuple):
@@ -87,7 +88,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files beside '{found[0].name}', which holds pixels."
         raise LayoutError(msg)
-    # Kaggle's test sets have no classes: nothing to train on or to compare with.
+    # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels is not None] or found
     shapes = {one.lines.columns.shape: one.name for one in labelled}
     if len(shapes) > 1:
@@ -117,7 +118,7 @@ def _is_table(name: str) -> bool:
 
 
 def _columns(head: bytes) -> _Columns | None:
-    """Return what the header says; `None` where a table holds no pixels."""
+    """Return the roles of columns according to the header; `None` where a table has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]
     label = next((names.index(name) for name in _LABELS if name in names), None)
@@ -130,13 +131,14 @@ def _columns(head: bytes) -> _Columns | None:
         return None if shape is None else _Columns(slice(at, at + 1), shape, True, label, usage)
     numbers = [number for number, name in enumerate(names) if _PIXEL.fullmatch(name)]
     shape = _shape(len(numbers))
+    # The pixels of a row are cut out as one slice.
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return None
     return _Columns(slice(numbers[0], numbers[-1] + 1), shape, False, label, usage)
 
 
 def _shape(count: int) -> tuple[int, ...] | None:
-    """Return the shape of a square image of so many numbers."""
+    """Return the shape of a square image with this number of values; `None` where there is none."""
     for channels in (1, 3):
         side = math.isqrt(count // channels)
         if count >= _FEWEST and side * side * channels == count:
@@ -174,13 +176,14 @@ def _read(source: ByteSource, entry: FileEntry, columns: _Columns) -> _Table:
 
 
 def _cell(line: bytes, number: int) -> bytes:
-    # Of a line of thousands of cells, only as much is taken apart as is needed.
+    # A line may have thousands of cells, so it is split no further than necessary.
     parts = line.split(b",", number + 1)
     return parts[number].strip().strip(b'"') if number < len(parts) else b""
 
 
 def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
-    """Yield each line behind the header, and where it begins."""
+    """Yield each line after the header, with the position of its first byte."""
+    # In pieces, because a table of images may have gigabytes. Only positions of lines are kept.
     held, start, position, is_header = b"", 0, 0, True
     while True:
         data = source.pread(min(_READ_BYTES, source.size - position), position) if position < source.size else b""

@@ -41,21 +41,21 @@ _NAME_LISTS = {
     "fine_label_names.txt": "label_names",
     "class_names.txt": "class_names",
 }
-# All that a pickle of CIFAR's may name, in numpy's old spelling and its new one, with what stands for it.
+# Everything that a pickle of CIFAR may name, in numpy's old and new spelling, and what it is replaced by.
 _REBUILD: Any = np.empty(0).__reduce__()[0]
 _HARMLESS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
     ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
-    # How a newer Python writes empty bytes for an older one.
+    # The way in which newer versions of Python write empty bytes for older ones.
     ("__builtin__", "bytes"): lambda: b"",
     ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
 }
 
 
 def published_files(tree: Tree) -> list[FileEntry]:
-    """Return the files of a tree that are called as those of these datasets."""
+    """Return the files of a tree that have the names of these datasets' files."""
     return [entry for entry in tree.entries if _kind(entry, tree)]
 
 
@@ -90,13 +90,14 @@ def _kind(entry: FileEntry, tree: Tree) -> str:
 
 
 def _idx_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    # torchvision leaves both the .gz and what was in it, and Kaggle has each file twice.
+    # torchvision keeps the .gz beside the unpacked file, and Kaggle's MNIST has each file under two names.
     once = {posixpath.basename(entry.name).lower().removesuffix(".gz").replace(".", "-"): entry for entry in entries}
     return [_read_idx(tree, entry) for entry in sorted(once.values(), key=lambda entry: entry.name)]
 
 
 def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     source = open_unpacked(tree, entry)
+    # Two zeros, a code for the type, the number of axes; then the length of each axis.
     head = source.pread(4, 0)
     dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
     sides = source.pread(4 * head[3], 4) if dtype else b""
@@ -127,18 +128,18 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
 
 
 class _Place(NamedTuple):
-    """Where the rows of one shape are in a file."""
+    """Where rows of one shape are in a file."""
 
     rows: int
     """How many there are."""
     start: int
-    """Where the first begins, in bytes."""
+    """The position of the first one, in bytes."""
     step: int
-    """How far behind it the next begins, in bytes."""
+    """The distance from one row to the next, in bytes."""
     shape: tuple[int, ...]
-    """Of each."""
+    """The shape of a row."""
     dtype: np.dtype[Any] = _PIXEL
-    """Of their numbers, as stored."""
+    """The type of the values, as stored."""
 
 
 def _slices(source: ByteSource, entry: FileEntry, place: _Place) -> FileSlices:
@@ -149,10 +150,10 @@ def _slices(source: ByteSource, entry: FileEntry, place: _Place) -> FileSlices:
 
 
 class _Batch(NamedTuple):
-    """The images of one file of CIFAR's, and what it says of each."""
+    """The images and labels of one file of CIFAR."""
 
     split: str
-    """The split that it is of."""
+    """The split that it belongs to."""
     images: SampleSource
     """`(32, 32, 3)` each."""
     labels: dict[str, NDArray[np.int64]]
@@ -184,7 +185,8 @@ def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -
     labels = {"labels": np.array(fine, np.int64)}
     if "coarse_labels" in held:
         labels["coarse"] = np.array(held["coarse_labels"], np.int64)
-    # The pixels lie as they are in the file, as Python 2 wrote it, so that they need not be held until they are packed.
+    # In a pickle of Python 2 the pixels are stored as they are. So they can be read from the file when they are packed,
+    # and need not stay in memory until then.
     start = content.find(data.tobytes()) if len(data) else -1
     if start < 0:
         source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
@@ -203,7 +205,7 @@ def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
 
 
 def _upright(image: NDArray[Any]) -> NDArray[Any]:
-    """Return an image of STL10, whose columns are stored one after the other."""
+    """Return an image of STL10, which is stored column by column."""
     return np.ascontiguousarray(image.transpose(2, 1, 0))
 
 
@@ -265,7 +267,7 @@ def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
     for entry in entries:
         source, name = open_unpacked(tree, entry), entry.name.removesuffix(".bin")
         if name.endswith("y"):
-            # From 1 in the file, as MATLAB counts.
+            # The file counts from 1, as MATLAB does.
             found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
             continue
         count = source.size // _STL_BYTES
@@ -275,7 +277,7 @@ def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that makes arrays, and nothing else that has to be called."""
+    """An unpickler that creates arrays, and calls nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:

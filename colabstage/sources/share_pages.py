@@ -45,9 +45,9 @@ class ShareLink:
     """A file or folder that somebody shares on Google Drive."""
 
     kind: Literal["file", "folder", "unknown"]
-    """What it is; "unknown" where the link does not tell, as `open?id=` does not; Drive is asked then."""
+    """What it is; "unknown" for links such as `open?id=`, which do not say; then Drive is asked."""
     id: str
-    """What Drive knows it by."""
+    """Drive's id."""
     resource_key: str = ""
     """The second half of links to things shared before 2021; "" for all others."""
 
@@ -64,17 +64,18 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
 
     Args:
         text: a web address with or without `https://`, `gdrive://ID`, or `gdrive://folders/ID`.
-        bare_id: whether a lone id counts, which any file name could look like.
+        bare_id: whether an id alone counts, although a file name could look the same.
 
     Returns:
-        The link; `None` for everything that is no link to Google Drive.
+        The link; `None` for everything that is not a link to Google Drive.
 
     Raises:
-        OptionError: it leads to Google Drive, but to a document without a file behind it, or to nothing in particular.
+        OptionError: it is a link to Google Drive, but not to a file or folder.
 
     >>> parse_share_link("https://drive.google.com/file/d/1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW/view?usp=sharing").kind
     'file'
     """
+    # Links are pasted with the quotation marks or angle brackets around them.
     cleaned = text.strip().strip("<>\"'").strip()
     if cleaned.startswith("gdrive://"):
         return _own_form(cleaned)
@@ -83,9 +84,9 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
     parts = _address(cleaned)
     if parts is None:
         return None
-    # Of a parameter that is given twice, Drive takes the first.
+    # When a parameter is given twice, Drive takes the first one.
     query = {name: values[0] for name, values in urllib.parse.parse_qs(parts.query).items()}
-    # Addresses of Google Workspace have the domain in front: /a/example.org/file/d/…
+    # Addresses of Google Workspace begin with the domain: /a/example.org/file/d/…
     path = re.sub(r"\A/a/[^/]+", "", parts.path)
     if native := _NATIVE.match(path):
         raise document_error(show_address(cleaned).partition("?")[0], native[1])
@@ -180,13 +181,13 @@ class WebAnswer:
 
 
 def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
-    """Return the error that an answer amounts to, or `None` where it brings data or a page that is wanted.
+    """Return the error that an answer means, or `None` where it is data or an expected page.
 
     Args:
         label: the link, for the message.
-        answer: what came.
+        answer: the answer.
     """
-    # The text first: Drive tells a spent quota with status 200, 403 or 404, as it likes.
+    # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
     return _quota_error(label, answer) or _status_error(label, answer)
 
 
@@ -195,7 +196,7 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
         return DriveQuotaError(
             f"Google Drive does not hand out '{label}' for now: too many users have viewed or downloaded it. {OWN_COPY}"
         )
-    # Google asks for proof of a human there, which no program can give.
+    # That page asks for proof of a human, which a program cannot give.
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
     if answer.status == 429 or robot:
         return DriveQuotaError(
@@ -207,6 +208,7 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
 
 def _status_error(label: str, answer: WebAnswer) -> ColabstageError | None:
     host = urllib.parse.urlsplit(answer.url).hostname
+    # For a file that is not shared, Drive redirects to the login page, with status 200.
     if host == "accounts.google.com" or answer.status in (401, 403):
         return SourceAccessError(
             f"'{label}' is not shared with everyone. In Google Drive choose Share, General access, 'Anyone with the "
@@ -219,14 +221,14 @@ def _status_error(label: str, answer: WebAnswer) -> ColabstageError | None:
         )
     if answer.status >= 500:
         return TransientError(f"Google Drive answered '{label}' with status {answer.status}.")
-    # 416 answers a range of an empty file, which is there.
+    # 416 is the answer to a range of an empty file, which exists.
     if answer.status >= 400 and answer.status != 416:
         return WebPageError(f"Google Drive answered '{label}' with status {answer.status}; expected the file.")
     return None
 
 
 def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
-    """Return the error for a page where a file should be, of a kind that nothing here knows."""
+    """Return the error for an unknown page in place of a file."""
     found = _TITLE.search(answer.text)
     title = f" titled '{found[1].strip()[:80]}'" if found else ""
     return WebPageError(
@@ -236,22 +238,23 @@ def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
 
 
 def disposition_name(headers: Mapping[str, str]) -> str:
-    """Return the file's name in `Content-Disposition`, fit to be a name here; "" where the header has none."""
+    """Return the file's name in `Content-Disposition`, made safe for this machine; "" where the header has none."""
     header = headers.get("Content-Disposition", "")
     extended = re.search(r"filename\*=UTF-8''([^;]+)", header, re.IGNORECASE)
     plain = re.search(r'filename="([^"]*)"', header) or re.search(r"filename=([^;]+)", header)
     if extended:
         return safe_name(urllib.parse.unquote(extended[1]))
-    # Latin-1 is what http.client reads headers as; browsers and Drive mean UTF-8.
+    # http.client decodes headers as Latin-1, but browsers and Drive mean UTF-8.
     return safe_name(plain[1].encode("latin-1", "replace").decode("utf-8", "replace")) if plain else ""
 
 
 def safe_name(name: str) -> str:
-    """Return one name for one file, from what Drive allows as a name, which is anything: slashes become `_`."""
+    """Return a name that is safe for a local file."""
+    # Drive allows anything as a name, slashes included.
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
-        flat = f"_{flat}"  # that prefix is for temporary files of ours
-    # File systems take 255 bytes, and a temporary's suffix has to fit too.
+        flat = f"_{flat}"  # that prefix marks colabstage's temporary files
+    # File systems allow 255 bytes, and the suffix of a temporary file has to fit too.
     while len(flat.encode()) > 240:
         stem, dot, suffix = flat.rpartition(".")
         flat = f"{stem[:-8]}{dot}{suffix}" if len(suffix) < 16 and stem else flat[:-8]
@@ -287,7 +290,8 @@ def read_folder_page(text: str) -> FolderPage:
 
 
 def confirmation_address(text: str) -> str:
-    """Return where the form of the page about the virus scan leads; "" where there is no such form."""
+    """Return the address that the form about the virus scan leads to; "" where there is no such form."""
+    # Drive does not scan large files, and asks for a confirmation in place of sending them.
     reader = _FormReader()
     reader.feed(text)
     reader.close()
