@@ -23,6 +23,7 @@ _SPELLED = {
     "images": "images without labels",
     "coco_classes": "classes in COCO's JSON",
     "arrays": "arrays",
+    "pixel_table": "pixels in a table",
     "audio": "clips of sound",
     "tokens": "tokens",
     "webdataset": "tars",
@@ -46,7 +47,7 @@ def renewed(page: str, datasets: Sequence[Known]) -> str:
 def _row(one: Known) -> str:
     folders = sorted({folder for name in one.files if (folder := name.rpartition("/")[0])})
     shown = ", ".join(f"`{folder}/`" for folder in folders[:_FOLDERS_SHOWN]) or f"`{min(one.files)}`"
-    read, write = _SPELLED.get(one.layout, ""), "nothing"
+    read, write = _SPELLED[one.layout] if one.found else "", "nothing"
     if one.write:
         write = "`layout={}`".format(one.write.replace("|", r"\|"))
     elif one.error:

@@ -480,9 +480,12 @@ def _is_heic(data: bytes) -> bool:
 
 
 def _remedy(data: bytes) -> str:
-    if _is_heic(data):
+    from PIL import Image
+
+    # Where Pillow knows the format, it is the file that is damaged.
+    if _is_heic(data) and "HEIF" not in Image.OPEN:
         return " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
-    if data[4:12] == b"ftypavif":
+    if data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
         return " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
     return ""
 

@@ -23,6 +23,7 @@ from colabstage.errors import (
     MissingDependencyError,
     kind_of,
 )
+from colabstage.images.decode import probe_image
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import open_shard, spool_folder
@@ -38,7 +39,7 @@ from colabstage.layouts.shards import (
     shard_of,
     splits_of_shards,
 )
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.archive_bytes import LocalBytes, SourceFile
 from colabstage.trees.entries import files_ending_in
 
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import IO
 
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import Targets
     from colabstage.trees.tree import Tree
 
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
@@ -276,6 +280,10 @@ def _no_image(shard: ShardFile, row: int) -> BrokenDatasetError:
 NAME = "arrow"
 
 _IMAGES = ("image", "img", "jpg", "png", "picture", "photo")
+_OBJECTS, _BOX = ("objects", "annotations"), "bbox"
+_BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
+# So many images with boxes are looked at to tell what their four numbers are.
+_LOOKED_AT = 64
 _LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name")
 
 
@@ -295,7 +303,8 @@ class _Columns(NamedTuple):
 def read_arrow(tree: Tree) -> SampleTable:
     """Make a table of a tree with parquet or Arrow files that have a column of images.
 
-    x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words. Splits
+    x is that column; y the first ClassLabel of `datasets`, or the column label: whole numbers, numbers or words; else
+    the boxes in a column `objects`, as corners or as a corner and a size, whichever is possible for all of them. Splits
     are those that all files, or the folders they are in, are called after (train-00000-of-00002.parquet).
 
     Raises:
@@ -338,13 +347,19 @@ def read_arrow(tree: Tree) -> SampleTable:
     found, shards = _find(tree, shards, facts, columns)
     parts = [part for rows in found for part in rows.images]
     names = [f"{shards[part.shard].name}[{row}]" for rows in found for row, part in enumerate(rows.images)]
-    labels = [_label(value, names[0]) for rows in found for value in rows.labels]
-    targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
+    source = ShardParts(shards, parts, names)
+    values = [value for rows in found for value in rows.labels]
+    targets: Targets | None
+    if columns.label in _OBJECTS:
+        targets, classes = _boxes(values, source, columns.classes)
+    else:
+        labels = [_label(value, names[0]) for value in values]
+        targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
     splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
-        inputs=Images(ShardParts(shards, parts, names)),
+        inputs=Images(source),
         targets=targets,
         splits=None if splits is None else tuple(splits[part.shard] for part in parts),
         classes=classes,
@@ -365,6 +380,14 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
     called = [name for name in _LABELS if name in names and name != image]
     labels = labels or [name for name in called if _is_label(facts.schema.field(name).type)]
     label = "label" if "label" in labels else next(iter(labels), None)
+    if label is None:
+        label = next(
+            (name for name in _OBJECTS if name in names and f"{_BOX}: " in str(facts.schema.field(name).type)), None
+        )
+        if label is not None:
+            return _Columns(
+                image, label, _box_names(features.get(label)), [n for n in names if n not in (image, label)]
+            )
     if label is None and called:
         kind = facts.schema.field(called[0]).type
         msg = (
@@ -376,13 +399,84 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
     return _Columns(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
 
 
+def _box_names(feature: Any) -> tuple[str, ...]:
+    """Return the names of the classes of boxes, in whichever of its forms `datasets` has written them."""
+    if isinstance(feature, list):
+        return next((names for one in feature if (names := _box_names(one))), ())
+    if not isinstance(feature, dict):
+        return ()
+    if feature.get("_type") == "ClassLabel":
+        return tuple(map(str, feature.get("names") or ()))
+    return next((names for one in feature.values() if (names := _box_names(one))), ())
+
+
+def _boxes(values: Sequence[Any], source: ShardParts, classes: tuple[str, ...]) -> tuple[Boxes, tuple[str, ...]]:
+    """Return the boxes of all images, and the names of their classes.
+
+    Raises:
+        BrokenDatasetError: an image's boxes are not like the others; or their numbers may mean two things, or nothing.
+    """
+    rows: list[list[Sequence[float]]] = []
+    labels: list[Label] = []
+    owners: list[str] = []
+    for number, value in enumerate(values):
+        name = source.name(number)
+        # `datasets` keeps a list of objects as a list of each of their fields.
+        one = value or {}
+        if isinstance(one, list):
+            one = {key: [each.get(key) for each in one] for key in (one[0] if one else ())}
+        key = next((key for key in _BOX_LABELS if key in one), None)
+        found, said = one.get(_BOX) or [], [] if key is None else one[key] or []
+        if len(found) != len(said) or any(box is None or len(box) != 4 for box in found):
+            msg = (
+                f"'{name}' has {len(found)} boxes and {len(said)} classes; expected four numbers and a class for each."
+            )
+            raise BrokenDatasetError(msg)
+        rows.append(found)
+        labels += [_label(each, name) for each in said]
+        owners += [name] * len(said)
+    targets, names = make_labels(labels, owners, names=dict(enumerate(classes)))
+    offsets = np.concatenate([[0], np.cumsum([len(found) for found in rows])]).astype(np.int64)
+    corners = np.array([box for found in rows for box in found], np.float64).reshape(-1, 4)
+    numbers = np.zeros(0, np.int64) if targets is None else targets.values
+    return Boxes(offsets, _corners(corners, offsets, source), {"labels": numbers}), names
+
+
+def _corners(boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: ShardParts) -> NDArray[np.float64]:
+    """Return boxes as corners, whether they are written so or as a corner and a size.
+
+    Raises:
+        BrokenDatasetError: all boxes may be either, or some are neither.
+    """
+    are_corners = bool(np.all(boxes[:, 2:] >= boxes[:, :2]))
+    are_sizes = bool(np.all(boxes >= 0))
+    for number in np.flatnonzero(np.diff(offsets))[:_LOOKED_AT].tolist() if are_sizes else ():
+        image = probe_image(bytes(source.read(number)))
+        own = boxes[offsets[number] : offsets[number + 1]]
+        # A box may end a pixel behind the edge, for want of an agreement on where pixels are.
+        are_sizes &= bool(np.all(own[:, :2] + own[:, 2:] <= (image.width + 1, image.height + 1)))
+        are_corners &= bool(np.all(own[:, 2:] <= (image.width + 1, image.height + 1)))
+    if len(boxes) and are_corners == are_sizes:
+        what = "may be two corners as well as a corner and a size" if are_corners else "do not lie in their images"
+        msg = (
+            f"The boxes in '{source.name(0)}' and others {what} (first {boxes[0].tolist()}). Give layout= a "
+            "function that says what they are, or write COCO's JSON beside image files."
+        )
+        raise BrokenDatasetError(msg)
+    return boxes if are_corners else np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
+
 def _features(schema: Any) -> dict[str, Any]:
     """Return what `datasets` notes of each column; nothing where another tool wrote the file."""
     try:
         found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
-    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    # A list of objects is written as a list of what one is.
+    lists = {name: {"feature": one} for name, one in found.items() if isinstance(one, list)}
+    return lists | {name: one for name, one in found.items() if isinstance(one, dict)}
 
 
 def _holds_bytes(kind: Any) -> bool:

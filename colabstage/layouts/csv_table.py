@@ -19,12 +19,21 @@ from colabstage.layouts.columns import (
     box_columns,
     find_roles,
     is_label_name,
+    is_numeric,
     is_path_name,
     make_boxes,
     make_targets,
     read_some_rows,
 )
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, FileLookup, listed, split_name, split_of_path
+from colabstage.layouts.names import (
+    IMAGE_EXTENSIONS,
+    SPLIT_NAMES,
+    FileLookup,
+    listed,
+    split_name,
+    split_of_path,
+    words_of,
+)
 from colabstage.layouts.reading import read_head
 from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
@@ -44,6 +53,7 @@ _PLAIN_COLUMNS = 3
 _HEADER_BYTES = 64 * 1024
 # A table that names this many times fewer files than another does not compete with it.
 _FEW = 10
+_LABEL_WORDS = frozenset({"label", "labels", "class", "classid", "classname", "category", "target", "species", "breed"})
 
 
 class _Row(NamedTuple):
@@ -326,7 +336,7 @@ class _TableSearch:
                 first = lookup.search(rows[0][number])
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
-                header = rows[0] if has_header else [f"column{column}" for column in range(1, len(rows[0]) + 1)]
+                header = rows[0] if has_header else [_unnamed(column) for column in range(len(rows[0]))]
                 if not has_header and len(header) > _PLAIN_COLUMNS and not fault and self.choice.labels is None:
                     fault = (
                         f"'{entry.name}' has {len(header)} columns and no header that says what they are (first row "
@@ -437,17 +447,31 @@ def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
 
 
 def _has_classes(tables: list[_Found], files: FileEntries, class_of: Mapping[str, str]) -> bool:
-    said: list[set[tuple[str, str]]] = [set() for _ in tables[0].header]
+    """Tell whether a column of some tables has one word for each class of their files, and may be the label."""
+    header = tables[0].header
+    said: list[set[tuple[str, str]]] = [set() for _ in header]
     for table in tables:
         for row in table.rows:
             there = table.lookup.search(row[table.path], split=table.split) if len(row) == len(said) else ()
             if len(there) == 1 and (name := class_of.get(files.names[there[0]])) is not None:
                 for column, cell in zip(said, row, strict=True):
                     column.add((name, cell))
-    return any(
+    agrees = [
         len(pairs) > 1 and len({name for name, _ in pairs}) == len({cell for _, cell in pairs}) == len(pairs)
         for pairs in said
-    )
+    ]
+    # Folders of patients agree with the patients' numbers, and the label is another column.
+    if header[0] != _unnamed(0):
+        return any(
+            fits and not _LABEL_WORDS.isdisjoint(words_of(name)) for fits, name in zip(agrees, header, strict=True)
+        )
+    others = [n for n, fits in enumerate(agrees) if not fits and n != tables[0].path]
+    return any(agrees) and all(is_numeric([cell for _, cell in said[n]]) for n in others)
+
+
+def _unnamed(column: int) -> str:
+    """Return what a column is called whose table has no header."""
+    return f"column{column + 1}"
 
 
 def _path_column(

@@ -232,7 +232,8 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
     >>> layout = array_rows(x="spectra", y="concentration")
 
     Args:
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess.
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess. Alone,
+            x may also be a part of their names, such as "emnist-digits", that those have which count.
     """
     return functools.partial(read_arrays, x=x, y=y)
 

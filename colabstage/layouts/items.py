@@ -176,6 +176,13 @@ class _Pairs:
                     "columns."
                 )
                 raise LayoutError(msg)
+            boxes = next((key for key in item if isinstance(item[key], Mapping) and "bbox" in item[key]), None)
+            if boxes is not None and not ys:
+                msg = (
+                    f"{name} has boxes under {boxes!r}, and a dataset object's boxes are not packed. Write it to files "
+                    "and stage their folder: dataset.to_parquet('data/train.parquet')."
+                )
+                raise LayoutError(msg)
             self.keys = (xs[0], ys[0] if ys else None)
             self._left = [str(key) for key in item if key not in self.keys]
         x, y = self.keys

@@ -21,7 +21,7 @@ from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head, stamp_of
 from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
-from colabstage.layouts.table import Arrays, Images, SampleTable, Values
+from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values
 from colabstage.trees.archive_bytes import SourceFile
 from colabstage.trees.entries import files_ending_in
 
@@ -153,14 +153,19 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
 
     Args:
         names: paths of all arrays, the key in a file as the last part.
-        x, y: last parts of the names of inputs and targets, where somebody says which they are.
+        x, y: last parts of the names of inputs and targets, where somebody says which they are; x alone may be what
+            the names of all that count have in common.
 
     Raises:
         LayoutError: no array is called like inputs, or several are for one split.
     """
     every = list(names)
-    if x is not None:
+    if x is not None and (y is not None or _called(every, x)):
         return [_given(every, x, y)]
+    if x is not None:
+        # EMNIST has six datasets in one archive, each with its splits.
+        common = [name for name in every if x in name]
+        return find_splits(common) if len(common) > 1 else [_given(every, x, y)]
     by_split: dict[str, dict[str, list[str]]] = {}
     for name in every:
         split, role = _split_and_role(name)
@@ -180,7 +185,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
         "and y_train, images and labels. Or say so: layout=array_rows(x='NAME', y='NAME')."
     )
-    raise LayoutError(msg)
+    raise NearMissError(msg)
 
 
 def is_class_names(name: str) -> bool:
@@ -195,13 +200,17 @@ def has_role(name: str) -> bool:
     return bool(_split_and_role(name)[1]) or is_class_names(name)
 
 
+def _called(names: list[str], wanted: str) -> list[str]:
+    return [
+        name
+        for name in names
+        if name == wanted or _bare(name).endswith(f"/{_bare(wanted)}") or _bare(name) == _bare(wanted)
+    ]
+
+
 def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
     def one(wanted: str) -> str:
-        found = [
-            name
-            for name in names
-            if name == wanted or _bare(name).endswith(f"/{_bare(wanted)}") or _bare(name) == _bare(wanted)
-        ]
+        found = _called(names, wanted)
         if len(found) != 1:
             msg = f"{len(found)} arrays are called '{wanted}'; there are {listed(names)}."
             raise LayoutError(msg)
@@ -215,9 +224,10 @@ def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
         msg = (
             f"Several arrays are called like {'inputs' if len(xs) > 1 else 'targets'}: "
             f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: "
-            "layout=array_rows(x='NAME', y='NAME')."
+            "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count have in "
+            "common, such as 'emnist-digits'."
         )
-        raise LayoutError(msg)
+        raise NearMissError(msg)
     return SplitArrays(split, xs[0], ys[0] if ys else None)
 
 

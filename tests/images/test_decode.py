@@ -6,6 +6,7 @@ import contextlib
 import io
 import random
 import struct
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -388,7 +389,22 @@ def test_a_pgm_of_16_bits_is_like_a_png_of_16_bits() -> None:
     np.testing.assert_array_equal(decode_image(data, ImageOptions(color_mode="grayscale"))[..., 0], values >> 8)
 
 
-def test_heic_without_its_package_says_what_to_install() -> None:
+def test_heic_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phones write it, and Pillow reads it only with a package of its own."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     with pytest.raises(DecodeError, match="pip install pillow-heif"):
         decode_image(b"\0\0\0\x18ftypheic" + bytes(99), ImageOptions())
+
+
+def test_heic_is_what_its_package_reads() -> None:
+    """Pixels and orientation; a file that is cut is damaged, and nothing needs to be installed."""
+    heif = pytest.importorskip("pillow_heif", reason="needs pillow-heif: pip install pillow-heif")
+    heif.register_heif_opener()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    data = encode(photograph(), "HEIF", exif=turned.tobytes())
+    np.testing.assert_array_equal(decode_image(data, ImageOptions()), np.asarray(Image.open(io.BytesIO(data))))
+    with pytest.raises(DecodeError, match="no image format") as caught:
+        decode_image(data[: len(data) // 2], ImageOptions())
+    assert "pip install" not in str(caught.value)

@@ -6,10 +6,14 @@ that the error names. In the names of files `{a,b}` and `{0..3}` stand for each 
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import json
+import math
+import pickle
 import re
+import struct
 import tarfile
 import wave
 from typing import Any, NamedTuple
@@ -158,6 +162,18 @@ def npz(**arrays: tuple[int, ...]) -> bytes:
     }
     np.savez(file, **values)
     return file.getvalue()
+
+
+def idx(*shape: int) -> bytes:
+    """A gzipped idx file as MNIST's: 0, 1, 0, …"""
+    head = struct.pack(f">HBB{len(shape)}I", 0, 8, len(shape), *shape)
+    return gzip.compress(head + bytes(number % 2 for number in range(math.prod(shape))))
+
+
+def batch(count: int, **more: list[int]) -> bytes:
+    """A pickled batch as CIFAR's: black images and their labels."""
+    columns = {name.encode(): values for name, values in more.items()}
+    return pickle.dumps({b"batch_label": b"batch", b"data": np.zeros((count, 3072), np.uint8), **columns}, protocol=2)
 
 
 def tar(files: dict[str, str]) -> bytes:

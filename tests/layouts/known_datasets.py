@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 from tests.layouts.known import (
     DOTA,
@@ -11,12 +12,14 @@ from tests.layouts.known import (
     PETS,
     WAV,
     YOLO_BOX,
+    batch,
     bdd,
     coco,
     coco_classes,
     createml,
     cvat,
     example,
+    idx,
     in_classes,
     known,
     label_studio,
@@ -448,6 +451,15 @@ SHARDS_AND_SOUND = [
     known("WebDataset shards", "", {"train-{000000,000001}.tar": tar({"0001.jpg": "", "0001.cls": "0", "0002.jpg": "", "0002.cls": "1"})}, layout="webdataset", found="train: 4 numbers"),
     known("TFDS-style TFRecords", "", {"flowers-train.tfrecord-00000-of-00001": example(image=JPEG, label=1) + example(image=JPEG, label=0), "dataset_info.json": {}, "features.json": {}}, layout="tfrecord", found="train: 2 numbers"),
     known("mnist.npz (Keras)", "", {"mnist.npz": npz(x_train=(4, 5, 5), y_train=(4,), x_test=(2, 5, 5), y_test=(2,))}, layout="arrays", found="train: 0 2, 1 2; test: 0 1, 1 1"),
+    known("MNIST, Fashion-MNIST, KMNIST (idx)", "", {f"{part}-images-idx3-ubyte.gz": idx(4, 28, 28) for part in ("train", "t10k")} | {f"{part}-labels-idx1-ubyte.gz": idx(4) for part in ("train", "t10k")}, layout="arrays", found="train: 0 2, 1 2; test: 0 2, 1 2"),
+    known("EMNIST (gzip.zip)", "", {f"gzip/emnist-{part}-{split}-{what}-ubyte.gz": idx(*shape) for part in ("balanced", "digits", "letters") for split in ("train", "test") for what, shape in (("images-idx3", (4, 28, 28)), ("labels-idx1", (4,)))} | {"gzip/emnist-digits-mapping.txt": "0 48\n1 49\n"},
+          layout="arrays", error=r"Several arrays.*array_rows\('PART'\)", write="array_rows('emnist-digits')", found="train: 0 2, 1 2; test: 0 2, 1 2"),
+    known("CIFAR-10 (python)", "", {"cifar-10-batches-py/data_batch_{1..5}": batch(2, labels=[0, 1]), "cifar-10-batches-py/test_batch": batch(2, labels=[1, 1]), "cifar-10-batches-py/batches.meta": pickle.dumps({b"label_names": [b"airplane", b"automobile"]}, protocol=2), "cifar-10-batches-py/readme.html": "x"},
+          layout="arrays", found="train: airplane 5, automobile 5; test: automobile 2"),
+    known("CIFAR-100 (python)", "", {"cifar-100-python/train": batch(4, fine_labels=[0, 1, 1, 1], coarse_labels=[0, 0, 0, 0]), "cifar-100-python/test": batch(2, fine_labels=[0, 1], coarse_labels=[0, 0]), "cifar-100-python/meta": pickle.dumps({b"fine_label_names": [b"apple", b"bear"], b"coarse_label_names": [b"fruit"]}, protocol=2)},
+          layout="arrays", found="train: apple 1, bear 3; test: apple 1, bear 1"),
+    known("FER2013 (fer2013.csv)", "", {"fer2013/fer2013.csv": rows("emotion,pixels,Usage", "{0,1,1}," + " ".join(["70"] * 2304) + ",{Training,Training,Training,PublicTest,PrivateTest,PrivateTest}")}, layout="pixel_table", found="train: 0 1, 1 2; val: 0 1; test: 1 2"),
+    known("Digit Recognizer", "", {"train.csv": rows("label," + ",".join(f"pixel{n}" for n in range(784)), "{1,0,1,1}" + ",0" * 784), "test.csv": rows(",".join(f"pixel{n}" for n in range(784)), ",".join("0" * 784)), "sample_submission.csv": rows("ImageId,Label", "1,0")}, layout="pixel_table", found="train: 0 1, 1 3"),
     known("MedMNIST", "", {"pathmnist.npz": npz(train_images=(4, 5, 5, 3), train_labels=(4, 1), val_images=(2, 5, 5, 3), val_labels=(2, 1), test_images=(2, 5, 5, 3), test_labels=(2, 1))}, layout="arrays", found="train: 0 2, 1 2; val: 0 1, 1 1; test: 0 1, 1 1"),
     known("nanoGPT tokens", "", {"{train,val}.bin": bytes(2 * 2050), "meta.pkl": "x"}, layout="tokens", found="train: 2 rows; val: 2 rows"),
     known("Tiny Shakespeare", "", {"input.txt": "To be or not to be.\n" * 110}, layout="tokens", found="2 rows"),

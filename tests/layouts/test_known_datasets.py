@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import ColabstageError
-from colabstage.layouts.detect import detect_layout, file_names, image_masks, table_rows
+from colabstage.layouts.detect import array_rows, detect_layout, file_names, image_masks, table_rows
 from colabstage.layouts.table import Arrays, Boxes, Masks, Values
 from scripts import dataset_page
 from tests.layouts.known import MemoryTree
@@ -67,7 +67,7 @@ def _counts(found: SampleTable, labels: Sequence[int]) -> str:
 
 def read(known: Known, layout: str) -> tuple[str, str, SampleTable | None]:
     """The layout and what was found; or "" and the error's first line."""
-    chosen: Any = eval(layout, {"file_names": file_names, "image_masks": image_masks, "table_rows": table_rows})
+    chosen: Any = eval(layout, {one.__name__: one for one in (array_rows, file_names, image_masks, table_rows)})
     try:
         found = detect_layout(MemoryTree(known.files), chosen)
     except ColabstageError as error:

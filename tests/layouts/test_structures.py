@@ -309,6 +309,22 @@ WRONG: dict[str, tuple[Files, str]] = {
         | {"t.csv": csv("path,colour,size", *rows("{}.jpg,{},{}", ["red", "blue"], "ab"), *rows("1{}.jpg,red,a"))},
         r"Which of the columns 'colour', 'size'.*layout=\"image_folder\"",
     ),
+    "folders of patients and a table of two findings": (
+        images("p1/{}.jpg", "p2/1{}.jpg")
+        | {
+            "t.csv": csv(
+                "path,patient_id,finding,grade",
+                *rows("{}.jpg,p1,{},{}", ["cyst", "none"], "ab"),
+                *rows("1{}.jpg,p2,{},{}", ["cyst", "none"], "ab"),
+            )
+        },
+        r"Which of the columns 'finding', 'grade'",
+    ),
+    "folders of people and a table of them without a header": (
+        images("ann/{}.jpg", "bob/1{}.jpg")
+        | {"t.csv": csv("0.jpg,ann,young,3", *rows("1{}.jpg,bob,{},4", ["young", "old"]))},
+        r"'t.csv' has 4 columns and no header",
+    ),
     "a competition that asks for two columns": (
         images("{}.jpg")
         | {

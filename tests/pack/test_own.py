@@ -188,10 +188,11 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
         (lambda i: (np.datetime64("2020-01-01"), i), r"datetime64"),
         (lambda i: (np.zeros(3, np.longdouble), i), r"float128|longdouble"),
         (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target.*Stage the folder"),
+        (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"boxes under 'objects'.*to_parquet"),
         (lambda i: ([np.zeros(3), np.zeros(2)], i), r"make no array"),
         (lambda i: 1 / 0, r"Items\[0\] raised ZeroDivisionError"),
     ],
-    ids=["three", "one", "mapping", "date", "longdouble", "dict target", "ragged", "raises"],
+    ids=["three", "one", "mapping", "date", "longdouble", "dict target", "objects", "ragged", "raises"],
 )
 def test_items_of_other_forms_are_typed_errors(tmp_path: Path, item: Any, words: str) -> None:
     """Each says which item, what it is, and what was expected."""

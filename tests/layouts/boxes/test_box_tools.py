@@ -282,17 +282,102 @@ def read_keras_yolo(texts: Texts) -> Rows:
     return found
 
 
+def supervisely(drawn: Drawn) -> Texts:
+    return {
+        f"ds/ann/{n}.jpg.json": json.dumps(
+            {
+                "size": {"height": HEIGHT, "width": WIDTH},
+                "objects": [{"classTitle": label, "points": {"exterior": at, "interior": []}} for label, at in shapes],
+            }
+        )
+        for n, shapes in enumerate(drawn)
+    }
+
+
+def read_supervisely(texts: Texts) -> Rows:
+    return {
+        name.replace("ann", "img").removesuffix(".json"): [
+            around(one["classTitle"], one["points"]["exterior"]) for one in json.loads(text)["objects"]
+        ]
+        for name, text in texts.items()
+    }
+
+
+def bdd(drawn: Drawn) -> Texts:
+    lane = {"category": "lane", "poly2d": [{"vertices": [[1, 2], [3, 4]]}]}
+    said = [
+        {
+            "name": f"{n}.jpg",
+            "labels": [lane]
+            + [
+                {"category": label, "box2d": {"x1": x, "y1": y, "x2": x + w, "y2": y + h}}
+                for label, x, y, w, h in boxes(shapes)
+            ],
+        }
+        for n, shapes in enumerate(drawn)
+    ]
+    return {"bdd100k_labels.json": json.dumps(said)}
+
+
+def read_bdd(texts: Texts) -> Rows:
+    return {
+        one["name"]: [
+            (each["category"], *(each["box2d"][edge] for edge in ("x1", "y1", "x2", "y2")))
+            for each in one["labels"][1:]
+        ]
+        for one in json.loads(texts["bdd100k_labels.json"])
+    }
+
+
+def wider(drawn: Drawn) -> Texts:
+    lines = []
+    for n, shapes in enumerate(drawn):
+        faces = [" ".join(map(str, (int(x), int(y), int(w), int(h), *[0] * 6))) for _, x, y, w, h in boxes(shapes)]
+        lines += [f"0--Parade/{n}.jpg", str(len(faces)), *(faces or ["0 0 0 0 0 0 0 0 0 0 "])]
+    return {"wider_face_train_bbx_gt.txt": "\n".join(lines) + "\n"}
+
+
+def read_wider(texts: Texts) -> Rows:
+    found: Rows = {}
+    # A path, a count and the lines of numbers up to the next path.
+    for path, numbers in re.findall(r"(\S+\.jpg)\n\d+\n((?:[\d ]+\n)+)", texts["wider_face_train_bbx_gt.txt"]):
+        rows = np.loadtxt(io.StringIO(numbers), ndmin=2)[:, :4].tolist()
+        empty = rows == [[0, 0, 0, 0]] and f"{path}\n0\n" in texts["wider_face_train_bbx_gt.txt"]
+        found[path] = [] if empty else [("face", x, y, x + w, y + h) for x, y, w, h in rows]
+    return found
+
+
+def kitti(drawn: Drawn) -> Texts:
+    return {
+        f"training/label_2/{n:06}.txt": "".join(
+            f"{label} 0.00 0 -1.58 {x} {y} {x + w} {y + h} 1.65 1.67 3.64 -0.65 1.71 46.70 -1.59\n"
+            for label, x, y, w, h in boxes(shapes)
+        )
+        for n, shapes in enumerate(drawn)
+    }
+
+
+def read_kitti(texts: Texts) -> Rows:
+    found: Rows = {}
+    for name, text in texts.items():
+        lines = [line for line in csv.reader(io.StringIO(text), delimiter=" ") if line]
+        key = name.replace("label_2", "image_2").replace(".txt", ".png")
+        found[key] = [(line[0], float(line[4]), float(line[5]), float(line[6]), float(line[7])) for line in lines]
+    return found
+
+
 @pytest.mark.parametrize(
     ("write", "read"),
     [
         (labelme, read_labelme), (cvat, read_cvat), (dota, read_dota), (createml, read_createml),
         (openimages, read_openimages), (label_studio, read_label_studio), (via, read_via),
-        (keras_yolo, read_keras_yolo),
+        (keras_yolo, read_keras_yolo), (supervisely, read_supervisely), (bdd, read_bdd), (wider, read_wider),
+        (kitti, read_kitti),
     ],
     ids=lambda one: one.__name__,
 )  # fmt: skip
 @given(drawn=drawings())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_each_is_what_another_reader_finds(
     write: Callable[[Drawn], Texts], read: Callable[[Texts], Rows], drawn: Drawn
 ) -> None:

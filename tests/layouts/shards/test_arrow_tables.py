@@ -12,7 +12,7 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_tree
@@ -209,6 +209,55 @@ def test_labels_are_found_by_name(tmp_path: Path, column: dict[str, Any], values
     assert labels(table) == values
     assert table.classes == classes
     assert any("width" in note for note in table.notes)
+
+
+OBJECTS: list[list[tuple[list[float], int]]] = [[([1, 2, 3, 4], 1), ([0, 0, 6, 8], 0)], [], [([3, 5, 2, 2.5], 1)]]
+
+
+@pytest.mark.parametrize("form", ["sizes", "corners"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_boxes_of_the_hub_are_targets(tmp_path: Path, hugging: Any, form: str, *, lists: bool) -> None:
+    """As CPPE-5 and others have them: `datasets` writes a list of objects as a list of each field, or as it is."""
+    written = [
+        [(box if form == "sizes" else [*box[:2], box[0] + box[2], box[1] + box[3]], kind) for box, kind in boxes]
+        for boxes in OBJECTS
+    ]
+    kinds = hugging.ClassLabel(names=["glove", "mask"])
+    one = {"bbox": hugging.List(hugging.Value("float32"), length=4), "category": kinds}
+    features = hugging.Features(
+        {"image": hugging.Image(), "objects": hugging.List(one) if lists else hugging.Sequence(one)}
+    )
+    objects = [
+        [{"bbox": box, "category": kind} for box, kind in boxes] if lists
+        else {"bbox": [box for box, _ in boxes], "category": [kind for _, kind in boxes]}
+        for boxes in written
+    ]  # fmt: skip
+    images = [{"bytes": picture(number), "path": None} for number in range(3)]
+    data = hugging.Dataset.from_dict({"image": images, "objects": objects}, features=features)
+    (tmp_path / "hub").mkdir()
+    data.to_parquet(str(tmp_path / "hub/train.parquet"))
+    found = detect_layout(FolderTree(tmp_path / "hub"))
+    assert isinstance(found.targets, Boxes)
+    assert found.targets.offsets.tolist() == [0, 2, 2, 3]
+    assert found.targets.boxes.tolist() == [[1, 2, 4, 6], [0, 0, 6, 8], [3, 5, 5, 7.5]]
+    assert found.targets.columns["labels"].tolist() == [1, 0, 1]
+    assert found.classes == ("glove", "mask")
+
+
+@pytest.mark.parametrize(
+    ("box", "says"),
+    [
+        ([0, 0, 2, 3], "may be two corners as well"),
+        ([4, 1, 3, 9], "do not lie in their images"),
+        ([1, 2, 3], "four numbers"),
+    ],
+)
+def test_boxes_that_may_be_two_things_are_refused(tmp_path: Path, box: list[float], says: str) -> None:
+    """Corners as well as a corner and a size, or neither; three numbers."""
+    columns = {"image": [{"bytes": picture(0)}], "objects": [{"bbox": [box], "category": [0]}]}
+    write_parquet(tmp_path / "a.parquet", columns)
+    with pytest.raises(BrokenDatasetError, match=says):
+        detect_layout(FolderTree(tmp_path))
 
 
 def test_labels_kept_secret_keep_the_classes(tmp_path: Path, hugging: Any) -> None:
