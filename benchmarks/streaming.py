@@ -24,8 +24,9 @@ import numpy as np
 
 from colabstage import stage_dataset
 from colabstage.io.units import format_bytes
+from colabstage.load.arrival import mixing_of
 from colabstage.pack.packing_order import window_units
-from colabstage.simulate.streaming import StreamFacts, forecast_stream, measured_mixing
+from colabstage.simulate.streaming import StreamFacts, forecast_stream
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import serve_apart
 
@@ -148,7 +149,7 @@ def main() -> int:
                 if ratio > EPOCH_RATIO:
                     training = f"{step_s * batches:.0f} s of training"
                     missed.append(f"epoch 1 with {training}: {ratio:.2f}, promised {EPOCH_RATIO}")
-                forecast, mixing = said.epochs[0].ratio, measured_mixing(run.labels, BATCH)
+                forecast, mixing = said.epochs[0].ratio, mixing_of(run.labels, BATCH)
                 print(
                     f"{step_s * batches:8.1f} s  {ratio:9.2f}  {forecast:9.2f}  {run.first_batch_s:10.1f} s  "
                     f"{said.first_batch_s:7.1f} s  {mixing:7.2f}"

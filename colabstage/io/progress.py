@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
+from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.panel import NotebookProgress, in_notebook
 
 if TYPE_CHECKING:
@@ -72,6 +73,27 @@ class Readiness(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
+
+
+class HandedOut:
+    """Count what readers have got of a dataset that arrives.
+
+    Attributes:
+        rows: how many.
+        first_s: when the first came, by the system's clock; `None` before.
+        last_s: when the latest came.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.first_s: float | None = None
+        self.last_s = 0.0
+
+    def note(self, rows: int) -> None:
+        """Count rows that a reader got just now."""
+        self.last_s = SYSTEM_CLOCK.now()
+        self.first_s = self.last_s if self.first_s is None else self.first_s
+        self.rows += rows
 
 
 class ProgressStep(Protocol):

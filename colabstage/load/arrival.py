@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from colabstage.load.epoch import RowOrder, digest_of, random_order
+from colabstage.load.epoch import RowOrder, digest_of, random_fractions, spread_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, HandedOut
     from colabstage.load.epoch import Order, Shard
 
 # What is read of a row: all of it, or its targets alone.
@@ -59,6 +59,14 @@ class Arrival(Protocol):
     @property
     def first_epoch_only(self) -> bool:
         """Tell whether only the first epoch is visited by units; later ones as of any file, since all is here then."""
+
+    @property
+    def first_units(self) -> int:
+        """Return how many units the first batch may wait for: more than one where the rows of one may be alike."""
+
+    @property
+    def handed_out(self) -> HandedOut:
+        """Return what counts rows that readers get."""
 
     @property
     def readable_path(self) -> Path | None:
@@ -105,13 +113,16 @@ class Announced:
     ) -> None:
         """Announce `batches`; `then` makes those of the epoch after."""
         self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
+        self._note = arrival.handed_out.note
         self._expectation = arrival.expect(split, _joined(batches), then=lambda: _joined(then()))
         self._handed_out = 0
 
     def hand_out(self) -> None:
         """Take note that one more batch is with the consumer."""
+        done = self._ends[self._handed_out]
+        self._note(done - (self._ends[self._handed_out - 1] if self._handed_out else 0))
         self._handed_out += 1
-        self._expectation.reached(self._ends[self._handed_out - 1])
+        self._expectation.reached(done)
 
     def close(self) -> None:
         """Forget the rest."""
@@ -213,27 +224,33 @@ def facts_of(arrival: Arrival | None) -> ArrivalFacts | None:
 
 def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -> Order:
     """Return the order by units, with the seed and the rows of `later`, which is that of epochs after all is here."""
-    by_units = UnitOrder(arrival.units(split), window_units, later.seed, later.subset)
+    by_units = UnitOrder(arrival.units(split), window_units, later.seed, later.subset, arrival.first_units)
     return FirstEpochOrder(by_units, later) if arrival.first_epoch_only else by_units
 
 
 @dataclass(frozen=True, eq=False)
 class UnitOrder:
-    """Visit units in random order, and their rows shuffled within windows of them.
+    """Take units in random order, spread evenly over the file, and put each row somewhere in the window after its unit.
 
-    The first windows are small and each is twice the one before, up to `window_units`: so the first batch waits for one
-    unit and not for a window of them. A row that is in two units comes when the later one of them does. Rank r of W
-    takes every W-th row: all ranks of one machine read the same window, which is fetched once.
+    Windows overlap: a row is visited while the next `window_units` units are taken, at a moment drawn for it. They grow
+    from the first units, which are taken all at once, and shrink again at the end: so the first batch does not wait for
+    a whole window, and little is left to visit once the last unit is here. As units are spread, the classes of a source
+    that is sorted by class are even in a batch as soon as there are more units in a window than classes.
+
+    A row that is in two units comes after the later one of them. Rank r of W takes every W-th row: all ranks of one
+    machine read the same window, which is fetched once.
     """
 
     units: NDArray[np.intp]
     """The unit of each row, `(N,)`, or its first and its last, `(N, 2)`; counted from 0."""
     window_units: int
-    """Units whose rows are shuffled among each other."""
+    """Units among whose rows a row is put."""
     seed: int
     """What the order depends on, together with the epoch."""
     subset: NDArray[np.intp] | None = None
     """Rows that are visited, `None` for all."""
+    first_units: int = 1
+    """How many the first batch may wait for."""
     is_striped: ClassVar[bool] = True
 
     @property
@@ -246,10 +263,10 @@ class UnitOrder:
             return np.arange(0)
         turns = np.empty(count := int(units.max()) + 1, np.intp)
         turns[visited_units(count, self.seed, epoch)] = np.arange(count)
+        begins, widths = unit_windows(count, self.window_units, self.first_units)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
-        sizes = window_sizes(count, self.window_units)
-        windows = np.repeat(np.arange(len(sizes)), sizes)[turn]
-        order = np.lexsort((random_order(len(units), self.seed, epoch, 4), windows))
+        moment = begins[turn] + widths[turn] * random_fractions(len(units), self.seed, epoch, 4)
+        order = np.argsort(moment, kind="stable")
         return shard.every(order if self.subset is None else self.subset[order])
 
     def identity(self) -> dict[str, int]:
@@ -260,14 +277,35 @@ class UnitOrder:
 def visited_units(count: int, seed: int, epoch: int) -> NDArray[np.intp]:
     """Return `count` units in the order in which an epoch visits them."""
     # The 3, and the 4 of the rows, tell these draws from each other and from those of other orders.
-    return random_order(count, seed, epoch, 3)
+    return spread_order(count, seed, epoch, 3)
 
 
-def window_sizes(count: int, window_units: int) -> list[int]:
-    """Return how many of `count` units each window has: 1, 2, 4 … units, then `window_units`."""
-    sizes: list[int] = []
-    left = count
-    while left > 0:
-        sizes.append(min(left, window_units, 1 << min(len(sizes), 62)))
-        left -= sizes[-1]
-    return sizes
+def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return when the window of each of `count` units begins, by its turn, and how long it is; in units, intp each."""
+    turn = np.arange(count)
+    begins = np.maximum(turn - first_units + 1, 0)
+    from_edge = np.minimum(begins, count - 1 - turn)
+    return begins, np.minimum(window_units, np.minimum(first_units, count) + from_edge)
+
+
+def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
+    """Return how even the classes are in batches of labels in the order in which they are visited.
+
+    It is the variance of their counts that a full shuffle would have, by the one that they have: 1 is as after a full
+    shuffle, and 1/n where the variance is n times that."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    batches = numbers[: len(numbers) // batch_size * batch_size].reshape(-1, batch_size)
+    if not len(batches):
+        return 1.0
+    share = np.bincount(numbers, minlength=len(classes)) / len(numbers)
+    # Of many classes most are in no batch: so only those that are, are counted.
+    places = np.arange(len(batches))[:, None] * len(classes) + batches
+    counts = np.unique(places, return_counts=True)[1]
+    # Drawn without putting back.
+    left = (len(numbers) - batch_size) / max(1, len(numbers) - 1)
+    expected = batch_size * (1 - (share**2).sum()) * left
+    # The sum over classes of (count - expected count)², written out.
+    cross = (share[batches]).sum()
+    found = ((counts.astype(np.float64) ** 2).sum() - 2 * batch_size * cross) / len(batches)
+    found += batch_size**2 * (share**2).sum()
+    return float(expected / found) if found > 1e-9 else 1.0

@@ -160,6 +160,8 @@ class OrderChoice:
     """Neighbours in the file that windows are made of."""
     window_units: int = 0
     """Units of what arrives that are shuffled among each other."""
+    mixing: float | None = None
+    """How even the classes of a batch are, as `load.arrival.mixing_of` has it; `None` where nobody measured it."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"

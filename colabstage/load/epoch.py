@@ -119,6 +119,28 @@ def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
     return (keyed & low).astype(np.intp)
 
 
+def random_fractions(count: int, *entropy: int) -> NDArray[np.float64]:
+    """Return so many numbers, even in [0, 1), that depend on nothing but the numbers given; as `random_order` says."""
+    drawn = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(count)
+    # 53 bits are all that a float64 below 1 holds.
+    return np.asarray((drawn >> np.uint64(11)) * 2.0**-53)
+
+
+def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
+    """Return a random permutation of `range(count)` whose every stretch comes evenly from all of the range.
+
+    The first two are of different halves, the first four of different quarters, and so on; and so is each such pair
+    and each such four that follow. Which is first is drawn for every half, quarter and eighth by itself. (Owen's
+    scrambling of the numbers whose bits are read backwards.)
+    """
+    order = np.zeros(1, np.intp)
+    sides = (random_fractions(1 << max(0, count - 1).bit_length(), *entropy) < 0.5).astype(np.intp)
+    while len(order) < count:
+        side = sides[len(order) : 2 * len(order)]
+        order = np.concatenate([2 * order + side, 2 * order + 1 - side])
+    return order[order < count]
+
+
 def digest_of(*values: NDArray[Any]) -> int:
     """Return a number of 63 bits that other values, or the same in another order, do not have."""
     digest = hashlib.sha256()

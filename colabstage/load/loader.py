@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count, parse_bytes
-from colabstage.load.arrival import Announced, FilledBatches, order_of
+from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
 from colabstage.load.augment import Crops, first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choices import LoaderRequest, may_gain
@@ -50,6 +51,10 @@ else:
     _Base = DataLoader
 
 _THREAD = "colabstage-loader"
+# Counting the classes of more rows would take as long as the first batch does.
+_MOST_MEASURED = 2**21
+# Below it, the counts of classes in a batch vary four times as much as chance has it.
+_LEAST_MIXING = 0.25
 
 
 @takes(LoaderOptions, renamed={"prefetch": "prefetch_factor"}, remedies=TORCH_REMEDIES)
@@ -136,6 +141,8 @@ def make_loader(
     )
     plan = _plan(dataset, request, facts)
     order = _order(plan, dataset, seed, subset)
+    if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
+        plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
     schedule = Schedule(order, batch_size, asked.drop_last, shard)
     crops = None
     if first is not None and plan.decode is not None and plan.decode.name == "crops":
@@ -243,6 +250,24 @@ def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | Non
     if chosen.name == "window":
         return WindowOrder(len(dataset), chosen.window_rows, chosen.block_rows, seed)
     return RowOrder(len(dataset), chosen.name == "permutation", seed)
+
+
+def _with_mixing(plan: LoaderPlan, dataset: dataset_h5, order: FirstEpochOrder, together: int) -> LoaderPlan:
+    """Say how even the classes are in batches of so many rows of the first epoch, and warn where they are not."""
+    dtype = dataset.reader.target_dtype
+    is_labels = bool(dataset.classes) and dataset.reader.target_shape == () and dtype is not None and dtype.kind in "iu"
+    if not is_labels or order.count > _MOST_MEASURED:
+        return plan
+    mixing = min(1.0, mixing_of(dataset.targets[order.first.rows(0, Shard())], together))
+    said = f"in the first epoch the classes of {together:,} rows are {mixing:.2f} as even as after a full shuffle"
+    if mixing < _LEAST_MIXING:
+        warnings.warn(
+            f"The source is sorted, and rows are packed and visited while it arrives: {said} (1 is the same). For a "
+            "full shuffle wait for all of it: data.wait(), then data.loader(…, shuffle=True). Or take smaller batches.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return replace(plan, order=replace(plan.order, reason=f"{plan.order.reason}; {said}", mixing=mixing))
 
 
 def _build(

@@ -21,7 +21,7 @@ from colabstage.h5.untrusted import reading_contents
 from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import Readiness
+from colabstage.io.progress import HandedOut, Readiness
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.arrival import visited_units
@@ -99,6 +99,10 @@ class PartialPack:
         """A pack has no rows that cannot be used."""
         self.verb = "copied"
         """What is done with rows, so that they are here."""
+        self.first_units = 1
+        """How many blocks the first batch may wait for: rows of one are of all classes."""
+        self.handed_out = HandedOut()
+        """What readers in this process have got."""
         self._places: dict[str, _Places] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:

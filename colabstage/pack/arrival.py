@@ -16,7 +16,7 @@ import numpy as np
 from colabstage.errors import DecodeError, NotStagedError
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.clock import SYSTEM_CLOCK
-from colabstage.io.progress import Readiness
+from colabstage.io.progress import HandedOut, Readiness
 from colabstage.pack.row_map import PackState, RowMap, RowState
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 # Whether the packing process is alive is a question to the system, and only of interest when nothing arrives.
 _LOOK_AT_OWNER_S = 1.0
+
+
+# Neighbours in a source are often of one class, so the first batch is of so many units, which are asked for at once.
+FIRST_UNITS = 8
 
 
 class SplitRows(NamedTuple):
@@ -101,15 +105,26 @@ class PackArrival:
         self._map_path = path
         self._splits = dict(splits)
         self._map: RowMap | None = rows
+        self.first_units = FIRST_UNITS
+        """How many units the first batch may wait for."""
+        self.handed_out = HandedOut()
+        """What readers in this process have got."""
         self._needs: Needs | None = None
+        self._figures: Callable[[], Mapping[str, int]] = dict
         self._pid = os.getpid()
 
-    def follow(self, needs: Needs) -> None:
-        """Pass what readers expect to `needs` from now on."""
-        self._needs = needs
+    def follow(self, needs: Needs, figures: Callable[[], Mapping[str, int]]) -> None:
+        """Pass what readers expect to `needs` from now on, and ask `figures` for those of bytes."""
+        self._needs, self._figures = needs, figures
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None, "_needs": None}
+        return {**self.__dict__, "_map": None, "_needs": None, "_figures": dict}
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """Return how many bytes of the source's samples are here: `fetched` by this run and `kept` from an earlier one.
+        None is `evicted`. Only in the process that packs."""
+        return self._figures()
 
     @property
     def complete(self) -> bool:
@@ -151,8 +166,8 @@ class PackArrival:
         return Readiness(total if rows is None else rows.here, total)
 
     def units(self, split: str) -> NDArray[np.intp]:
-        """Return the unit of each row, `(N,)`."""
-        return self._splits[split].units.astype(np.intp)
+        """Return the unit of each row, `(N,)`; counted from 0 without those of other splits alone."""
+        return np.unique(self._splits[split].units, return_inverse=True)[1].astype(np.intp)
 
     def left_out(
         self, split: str, rows: NDArray[np.intp], *, cancellation: Cancellation | None = None

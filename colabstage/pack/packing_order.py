@@ -7,6 +7,7 @@ units follows the needs of readers, and may change while it is used.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,32 +22,49 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# A request costs a round trip before its first byte, and the first batch waits for a unit.
-_UNIT_BYTES = 8 * 1024 * 1024
+# What far archives are cut into. Each stretch costs a request, and its round trip is hidden by those beside it as long
+# as it is not too short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy. Each also is of one class,
+# mostly, and a first batch is of a few.
+_LEAST_FAR_BYTES, _MOST_FAR_BYTES = 2**20, 4 * 2**20
+_STRETCHES_OF = 8_000
+# Of an archive that is here: a disk with a head, too, reads so much in the time of a few seeks.
+_NEAR_BYTES = 2**18
+_LEAST_WINDOW, _MOST_WINDOW = 64, 512
 
 
 def window_units(units: int) -> int:
-    """Return the number of units in a window, over which rows of the first epoch are shuffled."""
-    # A 32nd, so that little is left to train on once the last unit has arrived; but enough to mix a source that is
-    # sorted by class, and no more than that takes.
-    return min(max(units // 32, 16), 256)
+    """Return the number of units in a window of the first epoch, of so many units.
+
+    A quarter, so that a source that is sorted by class is mixed. It costs time only where training takes as long as
+    arrival, to within a half: then half a window is left to train on when the last unit has come.
+    """
+    return min(max(units // 4, _LEAST_WINDOW), _MOST_WINDOW)
 
 
-def pack_units(costs: NDArray[np.int64], *, sequential: bool) -> NDArray[np.int32]:
+def stretch_bytes(nbytes: int, *, far: bool) -> int:
+    """Return how long the stretches of an archive are that its samples come in.
+
+    Of one that is `far`, longer in a long one: short stretches mix better, and in a short archive there is little time
+    to lose with their round trips.
+    """
+    return min(max(math.isqrt(_STRETCHES_OF * nbytes), _LEAST_FAR_BYTES), _MOST_FAR_BYTES) if far else _NEAR_BYTES
+
+
+def pack_units(costs: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int32]:
     """Return the unit of the sample at each position of the reading order, int32 `(N,)`, counted from 0.
 
     Args:
         costs: int64 `(N,)`, how many bytes are read for each sample.
-        sequential: whether neighbours arrive sooner together, as in an archive. In a folder they do not, so its units
-            are as small as the journal allows.
+        unit_bytes: how many of them arrive sooner together, as in an archive; 0 for files of a folder, whose units are
+            as small as the journal allows.
     """
     count = len(costs)
     # Whole blocks of the journal, because a kill loses the unfinished ones.
     blocks = np.arange(count) // BLOCK_SAMPLES
-    if not sequential or not count:
+    if not unit_bytes or not count:
         return blocks.astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(costs)[:-1]])
-    at_block = starts[::BLOCK_SAMPLES] // _UNIT_BYTES
+    at_block = starts[::BLOCK_SAMPLES] // unit_bytes
     # Numbers without gaps, even where one sample is longer than a unit.
     numbers = np.concatenate([[0], np.cumsum(np.diff(at_block) > 0)])
     return numbers[blocks].astype(np.int32)

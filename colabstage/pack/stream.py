@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from colabstage.layouts.table import Boxes
-from colabstage.pack.arrival import ArrivalPlan, PackArrival, SplitRows
-from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, window_units
+from colabstage.pack.arrival import FIRST_UNITS, ArrivalPlan, PackArrival, SplitRows
+from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, stretch_bytes, window_units
 from colabstage.pack.row_map import RowMap, RowState
 from colabstage.pack.writer import SampleCoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal
+    from colabstage.sources.opening import OpenSource
 
 # Kinds of trees whose positions count bytes of one file.
 _ARCHIVES = ("zip", "tar")
@@ -29,7 +30,7 @@ _MAP = "rows"
 class FirstRows(Protocol):
     """Return the rows of a split that are read first, in order, until a reader says so itself."""
 
-    def __call__(self, units: NDArray[np.intp], window_units: int) -> NDArray[np.intp]: ...
+    def __call__(self, units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]: ...
 
 
 class PackStream:
@@ -48,7 +49,7 @@ class PackStream:
         """
         self._first_rows = first_rows
         self._begun = begun
-        self._prefer: Callable[[Sequence[tuple[int, int]]], None] = lambda _: None
+        self._source: OpenSource | None = None
         self._order: PackingOrder | None = None
         self._turns: NDArray[np.int64] | None = None
         self._rows: RowMap | None = None
@@ -66,23 +67,23 @@ class PackStream:
             return "samples of Python objects are read in the thread that asks for them"
         return None
 
-    def plan(self, job: PackJob, prefer: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """Prepare for what will be packed.
-
-        `prefer`: called with byte ranges `(begin, end)` of the source's archive in the order in which they are needed,
-        now and whenever that changes.
-        """
+    def plan(self, job: PackJob, source: OpenSource) -> None:
+        """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
+        and whenever that changes."""
         coder = SampleCoder(job.table, job.plan, job.options)
         order = np.argsort(coder.positions, kind="stable")
         tree = job.tree
-        sequential = tree is not None and tree.kind != "folder"
+        costs = coder.costs[order]
+        far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
+        length = 0 if apart else stretch_bytes(int(costs.sum()), far=far)
         units = np.empty(len(order), np.int32)
-        units[order] = by_position = pack_units(coder.costs[order], sequential=sequential)
+        units[order] = by_position = pack_units(costs, length)
         self._units, self._by_position = units, by_position
         self._ranges: list[list[tuple[int, int]]] = []
         if tree is not None and tree.kind in _ARCHIVES and tree.source is not None:
             self._ranges = _byte_ranges(coder, units, tree.source.size)
-        self._prefer = prefer
+        self._source = source
+        self._costs = costs
         count = int(units.max(initial=-1)) + 1
         self._needs = Needs(count, self._change)
         starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
@@ -117,6 +118,7 @@ class PackStream:
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
         for position in journal.skipped:
             self._note(position, RowState.LEFT_OUT)
+        self._kept_bytes = self._bytes_of_rows()
         self._order = PackingOrder(left, self._by_position)
         if self._turns is not None:
             self._order.sort(self._turns)
@@ -125,7 +127,7 @@ class PackStream:
             job.table.unit, window_units(len(self._first)), job.options.skip_share is not None, job.plan.y is None
         )
         self.arrival = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
-        self.arrival.follow(self._needs)
+        self.arrival.follow(self._needs, self._bytes_moved)
         self._begun(self.arrival)
 
     @property
@@ -137,6 +139,17 @@ class PackStream:
     def arrived(self, position: int, *, left_out: bool) -> None:
         """Record that a sample is in its place, or left out; from any thread."""
         self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
+
+    def _bytes_moved(self) -> dict[str, int]:
+        assert self._source is not None
+        here = self._bytes_of_rows()
+        kept = min(here, max(self._kept_bytes, self._source.resumed_bytes))
+        return {"fetched": here - kept, "kept": kept, "evicted": 0}
+
+    def _bytes_of_rows(self) -> int:
+        assert self._rows is not None
+        states = np.append(self._rows.rows, RowState.MISSING)  # those of no row
+        return int(self._costs[states[self._positions_to_rows] != RowState.MISSING].sum())
 
     def placed(self) -> None:
         """Record that the file has been moved to its place."""
@@ -160,8 +173,9 @@ class PackStream:
         seen = 0
         for split in sorted(self._splits, key=lambda name: name != "train"):
             units = self._splits[split].units.astype(np.intp)
+            own = np.unique(units, return_inverse=True)[1]
             # Loaders shuffle `train` by default, and nothing else.
-            rows = self._first_rows(units, window_units(count)) if split == "train" else np.arange(len(units))
+            rows = self._first_rows(own, window_units(count), FIRST_UNITS) if split == "train" else np.arange(len(units))
             named, first = np.unique(units[rows], return_index=True)
             named = named[np.argsort(first, kind="stable")]
             new = named[turns[named] == count]
@@ -174,12 +188,12 @@ class PackStream:
         self._turns = turns
         if self._order is not None:
             self._order.sort(turns)
-        if self._ranges:
+        if self._ranges and self._source is not None:
             units = np.argsort(turns, kind="stable")
             if self._order is not None:
                 left = self._order.units_left()
                 units = units[left[units]]
-            self._prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
+            self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
 
 
 def _byte_ranges(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:

@@ -1,24 +1,20 @@
 """What training on data that still arrives would take: a pure function of figures, for sizes that nobody can try out.
 
-The model is that of `load.arrival`: units come in a seeded order over some connections, are decoded, and are trained on
-window by window; windows grow from one unit to their full size. A bounded disk holds so many units: the next is fetched
-when the window that frees its room is done with, and what stays over an epoch's end is not fetched again.
-
-What is left out: that rates vary, and that a batch at a window's beginning may find its rows before the last unit of
-the window has come. So times are a little too long rather than too short.
+The model is that of `load.arrival`: units come in a seeded order over some connections, are decoded, and each is
+trained on within the window after it. A bounded disk holds so many units: the next is fetched when the one that frees
+its room is done with, and what stays over an epoch's end is not fetched again. What is left out: that rates vary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.load.arrival import window_sizes
+from colabstage.load.arrival import unit_windows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +39,9 @@ class StreamFacts:
     unit_bytes: float = 8 * 2**20
     """Fetched by one request."""
     window_units: int = 16
-    """Units whose rows are shuffled among each other."""
+    """Units among whose rows a row is put."""
+    first_units: int = 1
+    """How many the first batch waits for."""
     connections: int = 8
     """Requests under way at once."""
     connection_bytes_per_s: float | None = None
@@ -94,8 +92,8 @@ class StreamForecast:
     peak_disk_bytes: float
     """What is here at once, at most."""
     mixing: float
-    """How even the classes of a batch are where the source is sorted by class: 1 as after a full shuffle, and 1/n where
-    their variance is n times that."""
+    """How even the classes of a batch are where each unit is a class of its own, as `load.arrival.mixing_of` has it. Of
+    a source with fewer classes it is more."""
 
     def __str__(self) -> str:
         lines = [f"first batch after {format_duration(self.first_batch_s)}, mixing {self.mixing:.2f}"]
@@ -148,7 +146,7 @@ class _Line:
 
     def __init__(self, facts: StreamFacts, window: int) -> None:
         self._facts = facts
-        self._sizes = window_sizes(facts.units, window)
+        self._begins, self._widths = unit_windows(facts.units, window, facts.first_units)
         self.first_batch_s = self.trained_s = 0.0
 
     def run(self, begins_s: float, kept: int) -> _Line:
@@ -160,47 +158,40 @@ class _Line:
         gap_s = max(facts.unit_bytes / facts.network_bytes_per_s, one_s / facts.connections)
         rows = facts.samples / facts.units
         decode_s = 0.0 if facts.decode_samples_per_s is None else rows / facts.decode_samples_per_s
-        step_s = facts.step_s / facts.batch_size * rows
-        held = facts.held_units
-        starts = [0, *accumulate(self._sizes)]
+        shares = _sums(self._begins, self._widths, 1.0 / self._widths) * rows
+        last_needed = np.searchsorted(self._begins, np.arange(len(shares)), side="right").tolist()
+        ends = (self._begins + self._widths - 1).tolist()
         done_s: list[float] = []
-        room_at: list[float] = []
-        asked_s, decoded_s, trained_s = begins_s - gap_s, begins_s, begins_s
-        batch_units = facts.batch_size / rows
-        for size, start in zip(self._sizes, starts, strict=False):
-            for unit in range(start, start + size):
-                if unit < kept:
-                    continue
-                freed_s = room_at[unit - held] if unit >= held else begins_s
-                asked_s = max(asked_s + gap_s, freed_s)
-                decoded_s = max(decoded_s, asked_s + one_s) + decode_s
+        asked_s, decoded_s, trained_s, trained_on, unit = begins_s - gap_s, begins_s, begins_s, 0.0, 0
+        for share, needed in zip(shares.tolist(), last_needed, strict=True):
+            for unit in range(unit, needed):  # noqa: B020 - goes on where it was
+                if unit >= kept:
+                    freed_s = done_s[ends[unit - facts.held_units]] if unit >= facts.held_units else begins_s
+                    asked_s = max(asked_s + gap_s, freed_s)
+                    decoded_s = max(decoded_s, asked_s + one_s) + decode_s
+            unit = needed
             ready_s = max(trained_s, decoded_s)
-            if not self.first_batch_s and start + size >= min(batch_units, facts.units):
+            trained_on += share
+            if not self.first_batch_s and trained_on > min(facts.batch_size, facts.samples) - 1:
                 self.first_batch_s = ready_s
-            trained_s = ready_s + size * step_s
+            trained_s = ready_s + share * facts.step_s / facts.batch_size
             done_s.append(trained_s)
-            room_at += [trained_s] * size
         self.trained_s = trained_s
         return self
 
 
+def _sums(begins: NDArray[np.intp], widths: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of the values of all windows that are open, for each moment."""
+    changes = np.zeros(int((begins + widths).max()) + 1)
+    np.add.at(changes, begins, values)
+    np.subtract.at(changes, begins + widths, values)
+    return np.cumsum(changes)[:-1]
+
+
 def expected_mixing(facts: StreamFacts, window: int) -> float:
-    """Return what `StreamForecast.mixing` says: of a window of W units, each of one class, a batch of B has counts
-    whose variance is 1 + (B - 1) / W times that of a full shuffle."""
-    sizes = np.array(window_sizes(facts.units, window), np.float64)
-    inflated = 1 + (facts.batch_size - 1) / sizes * (1 - sizes / facts.units)
-    return float(1 / np.average(inflated, weights=sizes))
-
-
-def measured_mixing(labels: NDArray[np.integer], batch_size: int) -> float:
-    """Return the same of labels in the order in which they were visited: the variance of the counts of classes in a
-    batch that a full shuffle would have, by the one that they have."""
-    classes, numbers = np.unique(labels, return_inverse=True)
-    batches = numbers[: len(numbers) // batch_size * batch_size].reshape(-1, batch_size)
-    share = np.bincount(numbers, minlength=len(classes)) / len(numbers)
-    counts = np.stack([(batches == number).sum(axis=1) for number in range(len(classes))], axis=1)
-    # Drawn without putting back.
-    left = (len(numbers) - batch_size) / max(1, len(numbers) - 1)
-    expected = batch_size * (share * (1 - share)).sum() * left
-    found = ((counts - batch_size * share) ** 2).sum(axis=1).mean()
-    return float(expected / found) if found else 1.0
+    """Return what `StreamForecast.mixing` says: two rows of a batch are of one unit by chance, the more often the fewer
+    windows are open, and each such pair adds to the variance."""
+    begins, widths = unit_windows(facts.units, window, facts.first_units)
+    share, square = (_sums(begins, widths, widths ** -float(power)) for power in (1, 2))
+    inflated = 1 + (facts.batch_size - 1) * (square / share**2 - 1 / facts.units)
+    return float(1 / np.average(inflated, weights=share))

@@ -6,6 +6,7 @@ Everything is listed and planned before anything is written. Then archives begin
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from colabstage.errors import NotEnoughSpaceError, SourceChangedError
@@ -158,7 +159,7 @@ def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream
     if obstacle is not None:
         call.report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
         return None
-    call.stream.plan(job, source.prefer)
+    call.stream.plan(job, source)
     return call.stream
 
 
@@ -277,4 +278,5 @@ def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
         f"The pack stays in the cache ('{cached.path}') and is read from there block by block; keep it there and "
         "reachable while loaders run."
     )
+    report.arrival = partial(getattr, part, "figures")
     return StagedDataset(path=part.path, files=None, report=report, info=read_info(part.path), part=part)

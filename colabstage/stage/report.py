@@ -12,7 +12,7 @@ from colabstage.io.page import COLOURS, facts_table, notes, page, table
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 Action = Literal["reuse", "restore", "stage"]
@@ -124,6 +124,7 @@ _ORIGINS = {
     "source": "from the source",
 }
 _SKIPPED_SHOWN = 10
+_MOVED = ("fetched", "kept", "evicted")
 
 
 @dataclass(slots=True)
@@ -168,6 +169,10 @@ class StageReport:
     """One sentence for each sample that was left out."""
     notes: list[str] = field(default_factory=list)
     """What else the user should know."""
+    arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
+    """Tells how it stands with data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
+    `evicted`; `first_batch_s` from the call, and `overlap_s` of training while rows arrived, once there was any. `None`
+    where all was here first."""
 
     @property
     def seconds(self) -> float:
@@ -214,7 +219,20 @@ class StageReport:
             ],
             "skipped": list(self.skipped),
             "notes": list(self.notes),
+            "arrival": None if self.arrival is None else dict(self.arrival()),
         }
+
+    @property
+    def arrived(self) -> str:
+        """Return how it stands with data that is used while it arrives, in a sentence; "" where all was here first."""
+        figures = {} if self.arrival is None else self.arrival()
+        said = []
+        if "first_batch_s" in figures:
+            said.append(f"First batch after {format_duration(figures['first_batch_s'])}")
+        if "overlap_s" in figures:
+            said.append(f"{format_duration(figures['overlap_s'])} of training while data arrived")
+        said += [f"{format_bytes(int(figures[name]))} {name}" for name in _MOVED if name in figures]
+        return f"{'; '.join(said)}." if said else ""
 
     def __str__(self) -> str:
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
@@ -224,7 +242,7 @@ class StageReport:
             f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
             for name, took, much, rate, note in rows
         ]
-        lines += [f"  {note}" for note in self.notes]
+        lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
         if self.skipped:
             lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
             lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
@@ -248,7 +266,7 @@ class StageReport:
         more = len(self.skipped) - _SKIPPED_SHOWN
         left_out = [f"left out: {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
         left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
-        return steps + notes([*self.notes, *left_out])
+        return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
 
     def _repr_html_(self) -> str:
         return page(self.headline, self.to_html_body())

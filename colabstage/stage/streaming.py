@@ -27,7 +27,7 @@ from colabstage.pack.stream import PackStream
 from colabstage.stage.dataset import StagedDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -91,6 +91,10 @@ class Arriving(Arrival, Protocol):
     def moved(self) -> int:
         """Return how much of that is done."""
 
+    @property
+    def figures(self) -> Mapping[str, int]:
+        """Return bytes that were `fetched`, `kept` from an earlier run and `evicted`."""
+
     def check(self) -> None:
         """Raise why no more rows come, if none do."""
 
@@ -114,6 +118,7 @@ class BackgroundPack:
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
         self._began = SYSTEM_CLOCK.now()
+        self._ended_s: float | None = None
         self._done: Future[StagedDataset] = Future()
         self._stream = PackStream(_first_rows, self._let_in)
         self._arrival: Arriving | None = None
@@ -223,9 +228,20 @@ class BackgroundPack:
         self._progress.cancellation.cancel()
         self._thread.join(_CLEAR_UP_S)
 
+    def figures(self) -> dict[str, float]:
+        """Return how it stands, as `StageReport.arrival` has it."""
+        found: dict[str, float] = {**self.arrival.figures}
+        handed_out = self.arrival.handed_out
+        if handed_out.first_s is not None:
+            found["first_batch_s"] = handed_out.first_s - self._began
+            ends = handed_out.last_s if self._ended_s is None else min(handed_out.last_s, self._ended_s)
+            found["overlap_s"] = max(0.0, ends - handed_out.first_s)
+        return found
+
     def _let_in(self, arrival: Arriving) -> None:
         self._arrival = arrival
         self._progress.fall_silent()
+        self._report.arrival = self.figures
         self._report.note(
             f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} "
             f"{arrival.verb}; the rest is {arrival.verb} meanwhile"
@@ -236,6 +252,7 @@ class BackgroundPack:
     def _run(self) -> None:
         try:
             staged = self._work(self._progress, self._stream, self._let_in)
+            self._ended_s = SYSTEM_CLOCK.now()
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
             self._stream.failed(error)
             self._done.set_exception(_said_again(error))
@@ -260,6 +277,6 @@ def _said_again(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
 
-def _first_rows(units: NDArray[np.intp], window_units: int) -> NDArray[np.intp]:
+def _first_rows(units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
     """Return the rows of the first epoch in the order of a loader with the default seed."""
-    return UnitOrder(units, window_units, 0).rows(0, Shard())
+    return UnitOrder(units, window_units, 0, None, first_units).rows(0, Shard())

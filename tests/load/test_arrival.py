@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import pytest
 from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.io.progress import Cancellation
-from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder
+from colabstage.io.progress import Cancellation, HandedOut
+from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, mixing_of
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
+from colabstage.pack.packing_order import window_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROWS = 23
+
+
+def of_source(units: NDArray[np.intp], window_units: int, seed: int) -> UnitOrder:
+    """The order of a source whose neighbours may be of one class."""
+    return UnitOrder(units, window_units, seed, first_units=8)
 
 
 @dataclass
@@ -54,6 +60,8 @@ class InUnitsOfFour:
     first_epoch_only: bool = False
     readable_path: None = None
     leaves_out: bool = False
+    first_units: int = 1
+    handed_out: HandedOut = field(default_factory=HandedOut)
     broken: tuple[int, ...] = ()
     held: list[tuple[str, list[int]]] = field(default_factory=list)
     expected: list[Announcement] = field(default_factory=list)
@@ -85,28 +93,88 @@ class InUnitsOfFour:
         yield
 
 
-def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow() -> None:
-    """Every row once an epoch; the first window is one unit, the next two; a row in two units comes with the later."""
-    units = np.repeat(np.arange(16), 5)
-    order = UnitOrder(units, 4, seed=3)
+def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow_and_shrink() -> None:
+    """Every row once an epoch, at most a window after its unit; the first unit is read first, and little is left to do
+    once the last is here; a row in two units comes after the later one."""
+    units = np.repeat(np.arange(64), 5)
+    order = UnitOrder(units, 8, seed=3)
     rows = order.rows(0, Shard())
-    assert sorted(rows.tolist()) == list(range(80))
-    np.testing.assert_array_equal(rows, UnitOrder(units, 4, seed=3).rows(0, Shard()))
-    assert rows.tolist() != order.rows(1, Shard()).tolist() != UnitOrder(units, 4, seed=4).rows(1, Shard()).tolist()
-    edges = [0, 5, 15, 35, 55, 75, 80]
-    assert [len(set(units[rows[a:b]])) for a, b in pairwise(edges)] == [1, 2, 4, 4, 4, 1]
+    assert sorted(rows.tolist()) == list(range(320))
+    np.testing.assert_array_equal(rows, UnitOrder(units, 8, seed=3).rows(0, Shard()))
+    assert rows.tolist() != order.rows(1, Shard()).tolist() != UnitOrder(units, 8, seed=4).rows(1, Shard()).tolist()
+    found = list(dict.fromkeys(units[rows].tolist()))
+    turn = {unit: place for place, unit in enumerate(found)}
+    taken = np.array([turn[unit] for unit in units[rows].tolist()])
+    # How many units have begun when a row is read, after that of the row itself.
+    late = np.maximum.accumulate(taken) - taken
+    assert 4 <= late.max() <= 9
+    assert late[:10].max() <= 2
+    assert len(rows) - int(np.argmax(taken == 63)) <= 12
+    # Any eight units that follow each other are from all over the file.
+    assert all(len(set(np.array(found[start : start + 8]) // 8)) >= 5 for start in range(0, 64, 8))
     # Ranks share one order, so what all of them see in a step does not depend on how many there are.
     np.testing.assert_array_equal(
         np.stack([order.rows(2, Shard(r, 2)) for r in (0, 1)], 1).ravel(), order.rows(2, Shard())
     )
 
     two = np.stack([units, units], axis=1)
-    two[4::5, 1] = np.minimum(units[4::5] + 1, 15)
+    two[4::5, 1] = np.minimum(units[4::5] + 1, 63)
     visited = UnitOrder(two, 1, seed=3).rows(0, Shard())
     turn = {unit: place for place, unit in enumerate(dict.fromkeys(units[visited[np.isin(visited % 5, [0])]].tolist()))}
-    assert sorted(visited.tolist()) == list(range(80))
+    assert sorted(visited.tolist()) == list(range(320))
     places = [max(turn[first], turn[last]) for first, last in two[visited].tolist()]
     assert places == sorted(places)
+
+
+def test_the_first_batch_of_a_source_is_of_several_units_however_few_there_are() -> None:
+    units = np.repeat(np.arange(40), 8)
+    first = units[of_source(units, 16, seed=1).rows(0, Shard())[:32]]
+    assert 5 <= len(set(first.tolist())) <= 12
+    few = of_source(units[:24], 16, seed=1).rows(0, Shard())
+    assert sorted(few.tolist()) == list(range(24))
+
+
+@pytest.mark.parametrize(("classes", "least"), [(2, 0.8), (10, 0.6), (50, 0.3)])
+def test_classes_are_even_in_batches_of_a_sorted_source(classes: int, least: float) -> None:
+    """As they are after a full shuffle, or nearly; and to a network it makes no difference."""
+    units = np.repeat(np.arange(125), 16)
+    labels = np.arange(2_000) * classes // 2_000
+    shuffled = np.random.default_rng(0).permutation(2_000)
+    assert mixing_of(labels[shuffled], 64) == pytest.approx(1, abs=0.3)
+    assert mixing_of(labels, 64) < 0.1
+    assert mixing_of(labels[of_source(units, window_units(125), seed=0).rows(0, Shard())], 64) > least
+
+
+def test_a_network_learns_as_much_of_a_sorted_source_in_the_order_of_its_arrival() -> None:
+    """Top-1 after one epoch: as after a full shuffle, where the order of the source itself leaves the last classes."""
+    draw = np.random.default_rng(1)
+    labels = np.arange(4_000) // 400
+    x = draw.normal(size=(10, 24))[labels] + draw.normal(size=(4_000, 24))
+    samples = draw.permutation(4_000)
+    held, rest = samples[:800], np.sort(samples[800:])
+    arriving = of_source(np.arange(3_200) // 16, window_units(200), seed=0).rows(0, Shard())
+    shuffled, found, as_stored = (
+        _top_1(x, labels, rest[order], held) for order in (draw.permutation(3_200), arriving, np.arange(3_200))
+    )
+    assert shuffled > 0.9
+    assert found > shuffled - 0.02
+    assert as_stored < 0.7
+
+
+def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any]) -> float:
+    """Train two layers for an epoch, and return what part they tell right."""
+    draw = np.random.default_rng(0)
+    first, second = draw.normal(size=(24, 32)) / 5, draw.normal(size=(32, 10)) / 6
+    for start in range(0, len(order), 32):
+        rows = order[start : start + 32]
+        hidden = np.maximum(x[rows] @ first, 0)
+        share = np.exp(hidden @ second)
+        share /= share.sum(axis=1, keepdims=True)
+        share[np.arange(len(rows)), labels[rows]] -= 1
+        slope = (share @ second.T) * (hidden > 0) / len(rows)
+        second -= 0.3 * hidden.T @ share / len(rows)
+        first -= 0.3 * x[rows].T @ slope
+    return float(((np.maximum(x[held] @ first, 0) @ second).argmax(axis=1) == labels[held]).mean())
 
 
 def test_a_loader_announces_its_rows_and_holds_them(make_file: Callable[..., Any]) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, window_units
+from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, stretch_bytes, window_units
 
 
 def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None:
     mebibyte = 2**20
-    archive = pack_units(np.full(64, mebibyte), sequential=True)
+    archive = pack_units(np.full(64, mebibyte), 8 * mebibyte)
     assert archive.tolist() == np.repeat(range(8), 8).tolist()
     # Whole blocks of the journal, numbered without gaps, also where one sample is longer than a unit.
-    assert pack_units(np.full(20, 100 * mebibyte), sequential=True).tolist() == [0] * 8 + [1] * 8 + [2] * 4
-    assert pack_units(np.full(20, 10), sequential=True).tolist() == [0] * 20
-    assert pack_units(np.full(20, 10), sequential=False).tolist() == [0] * 8 + [1] * 8 + [2] * 4
-    assert pack_units(np.zeros(0, np.int64), sequential=True).tolist() == []
-    assert [window_units(count) for count in (1, 640, 3200, 10**6)] == [16, 20, 100, 256]
+    assert pack_units(np.full(20, 100 * mebibyte), 8 * mebibyte).tolist() == [0] * 8 + [1] * 8 + [2] * 4
+    assert pack_units(np.full(20, 10), mebibyte).tolist() == [0] * 20
+    assert pack_units(np.full(20, 10), 0).tolist() == [0] * 8 + [1] * 8 + [2] * 4
+    assert pack_units(np.zeros(0, np.int64), mebibyte).tolist() == []
+    assert [window_units(count) for count in (1, 640, 1600, 10**6)] == [64, 160, 400, 512]
+    # Short where requests cost nothing, and no longer than it takes to hide their round trips where they do.
+    assert stretch_bytes(10**12, far=False) == mebibyte // 4
+    assert [stretch_bytes(size, far=True) for size in (10**6, 2 * 10**9, 10**12)] == [mebibyte, 4_000_000, 4 * mebibyte]
 
 
 def test_what_is_taken_stays_and_the_rest_is_packed_by_unit_then_in_the_order_of_the_medium() -> None:

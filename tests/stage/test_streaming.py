@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry
 
 COUNT, BATCH = 96, 8
+# What a first batch may be of: eight units, and the one after them.
+FIRST = 72
 
 
 def png(number: int) -> bytes:
@@ -138,9 +140,9 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     with pytest.raises(TimeoutError, match=r"0 of 96 \(0%\) are here"):
         data.wait(0.05, progress=False)
     batches = iter(data.loader("train", BATCH, num_workers=0))
-    gated.gate.tickets.release(3 * BATCH)
+    gated.gate.tickets.release(FIRST)
     seen = [values(next(batches)[0])]
-    assert data.ready.rows <= 3 * BATCH
+    assert data.ready.rows <= FIRST
     gated.gate.open()
     seen += [values(x) for x, _ in batches]
     assert sorted(number for batch in seen for number in batch) == [n for n in range(COUNT) if n % 6]
@@ -186,7 +188,7 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
     data = stage(gated, tmp_path / "a", streaming=True)
     seen: list[list[int]] = []
     batches = iter(data.loader("train", BATCH, num_workers=0))
-    gated.gate.tickets.release(5 * BATCH)
+    gated.gate.tickets.release(FIRST)
     gated.gate.failing = True
     with pytest.raises(SourceReadError, match=r"the source stalls\. \d+ of 96 images are here.*goes on from there"):
         seen.extend(values(x) for x, _ in batches)
@@ -222,7 +224,7 @@ def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follow
 
 
 def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> None:
-    gated.gate.tickets.release(4 * BATCH)
+    gated.gate.tickets.release(FIRST)
     data = stage(gated, tmp_path / "a", streaming=True)
     next(iter(data.loader("train", BATCH, num_workers=0)))
     threading.Timer(0.05, gated.gate.open).start()

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.files import Closing
+from colabstage.io.pipeline import DaemonPool
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
     from pathlib import Path
 
     from colabstage.io.clock import Clock
@@ -33,6 +35,10 @@ _HEAD_BYTES = 1024 * 1024
 # Who looks at a file reads here and there, often next to what was read last; a round trip costs as much as this takes.
 _ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
+# The table of contents of a zip is at its end: a hundred bytes for each member, of which an archive of so many times
+# that has one.
+_END_SHARE = 1024
+_MOST_END_BYTES = 4 * 1024 * 1024
 
 
 class StreamingCopy(Closing):
@@ -97,6 +103,10 @@ class StreamingCopy(Closing):
         self._wanted: list[tuple[int, int]] = []
         # What was read before the copy began, with what came along.
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
+        # Its end is asked for beside the first look at its beginning, which costs no round trip more.
+        self._end_pool: DaemonPool | None = None
+        self._at_end: Future[bytes] | None = None
+        self._end_begins = self.size - min(max(_ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
 
     @property
     def kept_blocks(self) -> int:
@@ -225,6 +235,9 @@ class StreamingCopy(Closing):
         """Stop the threads; whether this was the first call."""
         with self._lock:
             first, self._closed = not self._closed, True
+            pool = self._end_pool
+        if pool is not None:
+            pool.close(abandon=True)
         # Outside the lock: the threads that end may be about to take it.
         if self._transfer is not None:
             self._transfer.close()
@@ -241,7 +254,12 @@ class StreamingCopy(Closing):
 
     def _look(self, offset: int, end: int) -> bytes:
         """Read before the copy has begun, and keep what comes along for the next look."""
-        if not self._source.facts.ranges or end - offset > _ALONG_BYTES:
+        if not self._source.facts.ranges:
+            return self._read_directly(offset, end)
+        self._look_at_end()
+        if offset >= self._end_begins and (data := self._read_at_end()) is not None:
+            return data[offset - self._end_begins : end - self._end_begins]
+        if end - offset > _ALONG_BYTES:
             return self._read_directly(offset, end)
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
@@ -249,6 +267,28 @@ class StreamingCopy(Closing):
         data = self._read_directly(offset, min(self.size, offset + _ALONG_BYTES))
         self._looked_at.append((offset, data))
         return data[: end - offset]
+
+    def _look_at_end(self) -> None:
+        """Ask for the end of a zip, once, in a thread."""
+        with self._lock:
+            if self._end_pool is not None or self._closed or not _ends_with_contents(self._source.facts.name):
+                return
+            self._end_pool = pool = DaemonPool(1, "colabstage-end")
+            if self._end_begins > _ALONG_BYTES:
+                self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
+
+    def _read_at_end(self) -> bytes | None:
+        """Return the end once it is here; `None` where it was not asked for, or did not come: who asks again then is
+        told why."""
+        if self._at_end is None:
+            return None
+        try:
+            return DaemonPool.results(
+                [self._at_end], cancellation=self._cancellation, stall_timeout_s=self._stall_timeout_s
+            )[0]
+        except (OSError, TimeoutError):
+            self._at_end = None
+            return None
 
     def _read_directly(self, offset: int, end: int) -> bytes:
         # Without ranges the beginning comes along, at most a megabyte of it, and is thrown away.
@@ -271,3 +311,7 @@ class StreamingCopy(Closing):
 
     def _is_stopped(self) -> bool:
         return self._closed or (self._cancellation is not None and self._cancellation.cancelled)
+
+
+def _ends_with_contents(name: str) -> bool:
+    return name.lower().endswith(".zip")
