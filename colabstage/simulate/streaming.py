@@ -192,6 +192,6 @@ def expected_mixing(facts: StreamFacts, window: int) -> float:
     """Return what `StreamForecast.mixing` says: two rows of a batch are of one unit by chance, the more often the fewer
     windows are open, and each such pair adds to the variance."""
     begins, widths = unit_windows(facts.units, window, facts.first_units)
-    share, square = (_sums(begins, widths, widths ** -float(power)) for power in (1, 2))
+    share, square = (_sums(begins, widths, np.power(1.0 / widths, power, dtype=np.float64)) for power in (1, 2))
     inflated = 1 + (facts.batch_size - 1) * (square / share**2 - 1 / facts.units)
     return float(1 / np.average(inflated, weights=share))

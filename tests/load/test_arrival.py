@@ -218,6 +218,31 @@ def test_a_loader_goes_on_where_it_was(make_file: Callable[..., Any]) -> None:
     assert sorted(row for _, index in some for row in index.tolist()) == [1, 2, 3, 20, 21, 22]
 
 
+@dataclass
+class ClassByClass(InUnitsOfFour):
+    """Bring rows that arrive class after class, as from a sorted source."""
+
+    first_epoch_only: bool = True
+    window_units: int = 1
+
+    def units(self, split: str) -> NDArray[np.intp]:
+        return np.argsort(np.argsort(np.arange(2_000) * 7 % 5, kind="stable")) // 40
+
+
+def test_the_plan_says_how_even_classes_are_and_a_warning_where_they_are_not(make_file: Callable[..., Any]) -> None:
+    arrival = ClassByClass()
+    dataset = dataset_h5(make_file("pack", 2_000).path, arrival=arrival)
+    with pytest.warns(UserWarning, match=r"of 32 rows are 0\.\d+ as even.*data\.wait\(\), then.*shuffle=True"):
+        loader = make_loader(dataset, 32)
+    labels = np.concatenate([y.numpy() for _, y in loader])
+    assert loader.plan.order.mixing == pytest.approx(mixing_of(labels, 32))
+    assert f"are {loader.plan.order.mixing:.2f} as even as after a full shuffle" in str(loader.plan)
+    arrival.window_units = 40
+    fair = make_loader(dataset, 32).plan.order.mixing
+    assert fair is not None
+    assert fair > 0.6
+
+
 def test_what_wants_any_row_says_so(make_file: Callable[..., Any]) -> None:
     """A full shuffle, a split in memory or on the device name what is here, and work once all of it is."""
     arrival = InUnitsOfFour()

@@ -216,6 +216,13 @@ def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follow
     whole = data.wait(progress=False)
     assert len(whole.report.skipped) == len(broken)
     assert sorted(n for batch in seen for n in batch) == sorted(values(np.stack([x for x, _ in whole["train"][:]])))
+    # What is told of the arrival are figures of these batches.
+    figures = data.report.to_dict()["arrival"]
+    assert (figures["kept"], figures["evicted"]) == (0, 0)
+    assert figures["fetched"] == sum(path.stat().st_size for path in folder.rglob("*.png"))
+    assert 0 < figures["first_batch_s"] < 60
+    assert 0 <= figures["overlap_s"] < 60
+    assert "of training while data arrived; " in str(data.report)
     # The loader from before goes on with the rows that it has; whoever asks anew has them closed up.
     assert [len(x) for x, _ in loader] == [len(batch) for batch in seen]
     assert len(data["train"]) == good

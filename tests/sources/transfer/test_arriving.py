@@ -236,6 +236,29 @@ def test_zip_is_unpacked_while_it_arrives(
             assert data == content[number * 500_000 : (number + 1) * 500_000]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_contents_of_a_far_zip_come_beside_its_first_bytes(
+    open_arriving: Callable[..., StreamingCopy], content: bytes, refused: bool
+) -> None:
+    """One round trip for both, also of a long table; what was refused is asked for again."""
+    far = threading.Event()
+
+    def answer(number: int, offset: int) -> Exception | None:
+        if not offset:
+            return None if far.wait(30) else TransientError("nobody asked for the end meanwhile")
+        first = not far.is_set()
+        far.set()
+        return SourceReadError("no connection to spare") if refused and first else None
+
+    source = in_memory(content, answer=answer)
+    source.facts = replace(source.facts, name="data.ZIP")
+    with open_arriving(source) as arriving:
+        assert arriving.pread(100, 0) == content[:100]
+        assert arriving.pread(1_000, SIZE - 1_000) == content[-1_000:]
+        assert arriving.pread(200_000, SIZE - 250_000) == content[SIZE - 250_000 : SIZE - 50_000]
+    assert len(source.requests) == 2 + (2 if refused else 0)
+
+
 def failures(arriving: StreamingCopy, offsets: range) -> list[BaseException | None]:
     """What readers that all wait at once get in the end."""
     with ThreadPoolExecutor(len(offsets)) as pool:
