@@ -175,7 +175,9 @@ class PackStream:
             units = self._splits[split].units.astype(np.intp)
             own = np.unique(units, return_inverse=True)[1]
             # Loaders shuffle `train` by default, and nothing else.
-            rows = self._first_rows(own, window_units(count), FIRST_UNITS) if split == "train" else np.arange(len(units))
+            rows = (
+                self._first_rows(own, window_units(count), FIRST_UNITS) if split == "train" else np.arange(len(units))
+            )
             named, first = np.unique(units[rows], return_index=True)
             named = named[np.argsort(first, kind="stable")]
             new = named[turns[named] == count]
