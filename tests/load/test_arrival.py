@@ -223,6 +223,7 @@ class ClassByClass(InUnitsOfFour):
     """Bring rows that arrive class after class, as from a sorted source."""
 
     first_epoch_only: bool = True
+    first_units: int = 8
     window_units: int = 1
 
     def units(self, split: str) -> NDArray[np.intp]:
