@@ -184,7 +184,7 @@ class BackgroundPack:
             return dataset_h5(whole.path, split=split)
         try:
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
-        except SourceNotFoundError:
+        except (SourceNotFoundError, FileNotFoundError):
             # The file was renamed between the two lines above, or the work has just failed.
             self.arrival.check()
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
