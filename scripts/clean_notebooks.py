@@ -1,18 +1,29 @@
-"""Put notebooks into the form in which they are committed: no outputs, no counts, no widget state, Colab's metadata.
+"""Put notebooks into the form in which they are committed: no outputs but small pictures, no counts, no widget state,
+Colab's metadata.
 
-python scripts/clean_notebooks.py             # all in notebooks/
-python scripts/clean_notebooks.py --check     # changes nothing; exit code 1 when one is not in that form
+python scripts/clean_notebooks.py                        # all in notebooks/
+python scripts/clean_notebooks.py --check                # changes nothing; exit code 1 when one is not in that form
+python scripts/clean_notebooks.py --pictures [NAME ...]  # runs them, and keeps the pictures of cells that have the tag
+
+A cell with the tag `picture` keeps what it drew as a PNG, so that a reader on GitHub sees something.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+TAG = "picture"
+MAX_BYTES = 60_000
+_WIDEST_PX = 900
 
 
 def clean(notebook: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +52,74 @@ def _clean_cell(cell: dict[str, Any], taken: set[str]) -> dict[str, Any]:
         if "# @param" in source:
             cleaned["metadata"]["cellView"] = "form"
         cleaned |= {"execution_count": None, "outputs": []}
+        if TAG in cell.get("metadata", {}).get("tags", ()):
+            cleaned["metadata"]["tags"] = [TAG]
+            cleaned["outputs"] = [kept for output in cell["outputs"] if (kept := _kept(output))]
     return {**cleaned, "source": source.splitlines(keepends=True)}
+
+
+def _kept(output: dict[str, Any]) -> dict[str, Any] | None:
+    """Of an output the picture, where it is small; `None` of all else."""
+    png = "".join(output.get("data", {}).get("image/png", "")).replace("\n", "")
+    if not png or len(base64.b64decode(png)) > MAX_BYTES:
+        return None
+    return {"data": {"image/png": png}, "metadata": {}, "output_type": "display_data"}
+
+
+def take_pictures(path: Path) -> None:
+    """Run a notebook on practice data, and write what its cells with the tag draw into it."""
+    from nbclient import NotebookClient
+    from nbformat import reads
+
+    notebook = clean(json.loads(path.read_text(encoding="utf-8")))
+    ran = reads(as_text(notebook), as_version=4)  # type: ignore[no-untyped-call]
+    for cell in ran.cells:
+        if cell.cell_type == "code":
+            cell.source = cell.source.replace("%pip", "# %pip")
+    with tempfile.TemporaryDirectory(prefix="pictures-") as home:
+        os.environ |= {"HOME": home, "COLABSTAGE_LOCAL_DIR": f"{home}/fast", "COLABSTAGE_SYSTEM_ROOT": home}
+        NotebookClient(ran, timeout=300, resources={"metadata": {"path": home}}).execute()
+    for cell, drawn in zip(notebook["cells"], ran.cells, strict=True):
+        if TAG in cell["metadata"].get("tags", ()):
+            found = [output.get("data", {}) for output in drawn.outputs]
+            pictures = [base64.b64decode(data["image/png"]) for data in found if "image/png" in data]
+            pictures = pictures or [_seen(data["text/html"]) for data in found if "text/html" in data]
+            outputs = [{"data": {"image/png": base64.b64encode(_small(one)).decode()}} for one in pictures]
+            cell["outputs"] = [kept for output in outputs if (kept := _kept(output))]
+            print(f"{path.name}: {[len(_small(one)) for one in pictures]} bytes")
+    path.write_text(as_text(notebook), encoding="utf-8")
+
+
+def _seen(page: str) -> bytes:
+    """Return a picture of what a page that is only read shows of an output."""
+    from playwright.sync_api import sync_playwright
+
+    sys.path.insert(0, str(FOLDER.parent))
+    from tests.browser import chromium_path
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"])
+        shown = browser.new_page(viewport={"width": _WIDEST_PX, "height": 300})
+        shown.set_content(f"<body style='margin:8px;background:#fff;color:#212121'>{page}</body>")
+        taken: bytes = shown.screenshot(full_page=True)
+        browser.close()
+    return taken
+
+
+def _small(picture: bytes) -> bytes:
+    """Return it as a PNG of few colours, as large and with as many as there is room for."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(picture)) as opened:
+        image = opened.convert("RGB")
+    buffer = io.BytesIO()
+    for width, colours in ((_WIDEST_PX, 128), (_WIDEST_PX, 64), (700, 64), (500, 64), (350, 32)):
+        image.thumbnail((width, 4 * width))
+        buffer = io.BytesIO()
+        image.quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+        if buffer.tell() <= MAX_BYTES:
+            break
+    return buffer.getvalue()
 
 
 def as_text(notebook: dict[str, Any]) -> str:
@@ -50,8 +128,14 @@ def as_text(notebook: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Clean all, or look whether all are clean."""
-    check = "--check" in sys.argv[1:]
+    """Clean all, look whether all are clean, or take their pictures."""
+    words = sys.argv[1:]
+    if "--pictures" in words:
+        for path in sorted(FOLDER.glob("*.ipynb")):
+            if len(words) == 1 or path.stem in words:
+                take_pictures(path)
+        return 0
+    check = "--check" in words
     unclean = 0
     for path in sorted(FOLDER.glob("*.ipynb")):
         text = path.read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import tomllib
 import zipfile
@@ -63,6 +64,14 @@ def test_the_other_examples_run_in_order(
     for block in page[1:]:
         block.run(names, {})
     assert "3, 64, 64])" in capsys.readouterr().out
+
+
+def test_the_film_is_of_the_same_cell() -> None:
+    """`scripts/draw_cell.py` drew what stands above it, and its end is a loss."""
+    drawn = re.findall(r"<text[^>]*>(.*?)</text>", (ROOT / "docs" / "cell.svg").read_text("utf-8"))
+    code = [line for line in blocks(README, "python")[0].code.splitlines() if not line.startswith("%")]
+    assert [html.unescape(line) for line in drawn[: len(code)]] == code
+    assert re.match(r"loss \d\.\d{3} ", drawn[-1])
 
 
 def test_the_first_page_of_the_docs_shows_the_same_cell() -> None:

@@ -1,17 +1,23 @@
-"""What is committed: nothing of one machine, no registry, no notebook outputs, nothing big."""
+"""What is committed: nothing of one machine, no registry, of notebook outputs small pictures only, nothing big."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 600 * 1024
+MAX_PICTURE_BYTES = 60_000
 
 # Homes that notebook platforms are known by are facts, not somebody's machine; Ann is nobody.
 _OWN_PATHS = re.compile(
@@ -42,10 +48,26 @@ def complaints(text: str) -> list[str]:
     ]
 
 
-def outputs(notebook: str) -> int:
-    """How many cells of a notebook carry outputs or execution counts."""
+def strays(notebook: str) -> int:
+    """How many cells of a notebook carry an execution count, or outputs that are not small pictures by their tag."""
     cells = json.loads(notebook)["cells"]
-    return sum(bool(cell.get("outputs")) or cell.get("execution_count") is not None for cell in cells)
+    return sum(cell.get("execution_count") is not None or not all(map(allowed(cell), outputs(cell))) for cell in cells)
+
+
+def outputs(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a cell shows."""
+    found: list[dict[str, Any]] = cell.get("outputs", [])
+    return found
+
+
+def allowed(cell: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    """Whether an output of the cell may be committed."""
+    if "picture" not in cell.get("metadata", {}).get("tags", ()):
+        return lambda _: False
+    return lambda output: (
+        [*output.get("data", {})] == ["image/png"]
+        and len(base64.b64decode(output["data"]["image/png"])) <= MAX_PICTURE_BYTES
+    )
 
 
 def test_no_path_or_host_of_one_place() -> None:
@@ -59,8 +81,11 @@ def test_no_path_or_host_of_one_place() -> None:
 
 
 def test_notebooks_are_stripped() -> None:
-    """No notebook carries outputs."""
-    assert [path.name for path in tracked() if path.suffix == ".ipynb" and outputs(text_of(path))] == []
+    """No notebook carries outputs but pictures, which almost all have: a page that is only read shows something."""
+    notebooks = [path for path in tracked() if path.suffix == ".ipynb"]
+    assert [path.name for path in notebooks if strays(text_of(path))] == []
+    bare = [path.stem for path in notebooks if not any(map(outputs, json.loads(text_of(path))["cells"]))]
+    assert bare == ["checkpoints"]
 
 
 def test_nothing_big_is_tracked() -> None:
@@ -85,7 +110,18 @@ def test_a_platforms_own_path_passes(text: str) -> None:
 
 
 def test_planted_outputs_are_noticed() -> None:
-    """A cell with an output, or with a count, is one too many."""
-    clean: dict[str, object] = {"cell_type": "code", "outputs": [], "execution_count": None}
-    cells = [clean, {**clean, "outputs": [{}]}, {**clean, "execution_count": 3}, {"cell_type": "markdown"}]
-    assert outputs(json.dumps({"cells": cells})) == 2
+    """A cell with a count is one too many, and so is any output but a small picture where the cell has the tag."""
+
+    def cell(*, count: int | None = None, tags: tuple[str, ...] = ("picture",), **data: str) -> dict[str, object]:
+        shown = [{"data": {name.replace("_", "/"): text for name, text in data.items()}}] if data else []
+        return {"cell_type": "code", "outputs": shown, "execution_count": count, "metadata": {"tags": tags}}
+
+    good = [cell(), cell(image_png="aaaa"), {"cell_type": "markdown"}]
+    bad = [
+        cell(count=3),
+        cell(tags=(), image_png="aaaa"),
+        cell(image_png="aaaa", text_plain="<Figure>"),
+        cell(image_png="aaaa" * (MAX_PICTURE_BYTES // 3 + 1)),
+    ]
+    assert strays(json.dumps({"cells": good + bad})) == len(bad)
+    assert strays(json.dumps({"cells": good})) == 0

@@ -301,12 +301,12 @@ _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mo
 
 
 def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
-    """Return why a check of a path had nothing to look at: what is there, if anything, is not a `wanted`."""
+    """Return why a check of a path had nothing to look at: what is there, if anything, is not what is `wanted`."""
     if data is None:
         return "No path was given."
     if data.state in {"unreachable", "missing"}:
         return f"Not known, because '{data.path}' could not be looked at."
-    return f"'{data.path}' is no {wanted}."
+    return f"'{data.path}' is not {wanted}."
 
 
 class CrowdedFolderCheck:
@@ -320,7 +320,7 @@ class CrowdedFolderCheck:
         """Tell whether a folder on a slow mount has too many entries to be listed."""
         data = facts.dataset
         if data is None or data.state != "folder":
-            return Ruling("skip", _why_skipped(data, "folder"))
+            return Ruling("skip", _why_skipped(data, "a folder"))
         if data.slow_mount is None:
             return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
         said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
@@ -338,7 +338,7 @@ class ResidencyCheck:
         """Return how much of a local file is in memory."""
         resident = None if facts.dataset is None else facts.dataset.resident
         if resident is None:
-            return Ruling("skip", _why_skipped(facts.dataset, "file on a local disk"))
+            return Ruling("skip", _why_skipped(facts.dataset, "a file on a local disk"))
         said = f"{resident:.0%} of the file is in the page cache."
         return Ruling("ok" if resident >= _MOSTLY else "warn", said)
 
@@ -354,7 +354,7 @@ class PackCheck:
         """Tell whether an HDF5 file is whole, as far as can be told at once."""
         data = facts.dataset
         if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-            return Ruling("skip", _why_skipped(data, "HDF5 file"))
+            return Ruling("skip", _why_skipped(data, "an HDF5 file"))
         pack = data.pack
         if pack is None:
             return Ruling("fail", str(data.problem))

@@ -44,7 +44,8 @@ class PageFigure(Figure):
         drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn))
         picture = base64.b64encode(self._repr_png_()).decode()
         return (
-            "<style>.cs-figure svg{max-width:100%;height:auto}.cs-figure img{display:none}</style>"
+            "<style>.cs-figure{overflow-x:auto}.cs-figure svg{max-width:max(100%,640px);height:auto}"
+            ".cs-figure img{display:none}</style>"
             f"<div class='cs-figure' style='color:{TEXT_COLOUR}'>{drawn}"
             f"<img alt='' src='data:image/png;base64,{picture}'></div>"
         )

@@ -419,7 +419,7 @@ def _write_problem(folder: Path) -> str | None:
     # What is not there yet is made in the nearest folder that is.
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():
-        return f"'{there}' is no folder"
+        return f"'{there}' is not a folder"
     return None if os.access(there, os.W_OK | os.X_OK) else f"'{there}' is read-only for this user"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ STYLE = (
 border-top:1px solid rgba(128,136,144,.3);font-weight:inherit;background:none;color:inherit;white-space:normal;
 overflow-wrap:break-word;max-width:none}
 .cs-report td:last-child{overflow-wrap:anywhere}
-@media (max-width:480px){.cs-report th,.cs-report .cs-figures span{white-space:normal!important}}
+@media (max-width:640px){.cs-report th,.cs-report .cs-number,.cs-report .cs-figures span{white-space:normal!important}
+.cs-report th,.cs-report td{padding-right:.5em}}
+.cs-report td.cs-number{overflow-wrap:normal}
 .cs-report th{white-space:nowrap;font-weight:600}
 .cs-report .cs-below td{border-top:0;padding-top:0;opacity:.72;white-space:normal!important}
 .cs-report .cs-muted{opacity:.72}
@@ -49,15 +52,31 @@ overflow-wrap:break-word;max-width:none}
 </style>"""
 )
 
+_CELL = re.compile(r"<(t[dh])\b([^>]*)>")
+
 
 def page(headline: str, body: str) -> str:
     """Return something as HTML: `headline` is plain text, `body` is HTML."""
-    return f"{STYLE}<div class='cs-report'>{heading(headline)}{body}</div>"
+    return f"{STYLE}<div class='cs-report'>{heading(headline)}{left_aligned(body)}</div>"
 
 
 def heading(text: str) -> str:
     """Return a line of plain text above what follows, as HTML."""
-    return f"<div class='cs-head'>{html.escape(text)}</div>"
+    return f"<div class='cs-head'><b>{html.escape(text)}</b></div>"
+
+
+def left_aligned(body: str) -> str:
+    """Return HTML whose cells, but those of numbers, are at the left without `STYLE` too.
+
+    A notebook that is not trusted drops style sheets and keeps the styles of elements; its own has cells at the right.
+    """
+
+    def aligned(cell: re.Match[str]) -> str:
+        look = "text-align:left" if "cs-number" not in cell[2] else "text-align:right"
+        rest, style, more = cell[2].partition("style='")
+        return f"<{cell[1]}{rest}{style}{look};{more}>" if style else f"<{cell[1]}{rest} style='{look}'>"
+
+    return _CELL.sub(aligned, body)
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> str:

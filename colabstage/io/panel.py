@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import CancelledError, said_by
-from colabstage.io.page import COLOURS, STYLE
+from colabstage.io.page import COLOURS, STYLE, left_aligned
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ _COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "s
 _ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
 _BAR = (
     "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:11em;"
-    "max-width:22vw;height:.6em;margin-top:.4em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25)'>"
+    "max-width:28vw;height:.6em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25);"
+    "display:inline-block;vertical-align:middle;margin-right:.9em'>"
     "<div style='height:100%;width:{percent:.1f}%;background:{colour}'></div></div>"
 )
 
@@ -227,7 +228,7 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
     shown, hidden = _chosen(rows)
     earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
     below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
-    table = f"<table>{''.join(map(_row_html, shown))}</table>"
+    table = left_aligned(f"<table>{''.join(map(_row_html, shown))}</table>")
     return f"{STYLE}<div class='cs-report cs-progress'>{earlier}{table}{below}</div>"
 
 
@@ -258,19 +259,19 @@ def _summary(rows: Sequence[Row]) -> str:
 def _row_html(row: Row) -> str:
     colour = COLOURS[_COLOURS[row.state]]
     bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
-    # In one cell, where they wrap: three columns beside name and bar are wider than a telephone.
+    # In one cell, where they wrap: columns beside each other are wider than a telephone.
     figures = " ".join(
         f"<span style='min-width:min({width}em,{2 * width}vw)'>{html.escape(text)}</span>"
         for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
         if text
     )
     problem = (
-        f"<tr class='cs-below'><td></td><td colspan='3'>{html.escape(row.problem)}</td></tr>" if row.problem else ""
+        f"<tr class='cs-below'><td></td><td colspan='2'>{html.escape(row.problem)}</td></tr>" if row.problem else ""
     )
     return (
         f"<tr class='cs-step cs-{row.state}'><td style='color:{colour};font-weight:600;padding-right:.4em'>"
         f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}</th>"
-        f"<td>{bar}</td><td class='cs-figures'>{figures}</td></tr>{problem}"
+        f"<td class='cs-figures'>{bar}{figures}</td></tr>{problem}"
     )
 
 
@@ -290,6 +291,8 @@ def _rate(row: Row) -> str:
 def _time(row: Row) -> str:
     if row.state != "running":
         return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
+    if row.total and row.done >= row.total:
+        return "finishing"
     # An estimate from a rate that is no more would promise something.
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"

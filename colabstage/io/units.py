@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Of a list of names, such as those of classes.
+NAMES_SHOWN = 12
 _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 _FACTORS: dict[str, int] = {
     "": 1,
@@ -82,6 +88,16 @@ def format_count(count: int, things: str) -> str:
 def _one_of(things: str) -> str:
     # Sizes are bytes, too, and lose one letter only.
     return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
+
+
+def format_names(first: Sequence[str], count: int) -> str:
+    """Write how many there are, the first ones by name, and how many follow.
+
+    >>> format_names(["cat", "dog"], 2), format_names(["cat", "dog"], 1000)
+    ('2: cat, dog', '1,000: cat, dog and 998 more')
+    """
+    more = count - len(first)
+    return f"{count:,}: {', '.join(first)}{f' and {more:,} more' if more else ''}"
 
 
 def format_rate(amount: float, seconds: float, unit: str) -> str:

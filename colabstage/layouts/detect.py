@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
@@ -128,7 +128,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
                 # What cannot be read may say what the samples are, and a guess would not.
                 msg = f'{unread} Or give layout="{table.layout}", which does without it.'
                 raise MissingDependencyError(msg)
-            return replace(table, notes=(*table.notes, f"The layout is {table.layout}."))
+            return table
     raise _nothing_fits(tree, declined)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError, SourceReadError
+from colabstage.io.units import NAMES_SHOWN, format_names
 from colabstage.trees.entries import FileEntries, first_repeated
 
 if TYPE_CHECKING:
@@ -324,6 +325,33 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def summary(self) -> tuple[tuple[str, str], ...]:
+        """Say by name what was found: the layout, the classes with the first sample of each, or one sample."""
+        name = self.inputs.source.name
+        facts = [("layout", self.layout)]
+        firsts = self._first_of_each()
+        if self.classes:
+            shown = [
+                f"{one} ('{name(firsts[number])}')" if number in firsts else one
+                for number, one in enumerate(self.classes[:NAMES_SHOWN])
+            ]
+            facts.append(("classes", format_names(shown, len(self.classes))))
+        if len(self) and not firsts:
+            facts.append(("example", f"'{name(0)}'"))
+        return tuple(facts)
+
+    def _first_of_each(self) -> dict[int, int]:
+        """Return the first sample of each class by its number; of samples that are in no classes, nothing."""
+        targets = self.targets
+        if isinstance(targets, Values) and targets.values.ndim == 1 and self.classes:
+            classes, samples = np.unique(targets.values, return_index=True)
+        elif isinstance(targets, Boxes) and "labels" in targets.columns:
+            classes, boxes = np.unique(targets.columns["labels"], return_index=True)
+            samples = np.searchsorted(targets.offsets, boxes, side="right") - 1
+        else:
+            return {}
+        return dict(zip(classes.tolist(), samples.tolist(), strict=True))
 
     @property
     def unit(self) -> str:

@@ -170,7 +170,10 @@ class PackJob:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what the user should know about the source."""
-        return (*(() if self.tree is None else self.tree.notes), *self.table.notes)
+        if self.tree is None:
+            return self.table.notes
+        found = "; ".join(f"{name} {words}" for name, words in self.table.summary())
+        return (*self.tree.notes, *self.table.notes, f"Found: {found}.")
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:

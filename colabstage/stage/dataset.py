@@ -12,6 +12,7 @@ from colabstage.io.page import facts_table, heading, page
 from colabstage.io.progress import Readiness
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.stage.report import found_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import StageReport
     from colabstage.stage.streaming import BackgroundPack
-
-_CLASSES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -226,13 +225,9 @@ class StagedDataset:
         files = [] if self.files is None else [("files", str(self.files))]
         if self.info is None:
             return files
-        classes = ", ".join(self.classes[:_CLASSES_SHOWN])
-        more = len(self.classes) - _CLASSES_SHOWN
         return [
             ("samples", ", ".join(f"{name} {count:,}" for name, count in self.splits.items())),
-            ("classes", f"{len(self.classes)}: {classes}{f' and {more} more' if more > 0 else ''}")
-            if self.classes
-            else ("classes", "not named"),
+            *(self.report.found or found_in(self.info)),
             ("file", f"{self.path} ({self._size})"),
             *files,
         ]

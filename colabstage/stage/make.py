@@ -135,6 +135,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             wants_pack = pack and request.wants_pack
             room = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
+            report.found = () if job is None else job.table.summary()
             figures = staging_figures(request, source, tree, job)
             check_disk_limit(request, figures)
             # What an interrupted run has written is part of the figures, and does not need its space twice.

@@ -9,13 +9,27 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import printable
 from colabstage.io.page import COLOURS, facts_table, notes, page, table
-from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
+from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from colabstage.h5.info import PackInfo
+
 Action = Literal["reuse", "restore", "stage"]
+# What a source or a pack holds, in words by name: its layout, its classes, an example.
+Found = tuple[tuple[str, str], ...]
+
+
+def found_in(info: PackInfo | None) -> Found:
+    """Say of a pack what a table says of its source, but for examples: its layout and its classes."""
+    if info is None:
+        return ()
+    layout = () if info.layout is None else (("layout", info.layout),)
+    named = format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "not named"
+    return (*layout, ("classes", named))
+
 
 _SENTENCES = {
     "reuse": "is already staged on this machine; nothing would be read",
@@ -66,6 +80,8 @@ class StagePlan:
     """Where the pack is cached, or would be; `None` for no cache."""
     samples: dict[str, int]
     """Rows of each split, where known."""
+    found: Found = ()
+    """Layout, classes and examples, in words by name; empty where they are not known yet."""
 
     @property
     def fits(self) -> bool:
@@ -87,6 +103,7 @@ class StagePlan:
             "target": str(self.target),
             "cache": None if self.cache is None else str(self.cache),
             "samples": self.samples,
+            "found": dict(self.found),
         }
 
     def __str__(self) -> str:
@@ -102,7 +119,7 @@ class StagePlan:
         return f"'{self.source}' {_SENTENCES[self.action]}."
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = []
+        facts = list(self.found)
         if self.samples:
             facts.append(("samples", ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items())))
         if self.action != "reuse":
@@ -173,6 +190,8 @@ class StageReport:
     """Tells how it stands with data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
     `evicted`; `first_batch_s` from the call, and `overlap_s` of training while rows arrived, once there was any. `None`
     where all was here first."""
+    found: Found = ()
+    """Layout, classes and examples of what was staged, in words by name."""
 
     @property
     def seconds(self) -> float:
@@ -220,6 +239,7 @@ class StageReport:
             "skipped": list(self.skipped),
             "notes": list(self.notes),
             "arrival": None if self.arrival is None else dict(self.arrival()),
+            "found": dict(self.found),
         }
 
     @property
@@ -242,6 +262,7 @@ class StageReport:
             f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
             for name, took, much, rate, note in rows
         ]
+        lines += [f"  {name:<9}{value}" for name, value in self.found]
         lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
         if self.skipped:
             lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
@@ -256,7 +277,7 @@ class StageReport:
         return f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"
 
     def to_html_body(self) -> str:
-        """Return the steps and the notes as HTML, without the headline."""
+        """Return the steps and the notes as HTML, without the headline and what was found."""
         rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
         # A note has a line of its own: beside four columns on a narrow page it would have one letter a line.
         said = [s.note for s in self.steps]
@@ -269,4 +290,4 @@ class StageReport:
         return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
 
     def _repr_html_(self) -> str:
-        return page(self.headline, self.to_html_body())
+        return page(self.headline, facts_table(self.found) + self.to_html_body())

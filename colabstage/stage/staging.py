@@ -59,7 +59,7 @@ from colabstage.stage.record import (
     pack_problem,
     write_record,
 )
-from colabstage.stage.report import StageFigures, StagePlan
+from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import lock_path
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from colabstage.stage.cache import CachedPack
     from colabstage.stage.make import StageCall
     from colabstage.stage.publish import PublishReport
-    from colabstage.stage.report import Action
+    from colabstage.stage.report import Action, Found
     from colabstage.stage.request import StageRequest
 
 T = TypeVar("T")
@@ -449,6 +449,7 @@ def _finish(
             f"Images are kept as their files: {info.encoding_reason}. That was decided by the space that was free when "
             "they were packed; refresh=True decides by what is free now, and encoding= settles it."
         )
+    call.report.found = call.report.found or found_in(info)
     return StagedDataset(
         path=request.pack_path if info is not None else request.files_path,
         files=request.files_path if request.wants_files else None,
@@ -509,7 +510,7 @@ def plan_call(call: StageCall) -> StagePlan:
     request, cache = call.request, Cache(call.request)
     reasons: list[str] = []
 
-    def planned(action: Action, figures: StageFigures, rows: dict[str, int]) -> StagePlan:
+    def planned(action: Action, figures: StageFigures, rows: dict[str, int], found: Found = ()) -> StagePlan:
         folder, free = cache.folder if request.wants_pack else None, free_space(request.folder)
         return StagePlan(
             source=request.address,
@@ -520,6 +521,7 @@ def plan_call(call: StageCall) -> StagePlan:
             target=request.pack_path if request.wants_pack else request.files_path,
             cache=None if folder is None else folder / f"{request.name}.h5",
             samples=rows,
+            found=found,
         )
 
     with SourceOnce(call) as source:
@@ -529,7 +531,7 @@ def plan_call(call: StageCall) -> StagePlan:
             reasons.append("It is complete and the source has not changed.")
             info = read_info(request.pack_path) if request.wants_pack else None
             rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
-            return planned("reuse", StageFigures(), rows)
+            return planned("reuse", StageFigures(), rows, found_in(info))
         reasons.append(f"Here: {problem}.")
         cached = None if request.refresh or not request.wants_pack else cache.find()
         made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
@@ -562,7 +564,8 @@ def plan_call(call: StageCall) -> StagePlan:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
                 reasons.extend(_streaming_advice(request, opened, job))
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
-            return planned("stage", staging_figures(request, opened, tree, job), rows)
+            found = () if job is None else job.table.summary()
+            return planned("stage", staging_figures(request, opened, tree, job), rows, found)
 
 
 # Below this, the wait for the whole pack is short anyway.

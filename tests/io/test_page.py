@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from colabstage.io.page import COLOURS, STYLE, facts_table, heading, notes, page, table
+from colabstage.io.page import COLOURS, STYLE, facts_table, heading, left_aligned, notes, page, table
 
 MISCHIEF = "<script>alert('&')</script>"
 
@@ -60,3 +60,13 @@ def test_no_rule_reaches_beyond_our_class_or_paints_a_background() -> None:
     assert len(rules) > 5
     assert [selector for selector, _ in rules for part in selector.split(",") if ".cs-" not in part] == []
     assert [body for _, body in rules if re.search(r"background(?!:none)", body)] == []
+
+
+def test_cells_are_aligned_without_the_style_sheet() -> None:
+    """A notebook that is not trusted drops it, and aligns what says nothing at the right."""
+    drawn = "<tr><th>a</th><td style='color:red'>b</td><td class='cs-number'>1</td></tr>"
+    left, right = "style='text-align:left'", "style='text-align:right'"
+    assert left_aligned(drawn) == (
+        f"<tr><th {left}>a</th><td style='text-align:left;color:red'>b</td><td class='cs-number' {right}>1</td></tr>"
+    )
+    assert left in page("headline", facts_table([("name", "value")]))

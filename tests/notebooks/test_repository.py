@@ -94,7 +94,7 @@ def test_is_kept_as_agreed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_holds_nothing_of_a_run(path: Path) -> None:
-    """`make format` would change nothing: no outputs, counts or widgets, Colab's metadata, an id for each cell."""
+    """`make format` would change nothing: no counts, widgets or outputs but pictures, an id for each cell."""
     tool = cleaner()
     assert tool.as_text(tool.clean(read(path))) == path.read_text(encoding="utf-8")
 
@@ -157,3 +157,15 @@ def test_what_a_run_leaves_is_stripped() -> None:
     assert kept["cells"][-1]["execution_count"] is None
     assert kept["cells"][-1]["metadata"] == {}
     assert len({cell["id"] for cell in kept["cells"]}) == len(run["cells"])
+
+
+def test_a_picture_stays_where_the_cell_has_the_tag() -> None:
+    """The PNG alone, and not one that is large."""
+    run = planted()
+    png, html = {"data": {"image/png": "aaaa\n", "text/plain": "<Figure>"}}, {"data": {"text/html": "<b>"}}
+    large = {"data": {"image/png": "aaaa" * 20_001}}
+    run["cells"][-1] |= {"outputs": [html, png, large], "metadata": {"tags": ["picture"]}}
+    (kept,) = cleaner().clean(run)["cells"][-1]["outputs"]
+    assert kept["data"] == {"image/png": "aaaa"}
+    run["cells"][-1]["metadata"] = {}
+    assert cleaner().clean(run)["cells"][-1]["outputs"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,15 @@ PLAN = StagePlan(
     target=Path("fast/photos.h5"),
     cache=Path("drive/cache"),
     samples={"train": 12_000, "test": 3},
+    found=(("layout", "image_folder"), ("classes", "2: cat ('cat/<0>.jpg'), dog")),
 )
 
 
 def test_both_say_the_same() -> None:
-    """Action, reasons, samples, bytes and places are in the text and in the HTML."""
-    for text in (str(PLAN), PLAN._repr_html_()):
-        for words in ("would be read from its source", *PLAN.reasons, "train 12,000", "2 MB", "8 MB", "10 MB of 90 MB"):
+    """Action, reasons, what was found, samples, bytes and places are in the text and in the HTML."""
+    figures = ("train 12,000", "2 MB", "8 MB", "10 MB of 90 MB")
+    for text in (str(PLAN), html.unescape(PLAN._repr_html_())):
+        for words in ("would be read from its source", *PLAN.reasons, *dict(PLAN.found).values(), *figures):
             assert words in text
         assert "photos.h5" in text
         assert "drive/cache" in text
@@ -38,7 +41,7 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
 
 def test_reuse_moves_nothing() -> None:
     """What is here already has no figures."""
-    here = replace(PLAN, action="reuse", cache=None, samples={})
+    here = replace(PLAN, action="reuse", cache=None, samples={}, found=())
     assert str(here).splitlines()[1:] == [f"  {reason}" for reason in PLAN.reasons]
     assert "read" not in here._repr_html_().replace("already", "").replace("would be read", "")
 
@@ -46,3 +49,4 @@ def test_reuse_moves_nothing() -> None:
 def test_html_is_escaped() -> None:
     """A source is anybody's text."""
     assert "<drive>" not in PLAN._repr_html_()
+    assert "<0>" not in PLAN._repr_html_()

@@ -121,6 +121,20 @@ def test_a_dataset_shows_its_splits_its_classes_and_its_report(tmp_path: Path) -
     assert "class 12" not in html
 
 
+def test_a_report_says_what_was_found(tmp_path: Path) -> None:
+    """Layout and classes, with a path of each where the source was read; the plan says the same beforehand."""
+    write_photos(tmp_path / "photos", count=4)
+    options: dict[str, Any] = {"local_dir": tmp_path / "local", "cache_dir": None, "image_size": (8, 8)}
+    plan = colabstage.plan_stage(tmp_path / "photos", **options)
+    found = {"layout": "image_folder", "classes": "2: cat ('cat/0.jpg'), dog ('dog/1.jpg')"}
+    data = colabstage.stage_dataset(tmp_path / "photos", **options, progress=False)
+    assert plan.to_dict()["found"] == data.report.to_dict()["found"] == found
+    assert data._repr_html_().count("cat/0.jpg") == data.report._repr_html_().count("cat/0.jpg") == 1
+    assert "classes  2: cat ('cat/0.jpg')" in str(data.report)
+    again = colabstage.plan_stage(tmp_path / "photos", **options)
+    assert again.to_dict()["found"] == {"layout": "image_folder", "classes": "2: cat, dog"}
+
+
 def test_plain_files_show_their_folder(tmp_path: Path) -> None:
     """Where no pack was kept there are no samples to tell of."""
     html = StagedDataset(tmp_path, tmp_path, REPORT, None)._repr_html_()

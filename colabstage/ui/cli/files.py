@@ -174,15 +174,13 @@ def _as_hdf5(out: Path | None) -> Path | None:
     """Ask whether a pack is to have the name of another kind of file; without a terminal, refuse it.
 
     Raises:
-        OptionError: nobody can be asked.
-        typer.Abort: the answer was no.
+        OptionError: nobody can be asked, or the answer was no.
     """
     if out is None or out.suffix.lower() not in _OTHERS:
         return out
     better = out.with_suffix(".h5")
     what = f"A pack is an HDF5 file, and '{out}' has the name of another kind"
-    if not sys.stdin.isatty():
-        msg = f"{what}. Write '{better}' instead."
-        raise OptionError(msg)
-    typer.confirm(f"{what}. Write '{better}' instead?", default=True, abort=True, err=True)
-    return better
+    if sys.stdin.isatty() and typer.confirm(f"{what}. Write '{better}' instead?", default=True, err=True):
+        return better
+    msg = f"{what}. Write '{better}' instead."
+    raise OptionError(msg)

@@ -13,7 +13,7 @@ import typer
 from colabstage.io.cells import NOTHING_DONE
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
 from colabstage.ui.cli.options import complete_splits
-from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, show, shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def doctor(
         if as_json:
             print_json(report.to_dict())
         else:
-            print(report)
+            show(report)
         if report.exit_code:
             # What merely costs time is not a failure, so that a script can ask whether this machine works at all.
             broken = [finding.title for finding in report.findings if finding.status == "fail"]
@@ -109,7 +109,7 @@ def compare(
         if as_json:
             print_json(found.to_dict())
         else:
-            print(found)
+            show(found)
 
 
 def gpu(
@@ -143,7 +143,7 @@ def gpu(
         if as_json:
             print_json(monitor.to_dict())
         elif monitor.samples or not has_driver:
-            print(monitor.summary())
+            show(monitor.summary())
         # There is a GPU and nothing could be asked of it: that is broken.
         if not monitor.samples and has_driver:
             fail(monitor.summary())

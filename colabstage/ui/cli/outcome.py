@@ -35,8 +35,8 @@ _COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
 _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 # Messages are written once, in Python's words; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
-    r"\b(?P<name>append_to|batch_size|cache_dir|color_mode|encoding|everything|group_by|hash|image_size|keep|layout|local_dir"
-    r"|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|verify)="
+    r"\b(?P<name>append_to|batch_size|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
+    r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|verify)="
     r"(?P<value>True|None|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
     r"|ImageSize\(height=\d+, width=\d+\)|…|(?=[\s.,;:]))"
 )

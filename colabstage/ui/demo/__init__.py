@@ -1,1 +1,1 @@
-"""`colabstage demo`: three sessions that train from a simulated Drive, and what each cost."""
+"""`colabstage demo`: sessions that train from a simulated Drive, and what each cost."""

@@ -23,7 +23,8 @@ _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
 # Wide enough for the longest name, so that all fields begin in one line.
 _NAME_PX = 84
-_FIELD_PX = 350
+# Two stand beside each other, also behind the fold.
+_FIELD_PX = 335
 
 
 def read_source(text: str) -> str | list[str]:
@@ -145,21 +146,21 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, Field]:
     return {
         "source": maker.lines("source", "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"),
         "layout": maker.choice("layout", ("auto", *(reader.name for reader in READERS))),
-        "image_size": maker.text("image_size", "each image's own; else 256x256", read_size, write_size),
+        "image_size": maker.text("image_size", "each its own; else 256", read_size, write_size),
         "resize": maker.choice("resize", get_args(Resize)),
         "color_mode": maker.choice("color_mode", get_args(ColorMode)),
         "encoding": maker.choice("encoding", _ENCODINGS),
-        "splits": maker.text("splits", "as found; else train=0.8,test=0.2", read_splits, write_splits),
+        "splits": maker.text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
         "keep": maker.choice("keep", get_args(Keep)),
-        "group_by": maker.text("group_by", r"nothing; else an expression: patient\d+", read_place, write_place),
+        "group_by": maker.text("group_by", r"e.g. patient\d+", read_place, write_place),
         "seed": maker.number("seed"),
         "on_error": maker.choice("on_error", _ERRORS),
-        "local_dir": maker.text("local_dir", "this platform's fast folder", read_place, write_place),
-        "cache_dir": maker.text("cache_dir", "nowhere; auto is MyDrive/colabstage", read_place, write_place),
+        "local_dir": maker.text("local_dir", "fast local folder", read_place, write_place),
+        "cache_dir": maker.text("cache_dir", "nowhere", read_place, write_place),
         "verify": maker.choice("verify", get_args(Verify)),
-        "hash": maker.text("hash", "not checked; else sha256:…", read_place, write_place),
-        "disk_limit": maker.text("disk_limit", "all of it here; else 20GB", read_place, write_place),
-        "refresh": maker.tick("refresh", "stage again, whatever is here or cached"),
+        "hash": maker.text("hash", "e.g. sha256:…", read_place, write_place),
+        "disk_limit": maker.text("disk_limit", "none; e.g. 20GB", read_place, write_place),
+        "refresh": maker.tick("refresh"),
     }
 
 
@@ -186,13 +187,12 @@ class _Maker:
     def number(self, name: str) -> Field:
         return Field(self._widgets.IntText(value=self._start[name], **self._look(name)), int)
 
-    def tick(self, name: str, text: str) -> Field:
-        look = {**self._look(name), "description": text}
-        return Field(self._widgets.Checkbox(value=self._start[name], **look), bool)
+    def tick(self, name: str) -> Field:
+        return Field(self._widgets.Checkbox(value=self._start[name], **self._look(name)), bool)
 
     def _look(self, name: str) -> dict[str, Any]:
         return {
             "description": name,
             "style": {"description_width": f"{_NAME_PX}px"},
-            "layout": self._widgets.Layout(width=f"{_FIELD_PX}px"),
+            "layout": self._widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%"),
         }

@@ -150,7 +150,7 @@ def test_a_place_that_cannot_be_written(machine: Path, monkeypatch: pytest.Monke
     (machine / "file").write_bytes(b"")
     monkeypatch.setenv("COLABSTAGE_LOCAL_DIR", str(machine / "file" / "fast"))
     found = finding(doctor(timeout_s=5.0), "platform")
-    assert (found.status, "is no folder" in found.message) == ("fail", True)
+    assert (found.status, "is not a folder" in found.message) == ("fail", True)
 
 
 def test_what_the_drive_client_keeps(

@@ -547,16 +547,14 @@ class TestVoc:
 
 
 def test_other_trees_are_declined(tmp_path: Path) -> None:
-    """Folders of classes, masks, a stray JSON: each stays what it is, and the note says which."""
+    """Folders of classes, masks, a stray JSON: each stays what it is."""
     for name in ("cat/1.jpg", "dog/2.jpg"):
         put_image(tmp_path / "classes" / name, 1)
         put_image(tmp_path / "pairs/images" / name, 1)
         put_image(tmp_path / "pairs/labels" / name.replace("jpg", "png"), 1)
     put(tmp_path / "classes/info.json", json.dumps({"images": 2}))
     put(tmp_path / "classes/cat/readme.txt", "cats")
-    found = detect_layout(FolderTree(tmp_path / "classes"))
-    assert found.layout == "image_folder"
-    assert found.notes[-1] == "The layout is image_folder."
+    assert detect_layout(FolderTree(tmp_path / "classes")).layout == "image_folder"
     assert detect_layout(FolderTree(tmp_path / "pairs")).layout == "pairs"
     with pytest.raises(EmptySourceError):
         read_detection(FolderTree(put(tmp_path / "none/a.txt", "0 .5 .5 1 1").parent))

@@ -350,3 +350,14 @@ def test_a_terminal_gets_bars(tmp_path: Path, photos: Path) -> None:
     assert done.returncode == 0
     assert "pack:" in shown
     assert "100%" in shown
+
+
+def test_a_pack_is_not_given_the_name_of_an_archive(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal is asked; nobody, or a no, is told the name to write."""
+    told = "A pack is an HDF5 file, and 'a.zip' has the name of another kind. Write 'a.h5' instead."
+    assert reason(run("pack", tmp_path / "none", "a.zip"), 2) == told
+    answers = iter([False, True])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
+    assert reason(run("pack", tmp_path / "none", "a.zip"), 2) == told
+    assert "There is nothing at" in reason(run("pack", tmp_path / "none", "a.zip"), 1)

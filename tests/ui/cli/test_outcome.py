@@ -66,6 +66,7 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
             "--image-size 0x0 is not a size",
         ),
         ("Give names, older_than_days=…, or everything=True.", "Give names, --older-than DAYS, or --all."),
+        ("It has 3 GB; open it without disk_limit=.", "It has 3 GB; open it without --disk-limit."),
         ("Copy it with fetch_files, or name it.", "Copy it with `colabstage fetch`, or name it."),
         (
             "Stage it: stage_dataset(path) copies it, with refresh=True.",

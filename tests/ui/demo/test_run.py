@@ -36,10 +36,11 @@ WORDS = ("demo", "--quick", "--time-scale", "0.3", "--out", "pictures", "--json"
 
 
 def check_result(done: Done, folder: Path) -> dict[str, Any]:
-    """Three sessions, as they are promised, a picture, and nothing left behind; returns what is on stdout."""
+    """Sessions as they are promised, a picture, and nothing left behind; returns what is on stdout."""
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
-    straight, first, second = result["sessions"]
+    straight, *unzipped, first, second = result["sessions"]
+    assert [session["name"] for session in unzipped] == ["zip copied and unpacked"] * result["mounted"]
     assert result["broken_claims"] == []
     assert (straight["report"], first["report"]["origin"], second["report"]["origin"]) == (None, "source", "cache")
     assert max(epoch["seconds"] for epoch in first["epochs"]) < min(epoch["seconds"] for epoch in straight["epochs"])
@@ -52,7 +53,7 @@ def check_result(done: Done, folder: Path) -> dict[str, Any]:
 @pytest.mark.fuse
 @pytest.mark.slow
 def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
-    """It trains three times, stages from folder, zip and cache, and its claims hold."""
+    """It trains four times, stages from folder, zip and cache, and its claims hold."""
     done = subprocess.run(
         [*COMMAND, *WORDS],
         cwd=tmp_path,
@@ -112,6 +113,7 @@ def result_of(*, straight_s: float, first_s: float, second_s: float, accuracy: f
         DriveKnobs(),
         True,
         session("straight", straight_s, None),
+        None,
         session("first", first_s, StageReport(origin="source")),
         session("second", second_s, StageReport(origin="cache")),
         None,
