@@ -32,6 +32,7 @@ PICTURE = ROOT / "docs" / "cell.svg"
 _SIDE = 128
 _FRAME_S = 0.3
 _LAST_S = 4.0
+_STILL = 4
 _WIDTH, _LINE, _LEFT = 900, 19, 18
 _BAR = 130
 _HEAD = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">
@@ -100,11 +101,12 @@ def draw(code: str, frames: list[tuple[float, tuple[Row, ...]]], printed: str) -
     top = (len(lines) + 2.6) * _LINE
     most = max(len(rows) for _, rows in frames)
     height = top + (most + 2) * _LINE
-    # At one pace, each as it was at that moment.
+    # At one pace, each as it was at that moment; where nothing changed for long, the film is cut.
     staged = frames[:-1]
     began, ended = staged[0][0], staged[-1][0]
     moments = [began + number * _FRAME_S for number in range(-1, int((ended - began) / _FRAME_S) + 2)]
     shown = [next((rows for at, rows in reversed(staged) if at <= moment), ()) for moment in moments]
+    shown = [rows for number, rows in enumerate(shown) if number < _STILL or rows != shown[number - _STILL]]
     all_s = len(shown) * _FRAME_S + _LAST_S
     drawn = _HEAD.format(
         width=_WIDTH,

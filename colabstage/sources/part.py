@@ -312,7 +312,7 @@ class SourcePart(Closing):
             return self._stack.enter_context(LocalBytes(self._fetch_whole(), label=label))
         facts = self.file.facts
         assert facts.size is not None
-        step = self._stack.enter_context(_LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
+        step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
         self._copy = self._stack.enter_context(
             StreamingCopy(
                 self.file, self._copy_path, step=step, policy=RetryPolicy(), cancellation=self.opening.cancellation
@@ -447,23 +447,30 @@ class SourcePart(Closing):
             self.download.close()
 
 
-class _LateStep:
-    """A step that appears with its first byte, because most copies never begin."""
+class LateStep:
+    """A step from the first byte to the last: most copies never begin, and one that is here is read for long after."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self._progress = progress
         self._name = name
         self._total = total
         self._lock = threading.Lock()
+        self._done = 0
         self._step: ProgressStep | None = None
 
     def advance(self, amount: int = 1) -> None:
         with self._lock:
+            # What came twice is no further copy.
+            if self._done >= self._total > 0:
+                return
             if self._step is None:
                 self._step = self._progress.step(self._name, total=self._total, unit="B")
                 self._step.__enter__()
-            step = self._step
-        step.advance(amount)
+            self._done += amount
+            self._step.advance(amount)
+            if self._done >= self._total:
+                self._step.__exit__(None, None, None)
+                self._step = None
 
     def __enter__(self) -> Self:
         return self

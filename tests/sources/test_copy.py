@@ -21,10 +21,12 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.io.panel import Board
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks
+from colabstage.sources.part import LateStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -304,3 +306,17 @@ def test_write_errors_of_a_mount_are_typed(
     drive.set_faults(DriveFaults(ops=(OpFault(op="write", errno=number),)))
     with pytest.raises(wanted, match=r"MyDrive"):
         copy(source, on_drive.with_name("copy.h5"))
+
+
+def test_a_copy_that_is_here_is_over_before_it_is_closed() -> None:
+    """Whoever reads it afterwards takes none of its time, and what comes twice is not counted."""
+    board = Board(lambda _: None)
+    with LateStep(board, "copy a.zip", 10) as step:
+        assert board.rows() == ()
+        step.advance(6)
+        assert board.rows()[0].state == "running"
+        step.advance(4)
+        step.advance(4)
+        (row,) = board.rows()
+        assert (row.state, row.done) == ("done", 10)
+    assert board.rows() == (row,)
