@@ -124,8 +124,19 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
         first, upload_s = demo.train_staged("staged, first session", "Staged: the first session")
         zip_report, zip_s = demo.stage_zip()
         second, _ = demo.train_staged("staged, second session", "Staged: a second session, on a new machine")
-    sessions = straight, unzipped, first, second
-    return DemoResult(*written[0], knobs, problem is None, *sessions, zip_report, zip_s, upload_s, chart)
+    return DemoResult(
+        *written[0],
+        knobs,
+        problem is None,
+        straight,
+        unzipped,
+        first,
+        second,
+        zip_report,
+        zip_s,
+        upload_s,
+        chart,
+    )
 
 
 @dataclass(frozen=True, slots=True)
