@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.advice import Advice, Verdict
     from colabstage.diagnose.facts import ProfileFacts, Span
 
-# Of middle lightness, to stand out from white and from black.
+# Of medium lightness, to be visible on white and on black.
 COLOURS = {
     "read": "#2a86b0",
     "decode": "#b7791f",
@@ -43,17 +43,17 @@ COLOURS = {
 _WAIT = "#c3cad1"
 _INK = "#1f2933"
 _SHOWN = 12
-# Of the heading, at which it fills 9 inches.
+# Characters of the heading that fill 9 inches.
 _LINE = 90
 
 
 def draw_profile(profile: LoaderProfile) -> Figure:
-    """Draw it, white, 9 inches wide.
+    """Draw the profile on white, 9 inches wide.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    # A few batches in a row, from where things run as they will.
+    # A few consecutive batches from the middle, where the loop has settled.
     first = max(0, len(profile.spans) // 2 - _SHOWN // 2)
     spans = profile.spans[first : first + _SHOWN]
     figure = new_figure(9.0, 4.6 if spans else 3.0)
@@ -74,7 +74,7 @@ def _draw_stages(axis: Axes, profile: LoaderProfile) -> None:
     bars = axis.barh(names, milliseconds, color=[COLOURS[name] for name in names], height=0.66)
     axis.bar_label(bars, [f"{value:,.2f} ms" for value in milliseconds], padding=4, fontsize=9, color=_INK)
     axis.invert_yaxis()
-    # Room for the number behind the longest bar.
+    # Space for the number after the longest bar.
     axis.set_xlim(0, 1.18 * max([*milliseconds, 1e-6]))
     axis.set_title("each stage alone, for one batch", loc="left", fontsize=9.5, color=_INK)
     axis.set_xticks([])
@@ -102,19 +102,19 @@ class LoaderProfile:
     """Where the time of a training loop goes, and what to change. Made by `profile_loader`."""
 
     facts: ProfileFacts
-    """All that was measured."""
+    """Everything that was measured."""
     verdict: Verdict
-    """What the loop is bound by."""
+    """What limits the loop."""
     advice: tuple[Advice, ...]
     """What to change, the best first; empty where nothing is worth it."""
     spans: tuple[Span, ...]
-    """The batches of the run, when each was asked for, given and done with."""
+    """When each batch of the run was asked for, returned and finished."""
     notes: tuple[str, ...] = ()
     """What else the user should know."""
 
     @property
     def batch_s(self) -> float:
-        """Return the seconds from batch to batch, each with its part of its epoch's start."""
+        """Return the seconds from batch to batch, including each one's share of the start of an epoch."""
         return self.facts.cycle_s + self.facts.epoch_start_s
 
     @property
@@ -129,14 +129,13 @@ class LoaderProfile:
 
     @property
     def headroom_samples_per_s(self) -> float | None:
-        """Return the samples a second that the step alone takes, of a batch that is there; `None` without a step."""
+        """Return the samples a second that the step alone could take; `None` without a step."""
         alone_s = self.facts.step_alone_s
         return None if not alone_s else self.facts.setting.batch_samples / alone_s
 
     @property
     def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage for one batch, alone, in the order in which they come; only those that
-        were seen."""
+        """Return the seconds that each observed stage takes alone for one batch, in the order of the stages."""
         seconds = {stage.name: stage.seconds for stage in self.facts.stages}
         if self.facts.transfer_s is not None:
             seconds["transfer"] = self.facts.transfer_s
@@ -252,30 +251,30 @@ def profile_loader(
     >>> profile_loader(loader, train_step).advice[0].argument  # doctest: +SKIP
     'DataLoader(..., num_workers=2, persistent_workers=True)'
 
-    The loader is run alone, then with the step, then the step on one batch again and again, each for a part of
-    `budget_s`. Nothing is put around functions: while the loader runs alone, a thread looks at Python's stacks a few
-    hundred times a second and tells the stages from them (see `diagnose.stages`); a tf.data pipeline is measured link
-    by link. The gains that advice promises are computed from these times (see `diagnose.advice`).
+    The loader runs alone, then with the step, then the step on one batch again and again, each for a part of
+    `budget_s`. No function is wrapped: while the loader runs alone, a thread samples Python's stacks a few hundred
+    times a second and derives the stages from them (see `diagnose.stages`); a tf.data pipeline is measured link by
+    link. The gains that advice promises are computed from these times (see `diagnose.advice`).
 
-    Everything is left as it was: random numbers, the dataset's attributes, the loader's place, its worker processes,
-    and what the step trains, wherever it is reached from the step: closures, globals, partials, dicts, lists,
-    attributes, functions that it calls. The profile's notes name what was found, or say that nothing was. Only what a
-    step does elsewhere (files that it writes) stays done, and the batches of a loader that can be iterated only once
-    are gone. A loop over one of our loaders that is running ends.
+    Everything is restored: random numbers, the dataset's attributes, the loader's position, its worker processes, and
+    what the step trains, if it can be reached from the step: closures, globals, partials, dicts, lists, attributes,
+    functions that it calls. The profile's notes name what was found, or say that nothing was. Only other effects of the
+    step (files that it writes) remain, and the batches of a loader that can be iterated only once are used up. A
+    running loop over a colabstage loader ends.
 
     Args:
         loader: any iterable of batches: a `Loader` or a `DataLoader`, a Keras `PyDataset`, a `tf.data.Dataset`, or any
             other object that can be iterated over.
         step: called with each batch, as the training loop would; without it only the loader is measured.
-        budget_s: about how long to measure, in seconds; slow loaders take three batches of each run at least.
-        device: where batches go before the step, if the loader does not bring them there.
+        budget_s: about how long to measure, in seconds; each run takes at least three batches.
+        device: where batches go before the step, if the loader does not copy them there.
 
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
     _check(step, budget_s)
     with ExitStack() as stack:
-        # First in and last out: looking at the loader may already draw numbers.
+        # Entered first and left last, because examining the loader may already draw random numbers.
         stack.enter_context(preserve_randomness())
         profiled = profiled_loader(loader)
         stack.enter_context(preserve_attributes(profiled.roots))

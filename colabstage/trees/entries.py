@@ -1,8 +1,8 @@
-"""The files of a tree in columns: some forty bytes for each, where as many objects take three hundred.
+"""The files of a tree in columns: some forty bytes for each file, where objects take three hundred.
 
-Layouts see a sequence of `FileEntry`; each is made when it is asked for. Names are a `StringArray`: the bytes of all of
-them one behind the other, and where each ends. A `str` in a list takes 60 to 80 bytes beside its characters' own, of
-millions of file names most of what a listing takes; here it is four bytes.
+Layouts see a sequence of `FileEntry`, each created on demand. Names are a `StringArray`: the bytes of all of them one
+after the other, and the end of each. A `str` in a list takes 60 to 80 bytes in addition to its characters, which for
+millions of file names is most of a listing's memory; here it takes four bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# UTF-8 sorts as Python's strings do and keeps what is no UTF-8 in a file name, which Python has as lone surrogates.
+# UTF-8 sorts like Python's strings. Bytes of a file name that are not UTF-8, lone surrogates in Python, are preserved.
 _CODEC, _ERRORS = "utf-8", "surrogatepass"
-# Made into `str` at once while iterating: the cost of each step vanishes, and nobody holds them all.
+# Decoded together while iterating: enough that the cost of each step vanishes, without holding all of them.
 _PAGE_STRINGS = 2048
-# Bytes of the longest text up to which all are sorted as bytes of one width.
+# Up to this length of the longest string, all are sorted as bytes of one width.
 _WIDE = 128
 
 
@@ -42,9 +42,10 @@ class StringArray(Sequence[str]):
     __slots__ = ("_data", "_ends", "_rows")
 
     def __init__(self, data: bytes, ends: NDArray[Any], rows: NDArray[Any] | None = None) -> None:
-        """Take what `of` makes; call that.
+        """Take the parts that `of` makes; call that instead.
 
-        `data`: all of them. `ends`: `(M,)`, where each ends. `rows`: `(N,)`, which of them are meant; all if `None`.
+        `data`: the bytes of all strings. `ends`: `(M,)`, where each ends. `rows`: `(N,)`, the selected ones; all if
+        `None`.
         """
         self._data = data
         self._ends = ends
@@ -52,7 +53,7 @@ class StringArray(Sequence[str]):
 
     @classmethod
     def of(cls, strings: Iterable[str]) -> StringArray:
-        """Return those of an iterable, in its order."""
+        """Return the strings of an iterable, in its order."""
         data = bytearray()
         ends = array("Q")
         for text in strings:
@@ -76,12 +77,12 @@ class StringArray(Sequence[str]):
         return self._data[ends.item(row - 1) if row else 0 : ends.item(row)].decode(_CODEC, _ERRORS)
 
     def take(self, rows: NDArray[Any]) -> StringArray:
-        """Return some of them, in the order of `rows`; shares the bytes."""
+        """Return some of them, in the order of `rows`, sharing the bytes."""
         return StringArray(self._data, self._ends, rows if self._rows is None else self._rows[rows])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)`, a new array: bytes of each in UTF-8."""
+        """Return int64 `(N,)`, a new array: the length of each in UTF-8."""
         lengths = self._ends.astype(np.int64)
         lengths[1:] -= lengths[:-1].copy()
         return lengths if self._rows is None else lengths[self._rows]
@@ -97,19 +98,20 @@ class StringArray(Sequence[str]):
             page = lengths[first : first + _PAGE_STRINGS]
             rows = self._rows[first : first + _PAGE_STRINGS].astype(np.int64)
             starts = self._ends[rows].astype(np.int64) - page
-            # What each byte is further on in the old bytes than in this page's.
+            # How much further each byte is in the old bytes than in this page.
             ahead = starts - (np.cumsum(page) - page)
             packed += data[np.repeat(ahead, page) + np.arange(int(page.sum()))].tobytes()
         return StringArray(bytes(packed), narrowed(np.cumsum(lengths)))
 
     def order(self) -> NDArray[np.intp]:
-        """Return `(N,)`: the numbers of the strings, sorted as Python sorts them, equal ones as they come."""
+        """Return `(N,)`: the numbers of the strings in Python's order; equal ones keep theirs."""
         width = int(self.lengths.max(initial=1)) or 1
+        # One long name would make all of them that wide, and numpy takes zeros at the end for padding.
         if width > _WIDE or b"\0" in self._data:
             strings = np.empty(len(self), object)
             strings[:] = list(self)
             return np.argsort(strings, kind="stable")
-        # Bytes of one width, a page at a time: a fourth of the memory of the strings as objects.
+        # As bytes of one width, which take a fourth of the memory of the strings as objects.
         packed = self.packed()
         data, lengths = np.frombuffer(packed._data, np.uint8), packed.lengths
         keys = np.zeros((len(self), width), np.uint8)
@@ -132,7 +134,7 @@ class StringArray(Sequence[str]):
             start = self._ends.item(first - 1) if first else 0
             starts = [start, *ends[:-1]]
             if ends and (whole := data[start : ends[-1]]).isascii():
-                # Where a byte is a character, a part of one text is made in half the time of a text of some bytes.
+                # In ASCII a byte is a character, and slicing one decoded text takes half the time of decoding each.
                 text = whole.decode("ascii")
                 return [text[first - start : end - start] for first, end in zip(starts, ends, strict=True)]
         else:
@@ -154,22 +156,20 @@ class StringArray(Sequence[str]):
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
-    """Return those of some rows, in their order; of `StringArray`, with no object for each."""
+    """Return the strings of some rows, in their order; for a `StringArray` without an object for each."""
     return strings.take(rows) if isinstance(strings, StringArray) else [strings[row] for row in rows.tolist()]
 
 
 def narrowed(values: NDArray[Any]) -> NDArray[Any]:
-    """Return whole numbers in 32 bits where all of them fit, else as they are."""
+    """Return whole numbers in 32 bits where all of them fit, otherwise unchanged."""
     if len(values) and (int(values.max()) > 0xFFFFFFFF or int(values.min()) < 0):
         return values
     return values.astype(np.uint32)
 
 
 def first_repeated(strings: Sequence[str]) -> str | None:
-    """Return the first text that is before in the sequence as well, `None` where all differ.
-
-    Compares their hashes, 8 bytes each, in place of a set of all of them.
-    """
+    """Return the first string that has occurred before in the sequence; `None` where all differ."""
+    # By sorted hashes of 8 bytes each, because a set of millions of names takes far more memory.
     hashes = np.fromiter(map(hash, strings), np.int64, len(strings))
     hashes.sort()
     suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
@@ -182,9 +182,9 @@ def first_repeated(strings: Sequence[str]) -> str | None:
     return None
 
 
-# Made into entries at once while iterating.
+# Entries that are created together while iterating.
 _PAGE_ENTRIES = 1024
-# With its dot. What is longer is not an extension that anybody asks for (".tfrecord-00000-of-00008").
+# With its dot. Longer endings are never asked for (".tfrecord-00000-of-00008").
 _LONGEST_EXTENSION = 10
 _TIME_END_NS = 1 << 63
 
@@ -196,7 +196,7 @@ class _Columns:
     names: StringArray
     """In the order of the other columns."""
     sizes: NDArray[Any]
-    """As `FileEntry.size`, `(M,)`, as all that follow."""
+    """As `FileEntry.size`, `(M,)` like all that follow."""
     mtimes_ns: NDArray[Any]
     """As `FileEntry.mtime_ns`."""
     positions: NDArray[Any]
@@ -204,22 +204,19 @@ class _Columns:
     executable: NDArray[Any]
     """As `FileEntry.executable`."""
     places: NDArray[Any] | None
-    """Where each is in its tree, `None` where that is its number here."""
+    """The place of each in its tree; `None` where that is its number here."""
 
     @cached_property
     def extensions(self) -> tuple[NDArray[Any], dict[str, int]]:
-        """Return the number of each file's extension, `(M,)`, and the extensions' numbers.
-
-        Found once, because each layout asks for its own.
-        """
+        """Return the number of each file's extension, `(M,)`, and the extensions' numbers."""
+        # Computed once, because every layout asks for its own extensions.
         numbers: dict[str, int] = {}
         of_files = array("q", (numbers.setdefault(extension_of(name), len(numbers)) for name in self.names))
         return narrowed(np.array(of_files, np.int64)), numbers
 
 
 def extension_of(name: str) -> str:
-    """Return what a name ends with from its last dot on, in lower case; "" where that is a number, or no extension at
-    all."""
+    """Return a name's extension in lower case, with its dot; "" where it has none, or a number in its place."""
     end = name[name.rfind(".") + 1 :]
     if len(end) >= min(_LONGEST_EXTENSION, len(name)) or not end.isalnum() or end.isdecimal():
         return ""
@@ -227,8 +224,7 @@ def extension_of(name: str) -> str:
 
 
 class FileEntries(Sequence[FileEntry]):
-    """Files of a tree, N of them: all, or some in an order of their own. Immutable; equal to any sequence of the same
-    entries."""
+    """N files of a tree: all, or some in any order. Immutable; equal to any sequence of the same entries."""
 
     __slots__ = ("_columns", "_rows", "names")
 
@@ -240,7 +236,7 @@ class FileEntries(Sequence[FileEntry]):
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry]) -> FileEntries:
-        """Return those of an iterable, in its order."""
+        """Return the entries of an iterable, in its order."""
         if isinstance(entries, FileEntries):
             return entries
         listing = Listing()
@@ -283,7 +279,7 @@ class FileEntries(Sequence[FileEntry]):
             yield from map(FileEntry, self.names[page], *values, places)
 
     def take(self, rows: NDArray[Any]) -> FileEntries:
-        """Return some of them, in the order of `rows`; shares what is known of them."""
+        """Return some of them, in the order of `rows`, sharing the columns."""
         rows = rows if self._rows is None else self._rows[rows]
         count = len(self._columns.names)
         if len(rows) == count and np.array_equal(rows, np.arange(count)):
@@ -320,7 +316,8 @@ class FileEntries(Sequence[FileEntry]):
         return (column if self._rows is None else column[self._rows]).astype(np.int64)
 
     def find(self, entry: FileEntry) -> int | None:
-        """Return the number of an entry, by its name; `None` where there is none of it. Only where names ascend."""
+        """Return the number of an entry, by its name; `None` where it is missing. Only where names ascend."""
+        # Entries of this very listing know their number.
         if 0 <= entry.place < len(self) and self.names[entry.place] == entry.name:
             return entry.place
         at = bisect_left(self.names, entry.name)
@@ -349,7 +346,8 @@ def entry_names(entries: Sequence[FileEntry]) -> Iterable[str]:
 
 
 def _kept_time(mtime_ns: int) -> int:
-    """Return a time as it is kept: a disk may have times after 2262, which 64 bits of nanoseconds do not hold."""
+    """Return a time as it is stored; 0 where it does not fit."""
+    # A disk may have times after 2262, which 64 bits of nanoseconds cannot hold.
     return mtime_ns if -_TIME_END_NS <= mtime_ns < _TIME_END_NS else 0
 
 
@@ -377,7 +375,7 @@ class Listing:
         return len(self._sizes)
 
     def add(self, name: str, size: int, mtime_ns: int, position: int, *, executable: bool = False) -> None:
-        """Put a file behind the others; what is said of it is as in `FileEntry`."""
+        """Append a file; the arguments are those of `FileEntry`."""
         encoded = name.encode("utf-8", "surrogatepass")
         self._names += encoded
         self._lengths.append(len(encoded))
@@ -387,10 +385,11 @@ class Listing:
         self._executable.append(executable)
 
     def add_all(self, prefix: str, bases: Sequence[str], sizes: Sequence[int], mtimes_ns: Sequence[int]) -> None:
-        """Put files of one folder behind the others, each in the next position; `add` takes five times as long.
+        """Append the files of one folder, each in the next position.
 
-        `prefix`: what is before each of the names `bases`, "" or the folder with its slash.
+        `prefix`: what precedes each of the names `bases`, "" or the folder with its slash.
         """
+        # All names at once: adding them one by one takes five times as long.
         whole = prefix + prefix.join(bases) if bases else ""
         if whole.isascii():
             lengths = array("q", map(len, bases))
@@ -410,7 +409,7 @@ class Listing:
         self._executable += bytes(len(bases))
 
     def extend(self, other: Listing) -> None:
-        """Put those of another listing behind these, each in the next position."""
+        """Append the files of another listing, each in the next position."""
         self._names += other._names
         self._lengths.extend(other._lengths)
         self._positions.extend(range(len(self), len(self) + len(other)))

@@ -57,10 +57,10 @@ ToolArchiveKind = Literal["7z", "rar"]
 _COMMANDS = ("7zz", "7z", "7za")
 _RAR_COMMANDS = ("unrar", "unar", "bsdtar")
 _LISTING_S = 300.0
-# The slowest that an archive is taken to unpack; a tool that needs longer hangs.
+# A tool that is slower than this hangs.
 _SLOWEST_BYTES_PER_S = 500_000
 _LOCKED = ("wrong password", "encrypted archive", "enter password", "data error in encrypted")
-# A line of the section "Codecs": library, what it can do (D: decode), number, name.
+# A line of the section "Codecs" of `7z i`: library, abilities (D: decode), number, name.
 _RAR_CODEC = re.compile(rb"(?m)^[ \d]*[EQ ]*D[EQF ]*4030[1-5]\s+Rar\d\s*$")
 _LOOK_S = 0.25
 _INSTALL = {
@@ -76,15 +76,15 @@ class Listed(NamedTuple):
     """One member as the archive lists it."""
 
     name: str
-    """Uncleaned."""
+    """Its name, uncleaned."""
     size: int
-    """Of its content, in bytes."""
+    """The size of its content, in bytes."""
     is_folder: bool
     """Whether it is a folder."""
     is_link: bool
     """Whether it is a link of any kind."""
     crc: int | None
-    """`None` where the archive has none."""
+    """Its checksum; `None` where the archive has none."""
     executable: bool
     """Whether it is marked as a program of its owner."""
 
@@ -97,18 +97,19 @@ class ArchiveReader(Protocol):
 
 
 def find_reader(kind: ToolArchiveKind, path: str, label: str, handle: int, cancellation: Cancellation) -> ArchiveReader:
-    """Return the first way to read such an archive that is there.
+    """Return the first available reader for an archive of this kind.
 
     Args:
-        kind: what it is.
+        kind: the kind of archive.
         path: where it can be opened.
         label: its address, for messages.
         handle: a file handle that `path` depends on.
-        cancellation: looked at while 7-Zip works.
+        cancellation: checked while 7-Zip works.
 
     Raises:
         MissingDependencyError: there is none.
     """
+    # The program before the packages, which are slower.
     command = next((found for name in _COMMANDS if (found := shutil.which(name))), None)
     if command is not None and (kind == "7z" or _reads_rar(command)):
         return _SevenZip(command, kind, path, label, handle=handle, cancellation=cancellation)
@@ -128,7 +129,8 @@ def _cannot_read(label: str, kind: ToolArchiveKind, command: str | None) -> Miss
 
 
 def _reads_rar(command: str) -> bool:
-    """Tell whether 7-Zip unpacks rar: some distributions leave its codec out, for its licence, and keep the format."""
+    """Tell whether 7-Zip can unpack rar."""
+    # Some distributions leave the codec out because of its licence. Such a 7-Zip lists rar archives, and then fails.
     shown = subprocess.run([command, "i"], capture_output=True, check=False, timeout=30, stdin=subprocess.DEVNULL)
     return _RAR_CODEC.search(shown.stdout) is not None
 
@@ -156,7 +158,7 @@ class _SevenZip:
     def _member(self, fields: dict[str, str]) -> Listed:
         if fields.get("Encrypted") == "+":
             raise _locked(self._label)
-        # Unix's mode follows Windows' letters where the archive was made on Unix; either may be missing.
+        # Unix's mode comes after the letters of Windows where the archive was made on Unix; either may be missing.
         attributes = fields.get("Attributes", "")
         unix = attributes.rpartition(" ")[2]
         # The letters of Windows' attributes come first, in any number: "D", "HD", "RHSD_ drwxr-xr-x".
@@ -173,13 +175,13 @@ class _SevenZip:
 
     def unpack(self, folder: Path, *, largest: int, total: int) -> None:
         def bound(process: int) -> None:
-            # A member that holds more than it says ends there.
+            # A member that has more content than it declares is cut off by the system.
             resource.prlimit(process, resource.RLIMIT_FSIZE, (largest + 1, largest + 1))
 
         self._run(["x", "-y", f"-o{folder}"], deadline_s=60 + total / _SLOWEST_BYTES_PER_S, started=bound)
 
     def _run(self, arguments: list[str], *, deadline_s: float, started: Callable[[int], None] | None = None) -> str:
-        # An empty password, or 7-Zip would ask for one; and the kind, so that it is told and not guessed.
+        # With an empty password, since 7-Zip would otherwise ask for one, and with the kind, which it would guess.
         command = [self._command, *arguments, "-sccUTF-8", "-p", f"-t{self._kind}", "--", self._path]
         process = subprocess.Popen(
             command,
@@ -197,7 +199,7 @@ class _SevenZip:
             msg = f"Unpacking '{self._label}' took longer than {deadline_s:.0f} seconds; '{self._command}' hangs."
             raise ArchiveError(msg) from None
         finally:
-            # Also on success, where it does nothing, and when the caller is cancelled: no tool outlives this call.
+            # In every case, cancellation included, so that no tool outlives this call; after success it does nothing.
             process.kill()
             process.communicate()
         if process.returncode:
@@ -229,6 +231,7 @@ class _SevenZip:
 
 def _blocks(label: str, text: str) -> Iterator[dict[str, str]]:
     """Yield the members in 7-Zip's technical listing: lines "Key = value", a blank line after each member."""
+    # A name with a line break could forge the fields of another member.
     for block in text.split("\n\n"):
         fields: dict[str, str] = {}
         for line in block.splitlines():
@@ -251,7 +254,7 @@ class _Py7zr:
             return self._module.SevenZipFile(self._path)
         except self._module.exceptions.PasswordRequired as error:
             raise _locked(self._label) from error
-        # Its parser trips over damaged bytes with whatever they lead to.
+        # On damaged bytes its parser fails with any exception.
         except Exception as error:
             raise _unreadable(self._label, error) from error
 
@@ -318,7 +321,7 @@ class _RarFile:
                         raise ArchiveError(msg)
                     archive.extract(info, folder)
             except self._module.Error as error:
-                # It would also ask a 7-Zip that lacks the codec, and take its failure for damage.
+                # rarfile would also call a 7-Zip without the codec, and report its failure as damage.
                 if not any(map(shutil.which, _RAR_COMMANDS)):
                     raise _cannot_read(self._label, "rar", None) from error
                 raise _unreadable(self._label, error) from error
@@ -339,16 +342,16 @@ _EMPTY_BYTES = 128
 
 
 class ToolArchiveTree(Tree):
-    """The files in a 7z or rar archive. Those formats pack many members into one stream, so all is unpacked at once.
+    """The files in a 7z or rar archive. These formats pack many members into one stream, so all are unpacked at once.
 
     Args:
         source: the archive's bytes; closed with the tree.
         spool: a folder on a local disk with room for the content; created if need be.
-        limits: what the listing may promise.
-        cancellation: looked at several times a second while 7-Zip works, and between the parts of a copy.
+        limits: how much content the listing may declare.
+        cancellation: checked several times a second while 7-Zip works, and between the parts of a copy.
 
     Raises:
-        MissingDependencyError: neither a tool nor a package that reads it is there.
+        MissingDependencyError: neither a tool nor a package that reads it is installed.
         ArchiveError: it is encrypted.
         CorruptArchiveError: it is truncated or damaged.
         UnsafeArchiveError: a member that no archive should have, or more content than `limits` allow.
@@ -371,7 +374,7 @@ class ToolArchiveTree(Tree):
             msg = f"'{source.label}' is neither a 7z nor a rar archive."
             raise CorruptArchiveError(msg)
         self.kind = kind
-        # Unpacked beside where it is used, so that extraction moves files and copies none.
+        # On the disk where the files are used, so that extraction can move them instead of copying.
         make_folder(spool)
         self.unpacked = temp_beside(spool / "unpacked")
         try:
@@ -394,7 +397,7 @@ class ToolArchiveTree(Tree):
             raise CorruptArchiveError(msg)
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
-        # Judged by the listing, before the tool writes a byte.
+        # Checked by the listing, before the tool writes a byte.
         files, with_junk = _check_members(self.label, members)
         self.unpacked.mkdir()
         reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
