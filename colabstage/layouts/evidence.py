@@ -43,25 +43,25 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
-# Enough to see what a file is about, and few enough for a mount that takes time.
+# Enough to see what a file is about, and little enough for a slow mount.
 _HEAD_BYTES = 64 * 1024
 _HEADS = 16
-# So many images have to be named: a text may mention one in passing.
+# At least this many images have to be named, because a text may mention one in passing.
 _NAMED = 3
 _INNERMOST = "layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
 _AGREEING = 0.9
-# Of images that are there twice, so many are read to see that they are the same.
+# Of images that exist twice, this many are read to make sure that they are the same.
 _COMPARED = 8
 _WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
 _CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-# A bare stem tells an image from a word or a count: letters and digits, or many digits.
+# What a stem needs to be recognised as that of an image, and not as a word or a count: letters and digits, or many
+# digits.
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 
 
 def guess_table(tree: Tree, is_more: bool) -> SampleTable:
-    """Read the table of a tree, unless its images have masks as well; where its labels cannot be told, folders of
-    classes that agree with a column of it.
+    """Read the table of a tree, or folders of classes that agree with one of its columns.
 
     Raises:
         LayoutError: no table leads to images, or one that cannot be read as labels is beside masks.
@@ -106,7 +106,7 @@ def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def _leads_to_images(tree: Tree) -> bool:
-    """Tell whether a table leads to image files, however well it can be read."""
+    """Tell whether a table leads to image files, even if it cannot be used."""
     try:
         read_table(tree)
     except BrokenDatasetError:
@@ -117,8 +117,7 @@ def _leads_to_images(tree: Tree) -> bool:
 
 
 def _folders_that_agree(tree: Tree, is_more: bool) -> SampleTable | None:
-    """Return the folders of classes of a tree, where all its tables say the same as they do; `None` where there are
-    none."""
+    """Return the folders of classes of a tree if all its tables agree with them, otherwise `None`."""
     try:
         found = guess_image_folder(tree, is_more)
     except LayoutError:
@@ -146,7 +145,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_detection`; or there are masks, and both are named.
     """
     found = read_detection(tree)
-    # Pascal VOC's own masks are beside its boxes, and boxes are what its annotations are.
+    # Pascal VOC has masks of its own beside its boxes, and people who stage it mean the boxes.
     own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
     if not own and _has_masks(tree):
         msg = (
@@ -192,7 +191,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
 
     Args:
         tree: the dataset's files.
-        is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
+        is_more: whether the samples are appended to a dataset, so that a single class is fine.
 
     Raises:
         EmptySourceError, BrokenDatasetError: as `read_image_folder`.
@@ -207,7 +206,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
     except LayoutError as error:
         raise NearMissError(str(error)) from error
     if copy and isinstance(found.inputs.source, TreeFiles):
-        # What packing reads is the tree itself, which may be an archive that is read while it arrives.
+        # Packing reads from the whole tree, which may be an archive that is read while it arrives.
         inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
         note = f"{len(copy):,} images were left out: they are the others once more (first '{min(copy)}')."
         found = replace(found, inputs=inputs, notes=(*found.notes, note))
@@ -222,14 +221,15 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _second_copy(tree: Tree) -> frozenset[str]:
-    """Return the images in a folder that holds every image of the tree once more, as archives on Kaggle do: in
-    cell_images/cell_images, beside the folders of cell_images. By names and sizes, and the content of a few."""
+    """Return the images in a folder that contains every image of the tree a second time."""
+    # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
+    # same images would be in two splits. Compared are names, sizes, and the content of a few.
     files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     if not files:
         return frozenset()
     top = "".join(f"{folder}/" for folder in shared_folders(files.names))
     deepest = max(files.names, key=lambda name: name.count("/")).removeprefix(top).split("/")
-    # The original of the deepest has its path but for the folders of the copy.
+    # The original of the deepest image has the same path without the folders of the copy.
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
     starts = [originals[name] for name in files.names if name in originals]
     if not starts:
@@ -251,7 +251,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
 
 
 def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
-    """Read clips of sound; those in folders of classes as `guess_image_folder` does with images.
+    """Read clips of sound; with folders of classes as `guess_image_folder` does for images.
 
     Raises:
         EmptySourceError, LayoutError, BrokenDatasetError, MissingDependencyError: as `read_audio`.
@@ -263,7 +263,7 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
-    """Read arrays in folders of classes, as `guess_image_folder` does with images.
+    """Read arrays in folders of classes, as `guess_image_folder` does for images.
 
     Raises:
         EmptySourceError, LayoutError: as `read_array_folder`.
@@ -273,17 +273,17 @@ def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
-    """Return the table of folders of classes, with splits where lists say them, or a note on lists that are not read.
+    """Return the table of folders of classes, with the splits of lists, or a note on lists that are not read.
 
     Raises:
         BrokenDatasetError: lists of splits contradict the folders, or each other.
-        NearMissError: a person would not take the folders for classes.
+        NearMissError: the folders are probably not classes.
     """
     return _ClassFolders(tree, found, is_more).undoubted()
 
 
 class _ClassFolders:
-    """What speaks for and against taking the folders of a tree for classes."""
+    """The evidence for and against taking the folders of a tree as classes."""
 
     def __init__(self, tree: Tree, found: SampleTable, is_more: bool) -> None:
         self.tree = tree
@@ -291,7 +291,7 @@ class _ClassFolders:
         self.is_more = is_more
 
     def undoubted(self) -> SampleTable:
-        """Return the table, unless a person would not take the folders for classes."""
+        """Return the table, unless the folders are probably not classes."""
         below = self._folders_below()
         reason = (
             ("" if self.is_more else self._one_class())
@@ -302,7 +302,7 @@ class _ClassFolders:
             or _deeper(below)
             or self._strange_split()
         )
-        # Lists are read only where the folders stand: they take a read each.
+        # Lists are read only where the folders may be classes, because each costs a read.
         listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
         named = _Named() if reason else self._named_elsewhere(read=listed_splits.lists)
         reason = reason or named.reason
@@ -323,9 +323,9 @@ class _ClassFolders:
         return listed_splits.table
 
     def _folders_below(self) -> dict[str, set[str]]:
-        """Return of each class the folders in it that hold its images; "" where some are in its own."""
+        """Return for each class the folders in it that contain images; "" where some are directly in it."""
         folders = {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}
-        # A folder above all may be called as a class is: cell_images/cell_images.
+        # A folder above all of them may have the name of a class: cell_images/cell_images.
         depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
         rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.found.classes}
         for folder, name in folders:

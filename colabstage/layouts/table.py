@@ -39,22 +39,21 @@ class SampleSource(Protocol):
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Return int64 `(N,)` such that reading by ascending position is sequential for the medium."""
+        """Return int64 `(N,)` such that reading by ascending position is sequential in the source."""
 
     def name(self, index: int) -> str:
-        """Return what a person would look for when this content is broken: a file's name, a row's number."""
+        """Return the name to look for when this content is broken: a file's name, a row's number."""
 
     def stamp(self, index: int) -> str:
-        """Return what differs whenever the content may have changed since it was listed: what a resumed pack
-        compares."""
+        """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
 
     def read(self, index: int) -> Content:
         """Return the whole content.
 
         Raises:
-            OSError: as the medium answers (a mount's errno 5, 107, …); tried again by the caller.
+            OSError: the error of the disk or mount (errno 5, 107, …); the caller tries again.
             SourceReadError: it is shorter or longer than listed.
-            CorruptArchiveError, DecodeError: this one is damaged; others may be well.
+            CorruptArchiveError, DecodeError: this sample is damaged; others may be fine.
         """
 
 
@@ -76,7 +75,7 @@ class TreeFiles:
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Return where the tree has them."""
+        """Return their positions in the tree."""
         return self.entries.positions
 
     def name(self, index: int) -> str:
@@ -98,10 +97,10 @@ class FileSlices:
 
     Args:
         file: the bytes, open for as long as the table is used.
-        starts: int64 `(N,)`, where each part begins, in bytes.
-        sizes: int64 `(N,)`, how long each is, in bytes.
-        stamp: differs whenever the file does: its length and time, for example.
-        shape, dtype: what each part is an array of, C-contiguous; without them a part is bytes.
+        starts: int64 `(N,)`, the position of each part, in bytes.
+        sizes: int64 `(N,)`, the length of each part, in bytes.
+        stamp: changes whenever the file does: its length and time, for example.
+        shape, dtype: those of each part, a C-contiguous array; without them a part is bytes.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class FileSlices:
         return f"{self._stamp} {self.positions[index]} {self.sizes[index]}"
 
     def read(self, index: int) -> Content:
-        """Return one part, as bytes or as an array of the one shape."""
+        """Return one part, as bytes or as an array."""
         start, size = int(self.positions[index]), int(self.sizes[index])
         data = self._file.pread(size, start)
         if len(data) != size:
@@ -152,9 +151,9 @@ class Images:
     source: SampleSource
     """Image files as bytes, or arrays `(H, W)` or `(H, W, C)` of decoded ones."""
     decoded: bool = False
-    """Whether the source gives arrays. Those cannot be stored as the files they were."""
+    """Whether the source returns arrays, which cannot be stored as files."""
     own_channels: bool = False
-    """Whether the channels of those arrays are part of the data: only who asks for grayscale changes them."""
+    """Whether the channels of those arrays are part of the data, to be changed only on request."""
 
     def __len__(self) -> int:
         return len(self.source)
@@ -167,15 +166,15 @@ class Arrays:
     source: SampleSource
     """The arrays, or bytes for `decode`."""
     shape: tuple[int, ...]
-    """Of each; `()` for a number. Another shape is an error that names the sample."""
+    """The shape of each; `()` for a number. A sample of another shape is an error that names it."""
     dtype: np.dtype[Any]
-    """Of each; `()` for a number. Another shape is an error that names the sample."""
+    """The type of each. A sample of another type is an error that names it."""
     decode: Callable[[Any], NDArray[Any]] | None = None
-    """Makes the array of what the source gives, in a worker thread. Raises `DecodeError` for a broken file; whatever
-    else it raises stops the pack."""
+    """Turns the source's content into the array, in a worker thread. Raises `DecodeError` for a broken file; any other
+    error stops the pack."""
 
     def __post_init__(self) -> None:
-        # Longer floats have another layout on each machine; HDF5 has no dates.
+        # Longer floats have a different layout on each kind of machine, and HDF5 has no dates.
         if self.dtype.kind not in "biufc" or self.dtype.itemsize > (16 if self.dtype.kind == "c" else 8):
             name = f"'{self.source.name(0)}' has" if len(self.source) else "They have"
             msg = (

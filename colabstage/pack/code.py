@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-# Whose `repr` is their content.
+# Types whose `repr` is their content.
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, bytearray, range, types.EllipsisType, types.NoneType})
-# Of a class, what Python notes of its text, or makes anew for every one.
+# Members of classes that describe their source text, or that Python creates for each class.
 _NOT_OF_A_CLASS = frozenset(
     "__dict__ __weakref__ __doc__ __module__ __annotations__ __annotate__ __annotations_cache__ __firstlineno__ "  # noqa: SIM905
     "__static_attributes__ __abstractmethods__ _abc_impl __orig_bases__ __parameters__ "
@@ -39,22 +39,22 @@ _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 class Description(NamedTuple):
-    """Say what a function is."""
+    """What a function is, for comparing it with another one."""
 
     name: str
-    """For people."""
+    """Its name for people."""
     digest: str
-    """16 hexadecimal digits, other ones whenever it may do something else."""
+    """16 hexadecimal digits that change whenever it may do something else."""
     unknown: tuple[str, ...] = ()
-    """The types of what it holds that nobody can compare; then the digest says nothing."""
+    """The types of objects in it that cannot be compared; then the digest means nothing."""
     code: str = ""
-    """16 hexadecimal digits of its code alone, without what it holds, which may change while it works."""
+    """16 hexadecimal digits of its code alone, without its objects, which may change while it works."""
 
 
 def describe_callable(function: Callable[..., Any]) -> Description:
-    """Look at a function, or anything else that can be called.
+    """Describe a function, or anything else that can be called.
 
-    What the libraries that it calls do is not looked at beyond their versions, nor are files that it reads.
+    Of libraries that it uses only the versions count, and files that it reads do not count.
     """
     walk = _Walk()
     try:
@@ -76,7 +76,7 @@ def code_digest(function: Callable[..., Any]) -> str:
 
 
 class _Walk:
-    """Look at a value and all that hangs on it, once.
+    """One walk through a value and everything that it refers to.
 
     `unknown`: types that could not be compared, in order.
     """
@@ -87,12 +87,13 @@ class _Walk:
         self._under_way: dict[int, int] = {}
 
     def digest(self, value: Any) -> bytes:
-        """Return a hash of a value's content; equal values of one type have one."""
+        """Return a hash of a value's content; equal values of one type have equal hashes."""
         if type(value) in _PLAIN:
             return _hash(type(value).__name__, repr(value))
         known = self._known.get(id(value))
         if known is not None:
             return known[1]
+        # A value that contains itself, by how many steps back it began; its id would differ in each process.
         if id(value) in self._under_way:
             return _hash("cycle", len(self._under_way) - self._under_way[id(value)])
         self._under_way[id(value)] = len(self._under_way)
@@ -100,14 +101,14 @@ class _Walk:
             found = _hash(*self._parts(value))
         finally:
             del self._under_way[id(value)]
-        self._known[id(value)] = (value, found)  # held, so that nothing else gets its id
+        self._known[id(value)] = (value, found)  # kept alive, so that no other object gets its id
         return found
 
     def _each(self, values: Iterable[Any]) -> list[bytes]:
         return [self.digest(value) for value in values]
 
     def _parts(self, value: Any) -> Iterable[Any]:
-        """Return what a value is made of, as texts and digests."""
+        """Return the parts of a value, as texts and digests."""
         kind = type(value)
         if kind in _CONTAINERS:
             parts = self._container(value)
@@ -129,8 +130,9 @@ class _Walk:
         kind = type(value).__name__
         if isinstance(value, (dict, types.MappingProxyType)):
             if {*map(type, value), *map(type, value.values())} <= _PLAIN:
-                return (kind, repr(dict(value)))  # at once: tables of labels may be long
+                return (kind, repr(dict(value)))  # in one step, since tables of labels may be long
             return (kind, *self._each(value.keys()), *self._each(value.values()))
+        # The order of a set differs from process to process.
         if isinstance(value, (set, frozenset)):
             return (kind, *sorted(self._each(value)))
         return (kind, repr(value)) if set(map(type, value)) <= _PLAIN else (kind, *self._each(value))
@@ -161,7 +163,7 @@ class _Walk:
                 library = _library_of(getattr(value, "__module__", None) or "", "built in") if at_home else ""
                 parts = ("builtin", library, value.__qualname__, b"" if at_home else self.digest(owner))
             case _ if isinstance(wrapped, types.FunctionType) and type(value).__module__ == "functools":
-                parts = ("wrapped", type(value).__qualname__, self.digest(wrapped))  # what it has cached is not it
+                parts = ("wrapped", type(value).__qualname__, self.digest(wrapped))  # without what it has cached
             case _:
                 parts = self._object(value)
         return parts
@@ -170,13 +172,14 @@ class _Walk:
         cells = [_content(cell) for cell in value.__closure__ or ()]
         held = self._each(([value.__defaults__, value.__kwdefaults__], cells))
         library = _library_of(value.__module__ or "", value.__code__.co_filename)
+        # By version: walking through torch for each function that calls it would never end.
         if library:
             return ("library", library, value.__module__, value.__qualname__, *held)
         return ("function", self.digest(value.__code__), *held, *self._globals(value))
 
     def _code(self, code: types.CodeType) -> Iterable[Any]:
-        """Return what a code object does, without where it stands in its file."""
-        # Above the lower 16 bits is which features of later Pythons the file around it asked for.
+        """Return what a code object does, without its position in its file."""
+        # The higher bits are the `from __future__` imports of the file, which the code itself does not show.
         flags = code.co_flags & 0xFFFF
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -184,9 +187,8 @@ class _Walk:
         return ("code", code.co_code, repr(shape), repr(names), code.co_exceptiontable, *constants)
 
     def _globals(self, function: types.FunctionType) -> Iterator[Any]:
-        """Return the globals that a function, and those within it, name; of a module of the user's, what they take of
-        it.
-        """
+        """Return the globals that a function and the functions inside it use."""
+        # Of the user's own modules only the attributes in use count: another function there may change freely.
         codes = list(codes_in(function.__code__))
         attributes = {name for code in codes for name in code.co_names}
         named = {str(one.argval) for code in codes for one in dis.get_instructions(code) if one.opname in _GLOBALS}
@@ -216,14 +218,14 @@ class _Walk:
         return ("class", kind.__qualname__, *self._each(kind.__bases__), *members)
 
     def _object(self, value: Any) -> Iterable[Any]:
-        """Return an object by what it would be pickled as."""
+        """Return the parts of an object, as it would be pickled."""
         kind = type(value)
         if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
             value = _tensor_bytes(value)
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        except Exception:  # noqa: BLE001 - whatever it raises, nobody could compare it
+        except Exception:  # noqa: BLE001 - whatever it raises, the object cannot be compared
             self.unknown[f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")] = None
             return ("unknown", kind.__qualname__)
         if isinstance(reduced, str):
@@ -233,7 +235,7 @@ class _Walk:
 
 
 def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # not imported for this: options are also made where only help is wanted
+    numpy = sys.modules.get("numpy")  # not imported, because options are also built where only help is shown
     return numpy is not None and type(value) in (numpy.ndarray, numpy.memmap)
 
 
