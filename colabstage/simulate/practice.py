@@ -16,13 +16,15 @@ import os
 import shutil
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.h5.manifest import read_manifest, write_manifest
+from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.machine.drive import mount_drive
 from colabstage.machine.platforms import LOCAL_DIR_VARIABLE, SYSTEM_ROOT_VARIABLE, detect_platform, system_root
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
@@ -43,6 +45,7 @@ _DIGITS = (2, 6)
 _INK = 110
 PracticeData = Literal["digits", "masks", "boxes"]
 _FOLDER = "colabstage-practice"
+_SMALL_BLOCK = 64 * 1024
 
 
 def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -272,6 +275,17 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
         _WRITERS[data](target)
         print(f"Practising on '{target}'. Your own data go into SOURCE.")
     return target
+
+
+def use_small_blocks(pack: Path) -> None:
+    """Write the manifest of a packed file anew, with blocks of 64 KiB in place of 8 MiB: a pack that is small enough to
+    practise on is then read in part as a large one is."""
+    manifest = read_manifest(pack)
+    if manifest is None:
+        msg = f"'{pack}' has no manifest, so it is no finished pack. Stage it first."
+        raise OptionError(msg)
+    hashes = hash_ranges(pack, block_ranges(manifest.size, _SMALL_BLOCK), threads=1)
+    write_manifest(pack, replace(manifest, block_bytes=_SMALL_BLOCK, hashes=tuple(hashes)))
 
 
 @cache

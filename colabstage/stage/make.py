@@ -85,19 +85,24 @@ def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None
     )
 
 
-def check_disk_limit(request: StageRequest, figures: StageFigures) -> None:
+def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
     """Refuse to make what the disk limit does not allow here.
 
+    `figures`: what it takes; `None` where that is known only once all of it is here.
+
     Raises:
-        NotEnoughSpaceError: it would take more than `disk_limit`.
+        NotEnoughSpaceError: it would take more than `disk_limit`, or might.
     """
     limit = request.disk_limit
-    if limit is None or figures.peak_bytes <= limit:
+    if limit is None or (figures is not None and figures.peak_bytes <= limit):
         return
+    takes = "as much of the local disk as shows once it is here and unpacked"
+    if figures is not None:
+        takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
-        f"Packing '{request.source.name}' takes {format_bytes(figures.peak_bytes)} of the local disk, and disk_limit="
-        f"{format_bytes(limit)}. No pack of it is in the cache yet. Stage it once where there is room, without "
-        "disk_limit=; every later call opens that pack in part. Or make it smaller: image_size=, encoding='jpeg:90'."
+        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
+        "cache yet. Stage it once where there is room, without disk_limit=; every later call opens that pack in part. "
+        "Or make it smaller: image_size=, encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
 
@@ -130,6 +135,8 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         with report.timed("plan", unit="files", moves=False) as step:
             if request.checksum is not None:
                 source.verify(request.checksum)
+            # Before anything comes or is unpacked.
+            check_disk_limit(request, None if source.unpacks_first else staging_figures(request, source, None, None))
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             wants_pack = pack and request.wants_pack

@@ -45,7 +45,14 @@ from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
 from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.make import SourceListingError, exceeds_limit, make_local, open_in_part, staging_figures
+from colabstage.stage.make import (
+    SourceListingError,
+    check_disk_limit,
+    exceeds_limit,
+    make_local,
+    open_in_part,
+    staging_figures,
+)
 from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
     LocalRecord,
@@ -368,6 +375,8 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
             "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
         )
     report.origin = "source"
+    if comes_whole(request.source):
+        check_disk_limit(request, None)
     try:
         files = _make(call, source, pack=True)
     except SourceListingError as error:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colabstage.h5.manifest import Manifest, write_manifest
+from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import Loader, make_loader
 
@@ -28,14 +31,18 @@ from colabstage.load.loader import make_loader
 
 file, store, out, rank, world = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-dataset = dataset_h5(file, return_index=True)
+whole = dataset_h5(file, return_index=True)
+# One of the ranks fetches for both.
+part = dataset_h5(file, return_index=True, disk_limit="1GB", local_dir=Path(store).parent)
 found = {}
 for name, options in {
     "shuffled": {},
     "window": {"shuffle": "window", "memory_budget": 20_000, "strategy": "direct", "prefetch_factor": 1},
     "sampler": {"sampler": WeightedRandomSampler([1.0] * 61, 50)},
     "device": {"strategy": "device", "device": "cpu"},
+    "in part": {},
 }.items():
+    dataset = part if name == "in part" else whole
     loader = make_loader(dataset, 4, **options)
     rows, state = [], None
     for number, (_, index) in enumerate(loader):
@@ -50,7 +57,8 @@ for name, options in {
     resumed = make_loader(dataset, 4, **options)
     resumed.load_state_dict(states[0])
     rest = [index.tolist() for _, index in resumed]
-    found[name] = {"rows": rows, "rest": rest, "batches": len(loader)}
+    found[name] = {"rows": rows, "rest": rest, "batches": len(loader), "state": states[0]}
+found["fetched"] = part.reader.arrival.figures["fetched"]
 out.write_text(json.dumps(found))
 distributed.destroy_process_group()
 """
@@ -62,6 +70,9 @@ def test_ranks_of_a_process_group_share_out(
 ) -> None:
     """Each row once an epoch, equally many steps on all ranks, and the same rest after a resume, in every order."""
     sample = make_file("pack", 61)
+    size = sample.path.stat().st_size
+    hashes = hash_ranges(sample.path, block_ranges(size, 512), threads=1)
+    write_manifest(sample.path, Manifest(size, 512, tuple(hashes), samples={"train": 61}))
     outs = [tmp_path / f"rank{rank}.json" for rank in range(world)]
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
@@ -84,7 +95,9 @@ def test_ranks_of_a_process_group_share_out(
             process.wait(30)
     assert [process.returncode for process in ranks] == [0] * world, errors
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
-    for name in ("shuffled", "window", "device"):
+    # Together they have fetched every block once.
+    assert [part.pop("fetched") for part in found] == [size] * world
+    for name in ("shuffled", "window", "device", "in part"):
         rows = [row for part in found for batch in part[name]["rows"] for row in batch]
         assert sorted(rows) == list(range(61)), name
     assert sum(len(batch) for part in found for batch in part["sampler"]["rows"]) == 50
@@ -92,7 +105,13 @@ def test_ranks_of_a_process_group_share_out(
         for name, kept in part.items():
             assert kept["rest"] == kept["rows"][3:], name
             assert len(kept["rows"]) == kept["batches"] == found[0][name]["batches"], name
-    assert found[0]["shuffled"] == found[0]["device"]
+    assert {**found[0]["shuffled"], "state": None} == {**found[0]["device"], "state": None}
+    # One process with as large a step goes on where they were.
+    alone = make_loader(dataset_h5(sample.path, return_index=True), 4 * world)
+    alone.load_state_dict(found[0]["shuffled"]["state"])
+    steps = [sorted(index.tolist()) for _, index in alone]
+    together = zip(*(part["shuffled"]["rest"] for part in found), strict=True)
+    assert [sorted(chain.from_iterable(step)) for step in together] == steps
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ import sys
 import textwrap
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.parse import local_source
@@ -192,6 +195,28 @@ def test_processes_share_one_part(pack: Pack, tmp_path: Path) -> None:
     part_of(first).close()
     assert sorted(check_epoch(make_loader(second, 64, seed=4), pack)) == list(range(ROWS))
     part_of(second).close()
+
+
+def test_arrays_for_other_frameworks_visit_blocks_as_make_loader_does(pack: Pack, tmp_path: Path) -> None:
+    """What `to_keras` and `to_tf_data` hand out comes in the order of a loader's batches, from several threads too;
+    each epoch fetches little more than once, and nothing of it waits for any row."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    part = part_of(dataset)
+    batches = ArrayBatches(dataset, ArrayRequest(50, seed=3, num_workers=2))
+    assert batches.plan.order.name == "arrival"
+    with ThreadPoolExecutor(3) as threads:
+        for epoch in (0, 1):
+            x = [one[0] for one in threads.map(partial(batches.read, epoch), range(len(batches)))]
+            rows = np.concatenate([batches.rows(epoch, number) for number in range(len(batches))])
+            np.testing.assert_array_equal(np.concatenate(x), pack.x[rows])
+            assert sorted(rows.tolist()) == list(range(ROWS))
+    assert part.figures["fetched"] < 2.5 * pack.path.stat().st_size
+    numbered = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+    loader = make_loader(numbered, 50, seed=3)
+    loader.set_epoch(1)
+    assert rows.tolist() == check_epoch(loader, pack)
+    for one in (dataset, numbered):
+        part_of(one).close()
 
 
 @pytest.mark.long

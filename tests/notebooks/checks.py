@@ -65,6 +65,15 @@ one_hot = to_keras(data.path, 64, split=held_out, shuffle=False, one_hot="auto")
 assert np.array_equal(one_hot.argmax(1), test[0][1]), "the same targets in another form"
 assert accuracy > 0.8, "three epochs over the digits should tell most of them apart"
 """,
+    "larger_than_the_disk": """
+figures = data.part.figures
+assert peak <= limit < pack_bytes // 9
+assert figures["evicted"] > pack_bytes // 2
+assert len(labels) == 5
+assert labels == rest, "the same batches, after their blocks were given back"
+assert accuracy > 0.7, "one epoch over the digits should tell most of them apart"
+data.part.close()
+""",
     "many_machines": """
 assert len(report.files) == SHARDS
 assert same, "who packs does not show in what is packed"

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import sys
+import tarfile
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 from colabstage.errors import CancelledError, NotEnoughSpaceError, OptionError
-from colabstage.h5.manifest import BLOCK_BYTES
+from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.transfer.mounted import MountedFile
 from colabstage.stage import staging
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.purge import StoredDataset
+    from tests.sources.servers import BucketService
 
 COUNT = 600
 LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, 65536, 32
@@ -50,6 +54,11 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=3.5 MB.* without\s+disk_limit="):
         stage_dataset(source, disk_limit=LIMIT, **places)
     assert not [path for path in local.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
+    with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as file:
+        file.add(source, "data.npz")
+    for unknown in (tmp_path / "data.tar.gz", "kaggle://somebody/photos"):
+        with pytest.raises(NotEnoughSpaceError, match="as shows once it is here and unpacked"):
+            stage_dataset(unknown, disk_limit="1 GB", **places)
     with pytest.raises(OptionError, match="at once anyway"):
         stage_dataset(source, disk_limit=LIMIT, streaming=True, **places)
     with pytest.raises(OptionError, match="plain files"):
@@ -207,3 +216,17 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     monkeypatch.setattr(staging, "free_space", lambda _: 100_000)
     assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
     assert "Packed once where there is room" in str(plan_stage(source, **{**places, "cache_dir": None}))
+
+
+def test_a_pack_in_a_bucket_is_read_in_part(source: Path, s3: BucketService, tmp_path: Path) -> None:
+    """Rows come by requests for blocks, each once an epoch, and the part has room for some of them only."""
+    (cached,) = (source.parent / "cache").glob("*.h5")
+    for path in (cached, manifest_path(cached)):
+        s3.put(f"packs/{path.name}", path.read_bytes())
+    dataset = dataset_h5(f"s3://{s3.bucket}/packs/{cached.name}", disk_limit="2.75 MB", local_dir=tmp_path)
+    part = dataset.reader.arrival
+    assert isinstance(part, PartialPack)
+    rows = numbers(make_loader(dataset, BATCH))
+    assert sorted(row for batch in rows for row in batch) == list(range(COUNT))
+    assert part.figures["evicted"] > 0
+    part.close()
