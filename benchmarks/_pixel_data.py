@@ -62,22 +62,22 @@ class Shape:
 
 def write_samples(folder: Path, shape: Shape) -> None:
     """Write `x.npy` and `y.npy`, a part at a time."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     x = np.lib.format.open_memmap(folder / "x.npy", "w+", shape.dtype, (shape.samples, *shape.x_shape))
     y = np.lib.format.open_memmap(folder / "y.npy", "w+", shape.y_dtype, (shape.samples, *shape.y_shape))
     step = max(1, _PART_BYTES // shape.x_bytes)
     for start in range(0, shape.samples, step):
         rows = np.arange(start, min(start + step, shape.samples))
-        part = _random(dice, (len(rows), *shape.x_shape), shape.dtype)
+        part = _random(rng, (len(rows), *shape.x_shape), shape.dtype)
         part.reshape(len(rows), -1).view(np.uint8)[:, :4] = rows.astype("<u4")[:, None].view(np.uint8)
         x[rows] = part
-        y[rows] = dice.integers(0, 20, (len(rows), *shape.y_shape), dtype=shape.y_dtype)
+        y[rows] = rng.integers(0, 20, (len(rows), *shape.y_shape), dtype=shape.y_dtype)
 
 
-def _random(dice: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     if dtype == "float32":
-        return dice.standard_normal(shape, np.float32)
-    return dice.integers(0, 256, shape, dtype)
+        return rng.standard_normal(shape, np.float32)
+    return rng.integers(0, 256, shape, dtype)
 
 
 def read_samples(folder: Path, *, in_memory: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:

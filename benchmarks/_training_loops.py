@@ -41,10 +41,10 @@ def step(_: object) -> None:
 
 def write_images(folder: Path) -> Path:
     """JPEGs of 640x480 in a folder for each of two classes, the same as PNGs, and a CSV of them."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows = []
     for number in range(IMAGES):
-        small = dice.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        small = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
         image = Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC)
         kind = "cat" if number % 2 else "dog"
         for ending, options in (("jpg", {"quality": 90}), ("png", {"compress_level": 1})):

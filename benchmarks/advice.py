@@ -56,7 +56,7 @@ def _epoch(loader: Any) -> Any:
 
 
 def seen(loop: Loop) -> str:
-    """What an epoch and the dice after it look like, as one word."""
+    """What an epoch and the rng after it look like, as one word."""
     digest = hashlib.sha256()
     for batch in _epoch(loop.loader):
         for array in arrays_of(batch):

@@ -64,12 +64,12 @@ WANTED_PART, WANTED_RATIO = 0.8, 5.0
 
 def write_file(path: Path, samples: int) -> None:
     """Write random images as a plain, contiguous dataset, a part at a time."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
         images = file.create_dataset("X_train", (samples, SIDE, SIDE, 3), np.uint8)
         for start in range(0, samples, 500):
             count = min(500, samples - start)
-            images[start : start + count] = dice.integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
+            images[start : start + count] = rng.integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
         file["Y_train"] = np.zeros(samples, np.int64)
 
 

@@ -57,7 +57,7 @@ _PART_BYTES = 64 << 20
 
 def write_file(path: Path, shape: Shape) -> None:
     """Write random samples as plain, contiguous datasets, a part at a time; classes as the recipe packs them."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     step = max(1, _PART_BYTES // shape.x_bytes)
     y_shape = shape.y_shape or (1, 1)
     with h5py.File(path, "w") as file:
@@ -66,11 +66,11 @@ def write_file(path: Path, shape: Shape) -> None:
         for start in range(0, shape.samples, step):
             count = min(step, shape.samples - start)
             if shape.dtype == "uint8":
-                x[start : start + count] = dice.integers(0, 256, (count, *shape.x_shape), np.uint8)
+                x[start : start + count] = rng.integers(0, 256, (count, *shape.x_shape), np.uint8)
             else:
                 # Whole numbers: their sum is the same in every order.
-                x[start : start + count] = dice.integers(0, 256, (count, *shape.x_shape)).astype(shape.dtype)
-            y[start : start + count] = dice.integers(0, 10, (count, *y_shape), np.uint8)
+                x[start : start + count] = rng.integers(0, 256, (count, *shape.x_shape)).astype(shape.dtype)
+            y[start : start + count] = rng.integers(0, 10, (count, *y_shape), np.uint8)
 
 
 class GatherFromMemory:

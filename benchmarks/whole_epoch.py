@@ -122,9 +122,9 @@ def train(name: str, batches: Batches, *, staging_s: float = 0.0, epochs: int = 
 
 def train_straight(machine: Machine, workers: int) -> Session:
     """Images one by one from the folder."""
-    images, dice = machine.images("train"), torch.Generator().manual_seed(_SEED)
+    images, rng = machine.images("train"), torch.Generator().manual_seed(_SEED)
     loader = DataLoader(
-        images, BATCH, shuffle=True, num_workers=workers, persistent_workers=True, prefetch_factor=4, generator=dice
+        images, BATCH, shuffle=True, num_workers=workers, persistent_workers=True, prefetch_factor=4, generator=rng
     )
     return train(f"straight from Drive, {workers} workers", loader)
 

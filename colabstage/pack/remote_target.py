@@ -90,43 +90,43 @@ class RemoteTarget:
             Exception: as `pack_dataset`.
         """
         names = plan.names()
-        with self.open() as shelf:
-            others = shelf.others(names, overwrite=plan.wanted.overwrite)
-            done = {name.number: placed for name in names if (placed := shelf.finished(shelf.final(name), name))}
+        with self.open() as remote:
+            others = remote.others(names, overwrite=plan.wanted.overwrite)
+            done = {name.number: placed for name in names if (placed := remote.finished(remote.final(name), name))}
             tasks = [RemoteTask(plan.task(name, Path()), self) for name in names if name.number not in done]
-            shelf.want(names[0])
+            remote.want(names[0])
             try:
-                results = plan.collect(done, self._run(plan, tasks, shelf, names[0]), progress)
+                results = plan.collect(done, self._run(plan, tasks, remote, names[0]), progress)
                 check_share(plan.job, results)
                 for name in names:
-                    shelf.place(name)
+                    remote.place(name)
             # All shards are written again in another form, so none of these can be continued.
             except MixedImagesError:
-                shelf.clear(names)
+                remote.clear(names)
                 raise
             except BaseException:
-                shelf.unwant(names[0])
+                remote.unwant(names[0])
                 raise
             # The manifest first: a pack without one does not count, so a half-removed one cannot be read.
             for path in others:
-                shelf.store.remove(f"{path}.json")
-                shelf.store.remove(path)
-            shelf.clear(names)
-            nbytes = sum(shelf.store.size(shelf.final(name)) or 0 for name in names)
+                remote.store.remove(f"{path}.json")
+                remote.store.remove(path)
+            remote.clear(names)
+            nbytes = sum(remote.store.size(remote.final(name)) or 0 for name in names)
         base = self.label.rpartition("/")[0]
         files = [f"{base}/{shard_path(self.scratch, name.number, name.total).name}" for name in names]
         pattern = f"{base}/{shard_pattern(self.scratch, plan.count).name}"
         return set_report(plan.job, results, pattern=pattern, files=files, nbytes=nbytes, began=began)
 
     def _run(
-        self, plan: SetPlan, tasks: list[RemoteTask], shelf: _SetFolder, first: ShardName
+        self, plan: SetPlan, tasks: list[RemoteTask], remote: _SetFolder, first: ShardName
     ) -> Generator[tuple[ShardTask, ShardResult]]:
         if plan.wanted.executor is None:
             for task in tasks:
-                yield task.shard, _write(task, shelf, lambda one: write_shard_of(plan.job, plan.opened, one))
+                yield task.shard, _write(task, remote, lambda one: write_shard_of(plan.job, plan.opened, one))
             return
         executor = plan.wanted.executor
-        coming = run_tasks(executor, write_remote_shard, tasks, stop=lambda: shelf.unwant(first), silence_s=_SILENCE_S)
+        coming = run_tasks(executor, write_remote_shard, tasks, stop=lambda: remote.unwant(first), silence_s=_SILENCE_S)
         with contextlib.closing(coming):
             for task, result in coming:
                 yield task.shard, result
@@ -149,31 +149,31 @@ def write_remote_shard(task: RemoteTask) -> ShardResult:
         TargetNotWritableError: it cannot be uploaded.
         Exception: as `write_shard`.
     """
-    with task.target.open() as shelf:
-        return _write(task, shelf, write_shard)
+    with task.target.open() as remote:
+        return _write(task, remote, write_shard)
 
 
-def _write(task: RemoteTask, shelf: _SetFolder, write: Callable[[ShardTask], ShardResult]) -> ShardResult:
+def _write(task: RemoteTask, remote: _SetFolder, write: Callable[[ShardTask], ShardResult]) -> ShardResult:
     name = task.shard.name
-    done = shelf.finished(shelf.part(name), name) or shelf.finished(shelf.final(name), name)
+    done = remote.finished(remote.part(name), name) or remote.finished(remote.final(name), name)
     if done is not None:
         return done
     model = task.target.scratch.with_name(f"colabstage-{name.made_of}-{name.number:05}")
     # Kept after any error: the journal of the shard on this disk says what is finished in it.
     with open_workspace(model) as workspace:
         local = replace(task.shard, folder=str(workspace.path))
-        with _as_long_as_wanted(shelf, name, workspace.path / WANTED):
+        with _as_long_as_wanted(remote, name, workspace.path / WANTED):
             result = write(local)
-        if not shelf.has_all(name):
-            shelf.upload(local.path, name)
+        if not remote.has_all(name):
+            remote.upload(local.path, name)
             # The set may have been finished during the upload, by a worker that took over from this one.
-            if shelf.has_all(name):
-                shelf.discard(name)
+            if remote.has_all(name):
+                remote.discard(name)
         return result
 
 
 @contextlib.contextmanager
-def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterator[None]:
+def _as_long_as_wanted(remote: _SetFolder, name: ShardName, file: Path) -> Iterator[None]:
     """Keep a local file that is removed when the caller, wherever it is, no longer wants the shards."""
     # Looking at a local file is cheap enough for every sample; asking the storage is not.
     file.touch()
@@ -182,7 +182,7 @@ def _as_long_as_wanted(shelf: _SetFolder, name: ShardName, file: Path) -> Iterat
     def watch() -> None:
         while not ending.wait(_LOOK_S):
             with contextlib.suppress(SourceError):  # no answer does not mean that they are not wanted
-                if not shelf.is_wanted(name):
+                if not remote.is_wanted(name):
                     remove_own(file)
                     return
 

@@ -17,7 +17,7 @@ def step(_: object) -> None:
 
 
 def keras_facts() -> dict[str, Any]:
-    """A dataset that waits for what it reads, and draws from Python's and numpy's dice."""
+    """A dataset that waits for what it reads, and draws from Python's and numpy's rng."""
     import keras
 
     class Slow(keras.utils.PyDataset):  # type: ignore[misc]  # keras has no type information

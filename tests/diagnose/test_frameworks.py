@@ -28,7 +28,7 @@ def facts_of(line: str) -> dict[str, Any]:
 
 
 def test_a_keras_dataset_is_iterated_as_fit_does(nurseries: Nurseries) -> None:
-    """Reading is named, workers are advised, its own threads are used, and no dice are thrown."""
+    """Reading is named, workers are advised, its own threads are used, and no rng are thrown."""
     if find_spec("keras") is None:
         pytest.skip("needs keras: pip install -c constraints.txt --group tensorflow")
     backend = "torch" if find_spec("torch") else "tensorflow"

@@ -178,7 +178,7 @@ def test_a_slow_step_is_no_fault_of_the_loader() -> None:
     tried(lambda: DataLoader(Samples(), 8), complain)
 
 
-class Ahead:
+class PrefetchingLoader:
     """Batches that somebody else makes meanwhile, each in `load_s` seconds of a clock, one of them ahead."""
 
     num_threads = 1
@@ -212,7 +212,7 @@ class Ahead:
 def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s: float, bound: str) -> None:
     """Side by side; the measured times are exact, so the verdict changes where it says."""
     clock = ManualClock()
-    loader = Ahead(clock, load_s)
+    loader = PrefetchingLoader(clock, load_s)
     facts = measure(profiled_loader(loader), MeasureOptions(lambda _: clock.sleep(step_s), 4.0, clock=clock)).facts
     assert facts.load_s == pytest.approx(load_s)
     assert facts.step_alone_s == pytest.approx(step_s)
@@ -229,7 +229,8 @@ def test_it_ends_when_its_time_is_over(batch_s: float, seconds: float, most_s: f
     clock = ManualClock()
     began = clock.now()
     measure(
-        profiled_loader(Ahead(clock, batch_s)), MeasureOptions(lambda _: clock.sleep(batch_s), seconds, clock=clock)
+        profiled_loader(PrefetchingLoader(clock, batch_s)),
+        MeasureOptions(lambda _: clock.sleep(batch_s), seconds, clock=clock),
     )
     assert seconds - 4 * batch_s <= clock.now() - began <= most_s
 

@@ -81,22 +81,22 @@ def test_sound_heaps_are_let_through(tmp_path: Path, libver: Literal["earliest",
 @pytest.mark.slow
 def test_scrambled_files_end_in_typed_errors_and_in_time(tmp_path: Path) -> None:
     """Of files with changed, swapped or erased bytes anywhere, none hangs, and none fails with anything untyped."""
-    dice = random.Random(5)
+    rng = random.Random(5)
     names = []
     for libver in ("earliest", "latest"):
         raw = _foreign(tmp_path / f"{libver}.h5", libver).read_bytes()
         for number in range(150):
-            data, span = bytearray(raw), dice.choice([400, 4000, len(raw)])
-            place, length = dice.randrange(8, span), dice.choice([1, 8, 64])
-            kind = dice.choice(["change", "swap", "erase"])
+            data, span = bytearray(raw), rng.choice([400, 4000, len(raw)])
+            place, length = rng.randrange(8, span), rng.choice([1, 8, 64])
+            kind = rng.choice(["change", "swap", "erase"])
             if kind == "swap":
-                other = dice.randrange(8, span)
+                other = rng.randrange(8, span)
                 data[place : place + length], data[other : other + length] = (
                     data[other : other + length],
                     data[place : place + length],
                 )
             else:
-                data[place : place + length] = dice.randbytes(length) if kind == "change" else bytes(length)
+                data[place : place + length] = rng.randbytes(length) if kind == "change" else bytes(length)
             path = tmp_path / f"{libver}-{number}.h5"
             path.write_bytes(data[: len(raw)])
             names.append(str(path))
@@ -148,7 +148,7 @@ for line in sys.stdin:
 def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: str, storage: dict[str, object]) -> None:
     """Of files with scrambled references and heaps, rows have their lengths or there is an error: no crash, and not
     gigabytes."""
-    path, dice = tmp_path / "sound.h5", random.Random(0)
+    path, rng = tmp_path / "sound.h5", random.Random(0)
     rows = [np.arange(number * 3 % 17, dtype=np.int32) for number in range(40)]
     with h5py.File(path, "w") as file:
         if kind == "texts":
@@ -166,8 +166,8 @@ def test_references_are_checked_before_hdf5_follows_them(tmp_path: Path, kind: s
     for number in range(40):
         data = bytearray(sound)
         # Half of them in references (lengths, addresses, numbers), half in the heads of the heap's objects.
-        place = start + dice.randrange(100) if number % 2 and not stored else heap + dice.randrange(400)
-        data[place] = dice.choice([0, 1, 2, 0x7F, 0xFF])
+        place = start + rng.randrange(100) if number % 2 and not stored else heap + rng.randrange(400)
+        data[place] = rng.choice([0, 1, 2, 0x7F, 0xFF])
         files.append(tmp_path / f"{number}.h5")
         files[-1].write_bytes(data)
     names = "\n".join(map(str, files))

@@ -12,8 +12,8 @@ from colabstage.images.headers import is_animated
 
 
 def _frames(kind: str, count: int, *, palette: bool = False) -> bytes:
-    dice = np.random.default_rng(count)
-    frames = [Image.fromarray(dice.integers(0, 256, (12, 17, 3), dtype=np.uint8)) for _ in range(count)]
+    rng = np.random.default_rng(count)
+    frames = [Image.fromarray(rng.integers(0, 256, (12, 17, 3), dtype=np.uint8)) for _ in range(count)]
     if palette:
         frames = [frame.quantize(16) for frame in frames]
     buffer = io.BytesIO()

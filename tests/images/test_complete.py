@@ -136,7 +136,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize("kind", ["JPEG", "restarts", "progressive", "PNG", "WEBP", "BMP", "TIFF"])
 def test_what_passes_can_be_decoded_and_what_can_be_passes(kind: str) -> None:
     """Of files with bytes scrambled, blanked, or cut out, exactly those pass that their reader can decode."""
-    dice = random.Random(kind)
+    rng = random.Random(kind)
     buffer = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(pixels).resize((120, 90), Image.Resampling.BICUBIC)
@@ -148,14 +148,14 @@ def test_what_passes_can_be_decoded_and_what_can_be_passes(kind: str) -> None:
     sound = buffer.getvalue()
     outcomes = set()
     for _ in range(60):
-        data, place = bytearray(sound), dice.randrange(len(sound))
-        change = dice.choice(["byte", "zeros", "cut"])
+        data, place = bytearray(sound), rng.randrange(len(sound))
+        change = rng.choice(["byte", "zeros", "cut"])
         if change == "byte":
-            data[place] ^= dice.randrange(1, 256)
+            data[place] ^= rng.randrange(1, 256)
         elif change == "zeros":
             data[place : place + 64] = bytes(len(data[place : place + 64]))
         else:
-            del data[place : place + dice.randrange(1, 200)]
+            del data[place : place + rng.randrange(1, 200)]
         passes = decodes = True
         try:
             check_complete(bytes(data))

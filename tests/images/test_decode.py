@@ -348,11 +348,11 @@ def test_decompression_bombs_are_refused_from_the_header() -> None:
 def test_damaged_bytes_give_an_image_or_a_decode_error(kind: str) -> None:
     """Whatever bytes are flipped, nothing but DecodeError comes out."""
     whole = encode(photograph(20, 24), kind)
-    dice = random.Random(4)
+    rng = random.Random(4)
     for _ in range(150):
         data = bytearray(whole)
-        for _ in range(dice.randint(1, 6)):
-            data[dice.randrange(len(data))] = dice.randrange(256)
+        for _ in range(rng.randint(1, 6)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
         with contextlib.suppress(DecodeError):
             assert decode_image(bytes(data), ImageOptions((8, 8))).shape == (8, 8, 3)
         with contextlib.suppress(DecodeError):

@@ -123,15 +123,15 @@ def use_nothing(item: int, data: bytes) -> None:
     readers=st.integers(0, 6),
     workers=st.integers(1, 6),
     budget=st.integers(1, 120),
-    dice=st.randoms(use_true_random=False),
+    rng=st.randoms(use_true_random=False),
 )
 @settings(max_examples=40, deadline=None)
 def test_every_item_is_used_once_within_the_budget(
-    sizes: list[int], readers: int, workers: int, budget: int, dice: object
+    sizes: list[int], readers: int, workers: int, budget: int, rng: object
 ) -> None:
     """Whatever the sizes, the order and the widths, each item is read and used once and the bytes stay bounded."""
     order = list(range(len(sizes)))
-    dice.shuffle(order)  # type: ignore[attr-defined]
+    rng.shuffle(order)  # type: ignore[attr-defined]
     recorder = Recorder(sizes)
     limits = PipelineLimits(readers=readers, max_readers=readers, workers=workers, budget_bytes=budget)
     recorder.run(limits, order=order)

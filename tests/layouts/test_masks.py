@@ -29,12 +29,12 @@ COUNT = 4
 
 def shapes(classes: int, void: bool, seed: int) -> list[NDArray[np.uint8]]:
     """Masks of some rectangles of classes 0 and up, with a thin border of 255 round each where there is `void`."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     found = []
     for number in range(COUNT):
         mask = np.zeros((40, 36), np.uint8)
         for place in range(3):
-            top, left = dice.integers(2, 12, 2) + place * 8
+            top, left = rng.integers(2, 12, 2) + place * 8
             if void:
                 mask[top - 1 : top + 11, left - 1 : left + 11] = 255
             mask[top : top + 10, left : left + 10] = 1 + (number + place) % max(1, classes - 1)

@@ -189,11 +189,11 @@ def test_padded_crops_lie_everywhere_alike() -> None:
 
 def boxes_of(count: int) -> list[dict[str, torch.Tensor]]:
     """Up to three boxes an image, with labels, and one image without any."""
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     targets = []
     for row in range(count):
-        first = torch.rand(row % 4, 2, generator=dice) * torch.tensor([8.0, 6.0])
-        boxes = torch.cat([first, first + 1 + torch.rand(row % 4, 2, generator=dice) * 5], dim=1)
+        first = torch.rand(row % 4, 2, generator=rng) * torch.tensor([8.0, 6.0])
+        boxes = torch.cat([first, first + 1 + torch.rand(row % 4, 2, generator=rng) * 5], dim=1)
         targets.append({"boxes": boxes, "labels": torch.arange(row % 4), "image_id": torch.tensor(row)})
     return targets
 

@@ -34,7 +34,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Arguments:
     """What loaders are made with."""
 
     batch_size: int
@@ -49,9 +49,9 @@ class Wishes:
         """The batches of an epoch, from what the documentation says of them."""
         rows = list(range(ROWS)) if self.subset is None else list(self.subset)
         if self.shuffle:
-            dice = np.random.PCG64(np.random.SeedSequence((self.seed, epoch))).random_raw(len(rows)).tolist()
+            rng = np.random.PCG64(np.random.SeedSequence((self.seed, epoch))).random_raw(len(rows)).tolist()
             bits = max(1, (len(rows) - 1).bit_length())
-            rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: (dice[place] >> bits, place))]
+            rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: (rng[place] >> bits, place))]
         own, size = rows[self.rank :: self.world_size], self.batch_size
         if self.drop_last:
             return [own[start : start + size] for start in range(0, len(rows) // (size * self.world_size) * size, size)]
@@ -92,8 +92,8 @@ class Picky:
         return x, y
 
 
-WISHES = st.builds(
-    Wishes,
+ARGUMENTS = st.builds(
+    Arguments,
     batch_size=st.integers(1, 8),
     shuffle=st.booleans(),
     seed=st.integers(0, 3),
@@ -112,18 +112,18 @@ STEPS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(wishes=WISHES, steps=STEPS)
-def test_places_are_those_of_a_model(numbered: Path, wishes: Wishes, steps: list[Any]) -> None:
+@given(arguments=ARGUMENTS, steps=STEPS)
+def test_places_are_those_of_a_model(numbered: Path, arguments: Arguments, steps: list[Any]) -> None:
     """Loops that are left, that go on behind a failed batch, or are resumed elsewhere; epochs that are set, by the
     loader or by its sampler."""
     picky = Picky()
-    loader = wishes.make(numbered, picky)
+    loader = arguments.make(numbered, picky)
     # Epoch and batches done: of the next loop, and of the state.
     coming, place = (0, 0), (0, 0)
     for step in steps:
         match step:
             case ("loop", count, failing):
-                expected = wishes.batches(coming[0])[coming[1] :]
+                expected = arguments.batches(coming[0])[coming[1] :]
                 batches, taken = iter(loader), 0
                 ended = False
                 while taken < count and not ended:
@@ -144,7 +144,7 @@ def test_places_are_those_of_a_model(numbered: Path, wishes: Wishes, steps: list
             case ("resume",):
                 state = loader.state_dict()
                 loader.close()
-                loader = wishes.make(numbered, picky)
+                loader = arguments.make(numbered, picky)
                 loader.load_state_dict(state)
                 coming = place
             case ("epoch", epoch):
@@ -162,14 +162,16 @@ def test_places_are_those_of_a_model(numbered: Path, wishes: Wishes, steps: list
 
 
 @settings(max_examples=60, deadline=None)
-@given(wishes=WISHES, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
+@given(arguments=ARGUMENTS, drop_last=st.booleans(), world_size=st.integers(1, 4), epoch=st.integers(0, 2))
 def test_ranks_visit_what_the_model_says(
-    numbered: Path, wishes: Wishes, drop_last: bool, world_size: int, epoch: int
+    numbered: Path, arguments: Arguments, drop_last: bool, world_size: int, epoch: int
 ) -> None:
     """Each sample once, by the rank and in the batch that the documentation says."""
     seen: list[int] = []
     for rank in range(world_size):
-        mine = Wishes(wishes.batch_size, wishes.shuffle, wishes.seed, drop_last, wishes.subset, rank, world_size)
+        mine = Arguments(
+            arguments.batch_size, arguments.shuffle, arguments.seed, drop_last, arguments.subset, rank, world_size
+        )
         expected = mine.batches(epoch)
         if drop_last and not expected:
             with pytest.raises(OptionError, match="leaves no batch"):
@@ -182,7 +184,7 @@ def test_ranks_visit_what_the_model_says(
         assert len(loader) == len(expected)
         seen += [row for batch in batches for row in batch]
     if not drop_last:
-        assert sorted(seen) == sorted(range(ROWS) if wishes.subset is None else wishes.subset)
+        assert sorted(seen) == sorted(range(ROWS) if arguments.subset is None else arguments.subset)
 
 
 def other_weights() -> Any:

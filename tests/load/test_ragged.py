@@ -57,8 +57,8 @@ REQUESTS: dict[str, Any] = {
 
 def rows_of(dtype: str, count: int = COUNT, seed: int = 0) -> list[NDArray[Any]]:
     """Rows of 0 to 40 values."""
-    dice = np.random.default_rng(seed)
-    return [dice.integers(0, 200, dice.integers(0, 41)).astype(dtype) for _ in range(count)]
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 200, rng.integers(0, 41)).astype(dtype) for _ in range(count)]
 
 
 def write(path: Path, x: list[Any], y: Any = None, **storage: Any) -> Path:

@@ -107,7 +107,7 @@ def test_a_break_waits_for_one_row_of_each_process(make_file: Callable[..., Any]
 
 
 def test_starting_an_epoch_moves_no_rng(make_file: Callable[..., Any]) -> None:
-    """A stock DataLoader draws a seed from torch's generator in each epoch; this one has dice of its own."""
+    """A stock DataLoader draws a seed from torch's generator in each epoch; this one has rng of its own."""
     dataset = dataset_h5(make_file("pack", 23).path)
     with make_loader(dataset, 10, strategy="workers", num_workers=1) as loader:
         before = torch.get_rng_state()
@@ -212,7 +212,7 @@ def sleepy(seconds: float, x: Any) -> Any:
 
 @pytest.mark.parametrize(("seconds", "samples"), [(0.02, 23), (0.15, 4), (7.0, 1)])
 def test_a_probe_measures_and_leaves_no_trace(make_file: Callable[..., Any], seconds: float, samples: int) -> None:
-    """It finds what a sample takes, ends with the one that exceeds half a second, and puts the dice back."""
+    """It finds what a sample takes, ends with the one that exceeds half a second, and puts the rng back."""
     dataset = dataset_h5(make_file("pack", 23).path, functools.partial(sleepy, seconds))
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002

@@ -19,10 +19,10 @@ HEIGHT, WIDTH = 41, 53
 
 def picture(seed: int = 0, height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
     """A smooth picture with some noise."""
-    dice = np.random.default_rng(seed)
-    coarse = Image.fromarray(dice.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
     fine = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
-    return Image.fromarray(np.clip(fine + dice.integers(-9, 10, fine.shape), 0, 255).astype(np.uint8))
+    return Image.fromarray(np.clip(fine + rng.integers(-9, 10, fine.shape), 0, 255).astype(np.uint8))
 
 
 def encode(image: Image.Image, kind: str, **how: Any) -> bytes:
@@ -63,10 +63,10 @@ def _broken() -> Iterator[tuple[str, bytes]]:
     """Bytes changed in the middle; zeros where the tail was, as a file that never finished copying."""
     for kind, data in _containers().items():
         for number in range(4):
-            dice = np.random.default_rng(number)
+            rng = np.random.default_rng(number)
             wrong = bytearray(data)
-            for place in dice.integers(len(data) // 8, len(data), 3 + 6 * number).tolist():
-                wrong[place] ^= int(dice.integers(1, 256))
+            for place in rng.integers(len(data) // 8, len(data), 3 + 6 * number).tolist():
+                wrong[place] ^= int(rng.integers(1, 256))
             yield f"flipped-{kind}-{number}.{_suffix(kind)}", bytes(wrong)
         for part in (2, 5, 8):
             keep = len(data) * part // 10

@@ -39,8 +39,8 @@ def _table(tree: Tree, kind: str) -> SampleTable:
         found = TreeFiles(tree, masks)
         return SampleTable(kind, tuple(entry.name for entry in masks), Images(found), Masks(found))
     offsets = np.concatenate([[0], np.cumsum(numbers % 4)])
-    dice = np.random.default_rng(0)
-    corners = np.sort(dice.random((offsets[-1], 2, 2)), axis=1).reshape(-1, 4)
+    rng = np.random.default_rng(0)
+    corners = np.sort(rng.random((offsets[-1], 2, 2)), axis=1).reshape(-1, 4)
     return SampleTable(
         kind, keys, Images(files), Boxes(offsets, corners, {"labels": np.arange(offsets[-1]) % 3}, relative=True)
     )

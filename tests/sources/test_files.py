@@ -69,7 +69,7 @@ def fetch(target: Path, step: Any) -> Callable[..., None]:
 
 def write_nested(folder: Path) -> Path:
     """Files of many lengths in folders up to four deep, empty ones and odd names among them."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     names = [
         "top.txt",
         "a/one.bin",
@@ -82,7 +82,7 @@ def write_nested(folder: Path) -> Path:
     for number, name in enumerate([*names, *(f"many/{n % 7}/{n:03d}.bin" for n in range(150))]):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"" if "empty" in name else dice.bytes(1 + number * 37))
+        path.write_bytes(b"" if "empty" in name else rng.bytes(1 + number * 37))
         os.utime(path, ns=(10**18 + number, 10**18 + number * 1_000_000_007))
     return folder
 

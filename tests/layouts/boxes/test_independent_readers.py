@@ -224,8 +224,8 @@ def test_yolo_is_what_its_lines_say(lines: Sequence[Sequence[tuple[int, list[flo
 
 def pose(number: int, points: int, width: int) -> str:
     """A box with keypoints inside, as YOLO's poses are written."""
-    dice = np.random.default_rng(number)
-    inside = 0.5 + dice.uniform(-0.1, 0.1, (points, 2))
+    rng = np.random.default_rng(number)
+    inside = 0.5 + rng.uniform(-0.1, 0.1, (points, 2))
     rows = np.concatenate([inside, np.full((points, width - 2), 2.0)], 1)
     return f"0 0.5 0.5 0.3 0.3 {' '.join(f'{value:.4f}' for value in rows.ravel())}\n"
 

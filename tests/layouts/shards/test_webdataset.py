@@ -159,9 +159,9 @@ def test_labels_are_taken_where_they_are(tmp_path: Path, files: list[Any], value
 
 def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
     """npy as rows, seg.png as masks, as its own decoder gives them; what is read by nobody is said."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows = [
-        {"__key__": f"{n}", "npy": dice.normal(size=(3, 4)).astype("f4"), "cls": n % 3, "wav": b""} for n in range(4)
+        {"__key__": f"{n}", "npy": rng.normal(size=(3, 4)).astype("f4"), "cls": n % 3, "wav": b""} for n in range(4)
     ]
     path = write(tmp_path / "rows" / "a.tar", rows)
     found = detect_layout(FolderTree(path.parent))

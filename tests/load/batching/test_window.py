@@ -49,7 +49,7 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
 
 
 def test_each_row_is_anywhere_in_an_epoch_equally_often() -> None:
-    """Over 2,000 seeds the places that a row comes at are as even as dice: chi-square with 19 degrees of freedom."""
+    """Over 2,000 seeds the places that a row comes at are as even as rng: chi-square with 19 degrees of freedom."""
     places = np.empty((2000, 100), np.intp)
     for seed in range(2000):
         rows = WindowOrder(100, 20, 5, seed).rows(1, ALL)

@@ -100,7 +100,7 @@ def make_stream() -> Generator[Callable[..., SlowStream]]:
         stream.close()
 
 
-class Lender:
+class ReusedBuffers:
     """Makes batches in memory that it fills again as soon as a batch is dropped, as a pool does."""
 
     def __init__(self, count: int) -> None:
@@ -130,9 +130,9 @@ def test_no_memory_is_filled_while_it_is_copied_from(
     ours or straight from where the batch was gathered."""
     stream = make_stream(takes_all=takes_all)
     stager = StreamStager(stream, CPU)
-    lender = Lender(30)
+    buffers = ReusedBuffers(30)
     got = []
-    for staged in prefetch_staged(lender.batches(), stager, depth, "colabstage-test"):
+    for staged in prefetch_staged(buffers.batches(), stager, depth, "colabstage-test"):
         batch = stager.hand_out(staged)
         got.append(batch["x"][0])
         assert batch["label"] == "cat"
@@ -145,12 +145,12 @@ def test_ending_early_waits_for_the_copies_under_way(make_stream: Callable[..., 
     """Memory goes back only when nothing is copied from it any more, also when nobody takes the batches."""
     stream = make_stream(takes_all=True)
     stager = StreamStager(stream, CPU)
-    lender = Lender(30)
-    ahead = prefetch_staged(lender.batches(), stager, 2, "colabstage-test")
+    buffers = ReusedBuffers(30)
+    ahead = prefetch_staged(buffers.batches(), stager, 2, "colabstage-test")
     assert int(stager.hand_out(next(ahead))["x"][0][0, 0]) == 0
     ahead.close()
     assert stream._work.empty()
-    assert lender.made < 10
+    assert buffers.made < 10
 
 
 def test_one_stager_serves_one_iteration_after_another(make_stream: Callable[..., SlowStream]) -> None:
@@ -158,7 +158,7 @@ def test_one_stager_serves_one_iteration_after_another(make_stream: Callable[...
     stream = make_stream(takes_all=False)
     stager = StreamStager(stream, CPU)
     for _ in range(5):
-        ahead = prefetch_staged(Lender(9).batches(), stager, 2, "colabstage-test")
+        ahead = prefetch_staged(ReusedBuffers(9).batches(), stager, 2, "colabstage-test")
         assert [int(stager.hand_out(next(ahead))["x"][0][0, 0]) for _ in range(4)] == [0, 1, 2, 3]
         ahead.close()
     assert stream.followed == 5

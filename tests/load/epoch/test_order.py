@@ -39,7 +39,7 @@ def test_order_is_the_same_everywhere() -> None:
 
 
 def test_each_row_is_anywhere_in_an_epoch_equally_often() -> None:
-    """Over 4,000 seeds the places that a row comes at are as even as dice: chi-square with 19 degrees of freedom."""
+    """Over 4,000 seeds the places that a row comes at are as even as rng: chi-square with 19 degrees of freedom."""
     places = np.empty((4000, 20), np.intp)
     for seed in range(4000):
         places[seed, epoch_order(20, shuffle=True, seed=seed, epoch=seed % 7)] = np.arange(20)

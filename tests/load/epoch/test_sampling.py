@@ -42,7 +42,7 @@ def test_weights_are_followed(dataset: dataset_h5) -> None:
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "weighted": lambda: WeightedRandomSampler([1.0] * 23, 40),
-    "weighted, own dice": lambda: WeightedRandomSampler([1.0] * 23, 40, generator=torch.Generator().manual_seed(5)),
+    "weighted, own rng": lambda: WeightedRandomSampler([1.0] * 23, 40, generator=torch.Generator().manual_seed(5)),
     "random": lambda: RandomSampler(range(23)),
     "replacing": lambda: RandomSampler(range(23), replacement=True, num_samples=31),
     "subset": lambda: SubsetRandomSampler([4, 7, 9, 11, 20]),

@@ -29,16 +29,16 @@ SETTINGS = [
 
 
 def reference_crop(
-    dice: random.Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+    rng: random.Random, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
     """`torchvision.transforms.RandomResizedCrop.get_params`, as documented."""
     height, width = size
     for _ in range(10):
-        area = height * width * dice.uniform(*scale)
-        shape = math.exp(dice.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        area = height * width * rng.uniform(*scale)
+        shape = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < w <= width and 0 < h <= height:
-            return dice.randint(0, height - h), dice.randint(0, width - w), h, w
+            return rng.randint(0, height - h), rng.randint(0, width - w), h, w
     if width / height < min(ratio):
         w, h = width, round(width / min(ratio))
     elif width / height > max(ratio):
@@ -74,8 +74,8 @@ def test_crops_are_distributed_as_torchvisions(
 ) -> None:
     """Where they lie, how large and of what shape they are."""
     draws = BatchPlace(0, 0, np.arange(COUNT)).draws(22)
-    dice = random.Random(1)
-    theirs = np.array([reference_crop(dice, size, scale, ratio) for _ in range(COUNT)])
+    rng = random.Random(1)
+    theirs = np.array([reference_crop(rng, size, scale, ratio) for _ in range(COUNT)])
     assert_alike(resized_crops(np.array(size), draws, scale=scale, ratio=ratio), theirs)
 
 
@@ -101,8 +101,8 @@ def test_crops_are_distributed_as_torchvision_has_them(
 def test_the_comparison_notices_other_settings(scale: tuple[float, float], ratio: tuple[float, float]) -> None:
     """Another largest or least area, or another ratio, does not pass as the same distribution."""
     draws = BatchPlace(0, 0, np.arange(COUNT)).draws(22)
-    dice = random.Random(1)
-    theirs = np.array([reference_crop(dice, (256, 256), (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(COUNT)])
+    rng = random.Random(1)
+    theirs = np.array([reference_crop(rng, (256, 256), (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(COUNT)])
     with pytest.raises(AssertionError):
         assert_alike(resized_crops(np.array([256, 256]), draws, scale=scale, ratio=ratio), theirs)
 

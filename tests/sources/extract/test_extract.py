@@ -47,8 +47,8 @@ MIB = 1024 * 1024
 
 def many_files(count: int = 3000) -> dict[str, bytes]:
     """Small files in folders, of many lengths."""
-    dice = np.random.default_rng(1)
-    return {f"train/{n % 7}/{n:05d}.bin": dice.bytes(n % 97) * 20 for n in range(count)}
+    rng = np.random.default_rng(1)
+    return {f"train/{n % 7}/{n:05d}.bin": rng.bytes(n % 97) * 20 for n in range(count)}
 
 
 def write_zip(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
@@ -354,8 +354,8 @@ def test_threads_do_it_where_no_process_can_be_started(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", ["zip", "stored", "tar.gz"])
 def test_our_own_copy_of_an_archive_is_eaten_up(tmp_path: Path, kind: str) -> None:
     """The disk never holds archive and folder whole: the copy's blocks go as its members are written."""
-    dice = np.random.default_rng(5)
-    files = {f"{n:03d}.bin": dice.bytes(100_000) for n in range(200)}
+    rng = np.random.default_rng(5)
+    files = {f"{n:03d}.bin": rng.bytes(100_000) for n in range(200)}
     archive = tmp_path / "copy"
     if kind == "tar.gz":
         write_tar(archive, files, "w:gz")

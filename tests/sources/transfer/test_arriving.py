@@ -208,8 +208,8 @@ def test_arrived_bytes_come_from_the_local_copy(
 def test_many_readers_get_exact_bytes(open_arriving: Callable[..., StreamingCopy], content: bytes, step: Any) -> None:
     """Eight threads that read all over the file while it arrives get what the source holds."""
     step.notice = lambda _: time.sleep(0.01)
-    dice = np.random.default_rng(1)
-    ranges = [(int(offset), int(length)) for offset, length in dice.integers(0, [SIZE, 300_000], (400, 2))]
+    rng = np.random.default_rng(1)
+    ranges = [(int(offset), int(length)) for offset, length in rng.integers(0, [SIZE, 300_000], (400, 2))]
     everything = [(offset, 100_000) for offset in range(0, SIZE, 100_000)]
     with open_arriving() as arriving, ThreadPoolExecutor(8) as pool:
         arriving.start()

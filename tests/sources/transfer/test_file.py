@@ -329,10 +329,10 @@ def finished_blocks(target: Path) -> int:
 @pytest.mark.slow
 def test_fetch_killed_again_and_again_repeats_nothing_that_was_verified(target: Path, content: bytes) -> None:
     """Each kill falls somewhere else; each run goes on with exactly what the journal of the one before had."""
-    dice = random.Random(11)
+    rng = random.Random(11)
     kept = 0
     for share in (0.0, 0.3, 0.5, 0.8):
-        kill_after(target, int(SIZE * min(0.95, share + dice.random() / 10)))
+        kill_after(target, int(SIZE * min(0.95, share + rng.random() / 10)))
         assert not target.exists()
         assert finished_blocks(target) >= kept
         kept = finished_blocks(target)
