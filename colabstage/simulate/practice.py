@@ -49,7 +49,7 @@ _SMALL_BLOCK = 64 * 1024
 
 
 def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the first so many digits.
+    """Return the first digits of scikit-learn's dataset.
 
     Args:
         images: how many; `None` for all 1,797.
@@ -68,9 +68,10 @@ def read_digits(images: int | None = None) -> tuple[NDArray[np.uint8], NDArray[n
 
 
 def _digits_table() -> NDArray[np.float64]:
-    """Read rows of 64 shades and a label out of scikit-learn's own file: to import scikit-learn takes seconds."""
+    """Return rows of 64 shades and a label."""
     import numpy as np
 
+    # From scikit-learn's own file, because importing scikit-learn takes seconds.
     package = find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or []:
         file = Path(folder) / "datasets/data/digits.csv.gz"
@@ -92,8 +93,8 @@ def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[s
 
     Args:
         images: how many digits; `None` for all.
-        seed: of the division, 80 to 20.
-        side: pixels of a side; the digits have 8, enlarged so that a JPEG of one is worth the name.
+        seed: seed for dividing them, 80 to 20.
+        side: pixels of a side; the digits have 8, and are enlarged so that JPEGs of them make sense.
 
     Yields:
         Name and content of each file, in the digits' order.
@@ -133,7 +134,7 @@ class Scene:
     image: NDArray[np.uint8]
     """Uint8 `(96, 128, 3)`."""
     mask: NDArray[np.uint8]
-    """Uint8 `(96, 128)`, inrngs into `MASK_COLOURS`."""
+    """Uint8 `(96, 128)`, indices into `MASK_COLOURS`."""
     boxes: NDArray[np.int64]
     """Int64 `(K, 4)`, x0, y0, x1, y1 in pixels around each digit's ink."""
     digits: NDArray[np.int64]
@@ -141,7 +142,7 @@ class Scene:
 
 
 def draw_scenes(count: int, *, seed: int = 0) -> Iterator[Scene]:
-    """Draw so many pictures; the same ones for the same seed."""
+    """Draw `count` pictures, the same ones for the same seed."""
     import numpy as np
 
     shades, labels = read_digits()
@@ -163,6 +164,7 @@ def _draw(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.G
         side = int(rng.integers(*_SIDES))
         top, left = int(rng.integers(HEIGHT - side)), int(rng.integers(WIDTH - side))
         place = np.s_[top : top + side, left : left + side]
+        # Digits that overlap would have ambiguous masks.
         if taken[place].any():
             continue
         taken[place] = True
@@ -185,7 +187,8 @@ def _ground(rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _add_patches(image: NDArray[np.uint8], mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Add rectangles that are as bright as digits, so that brightness alone does not tell what is one."""
+    """Add rectangles that are as bright as digits."""
+    # So that brightness alone does not tell a digit, and a model has something to learn.
     for _ in range(rng.integers(1, 4)):
         height, width = rng.integers(10, 30, size=2)
         top, left = rng.integers(HEIGHT - height), rng.integers(WIDTH - width)
@@ -237,9 +240,9 @@ _WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "m
 
 
 def open_drive() -> Path:
-    """Return the `MyDrive` folder of a Drive: the real one on Colab, a simulated one elsewhere; prints which.
+    """Return the `MyDrive` folder of a Drive, the real one on Colab and a simulated one elsewhere, and print which.
 
-    What is simulated is this process's own, and gone when it ends, with all that was staged meanwhile.
+    A simulated Drive belongs to this process, and is removed when it ends, with everything that was staged from it.
 
     Raises:
         DriveAuthError: on Colab, the permission was refused.

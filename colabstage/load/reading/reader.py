@@ -64,15 +64,14 @@ class SplitReader:
             in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
             decode: decode inputs that are rows of bytes of variable length, each an image file.
             fields: what inputs and targets are called in files that have their own names for them.
-            arrival: what brings the rows of a file of which some are not here yet; every read waits for its own.
+            arrival: brings the rows of a file of which some are not here yet; every read waits for its own.
 
         Raises:
-            OptionError: with `in_memory` and an `arrival` that has not all rows.
+            OptionError: with `in_memory` and an `arrival` that does not have all rows.
             DriveDisconnectedError: a mount that they are on is dead, or does not answer.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
-                `decode` holds no image files; several are not alike (the message names the difference), or are shards
-                of different sets.
-            SplitNotFoundError: none has such a split; the message lists those that there are.
+                `decode` holds no image files; several differ (the message says how), or are shards of different sets.
+            SplitNotFoundError: none has such a split; the message lists the splits.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
@@ -93,7 +92,8 @@ class SplitReader:
         self.split = split
         self.classes = self._parts[0].classes
         self.in_memory = False
-        # Of one file rows have their own numbers: sharing them out would cost a small batch as much as its copy.
+        # With one file, row numbers are the file's own. Dividing rows among parts would take a small batch as long as
+        # copying it.
         self._only = self._parts[0] if len(self._parts) == 1 else None
         self._ends = np.cumsum([len(part) for part in self._parts])
         self.slow_mount = next((part.slow_mount for part in self._parts if part.slow_mount is not None), None)
@@ -209,7 +209,7 @@ class SplitReader:
         target = fitting_array(out, (len(rows), *shape), self.row_dtype)
         for part, own, places in self._shares(rows):
             run = slice(int(places[0]), int(places[-1]) + 1)
-            # Rows of one file that stand together in the batch go there without an array in between.
+            # Consecutive rows of one file are read straight into the batch, without an array in between.
             if run.stop - run.start == len(places):
                 part.read_x(own, target[run], pool=pool)
             else:
@@ -276,7 +276,8 @@ class SplitReader:
                 return self._only.read_crops(indices, size, choose, out, pool=pool)
             rows = resolve_rows(indices, len(self))
             target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-            # Once for the whole batch: what draws for each image by its place in it must not start over with each file.
+            # Once for the whole batch, because random numbers follow an image's place in the batch, and must not start
+            # over with each file.
             crops = choose(self.image_sizes(rows, pool=pool))
             for part, own, places in self._shares(rows):
                 chosen = crops[places]
@@ -302,7 +303,7 @@ class SplitReader:
             ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
             DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
-        # Boxes follow the sizes of their images, which these tell themselves.
+        # Boxes depend on the sizes of their images, which are in the images' own headers.
         with self._held(indices, pool, "row" if self.has_boxes and self.encoded else "targets"):
             return self._read_y(indices, out, pool)
 
@@ -316,7 +317,7 @@ class SplitReader:
         elif out is not None:
             fitting_array(out, (len(rows), *shape), dtype)
         shares = [(part.read_y(own, pool=pool), places) for part, own, places in self._shares(rows)]
-        # No rows are nobody's, and any file knows what no targets look like.
+        # An empty batch belongs to no file, and the first one knows its shape.
         if not shares:
             return self._parts[0].read_y(rows, out, pool=pool)
         first = shares[0][0]
@@ -348,8 +349,8 @@ class SplitReader:
         return found
 
     def _held(self, indices: Indices, pool: ThreadPool, side: Side = "row") -> AbstractContextManager[None]:
-        """Keep rows that arrive here while they are read, once they are."""
-        # What is in memory has no need of the file.
+        """Wait for rows that arrive, and keep them here while they are read."""
+        # Rows in memory do not need the file.
         if self.arrival is None or self.in_memory or self.arrival.complete:
             return nullcontext()
         rows = resolve_rows(indices, len(self))
@@ -369,10 +370,10 @@ class SplitReader:
         return loaded
 
     def warm_up(self) -> Iterator[None]:
-        """Have the system hold mapped files' inputs in memory, if they mostly are not and fit there.
+        """Load mapped inputs into the system's page cache, if most are not there yet and they fit.
 
-        One sequential pass, file by file, with a pause after each block. A file that does not stay in memory all the
-        same, as in a container whose page cache is limited, is from then on read row by row.
+        One sequential pass, file by file, with a pause after each block. A file that does not stay in memory even so,
+        as in a container whose page cache is limited, is read row by row from then on.
 
         Raises:
             DamagedPackError: a file changed since it was opened.
@@ -392,7 +393,7 @@ class SplitReader:
                 'into memory. Leave in_memory=False and strategy="auto", by which they are read as they come.'
             )
             raise OptionError(msg)
-        # One file asks for itself, in a message of its own.
+        # A single file checks this itself, with a message of its own.
         if self._only is None:
             check_memory(
                 self.stored_bytes,
