@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from colabstage.diagnose.loaders import ProfiledLoader
     from colabstage.io.clock import Clock
 
-# Parts of the time: the loader alone, together, the step alone, the stages alone.
+# Shares of the time: the loader alone, loader and step together, the step alone, the stages alone.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _LEAST_BATCHES = 3
 _GPU_EVERY_S = 0.2
-# Where epochs have a batch or two, most batches are an epoch's first.
+# In epochs of one or two batches most batches are an epoch's first, which do not count; so epochs are limited as well.
 _MOST_EPOCHS = 20
 
 
@@ -56,15 +56,15 @@ class MeasureOptions:
     """What to run, and for how long."""
 
     step: Callable[[Any], object] | None
-    """What is done with each batch; `None` measures the loader alone."""
+    """The step, called with each batch; `None` measures the loader alone."""
     seconds: float
     """About how long all runs may take."""
     device: Any = None
     """Where each batch goes before the step; `None` leaves it where it is."""
     watch_gpu: bool = True
-    """Whether the GPU's utilisation is sampled in the run, where there is one."""
+    """Whether the GPU's utilisation is sampled during the run, where there is one."""
     clock: Clock = SYSTEM_CLOCK
-    """By which batches and steps are timed; stacks are sampled, and trials made, in real time."""
+    """The clock for batches and steps; stacks are sampled in real time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Feed:
         """Return the next batch, and whether it is an epoch's first.
 
         Raises:
-            StopIteration: there is none and there will be none.
+            StopIteration: there are no more batches, and the loader cannot be iterated again.
         """
         if self._iterator is not None:
             try:
@@ -108,7 +108,7 @@ class _Feed:
         return batch, True
 
     def close(self) -> None:
-        """End the epoch that is running, with its workers."""
+        """End the running epoch and its workers."""
         iterator, self._iterator = self._iterator, None
         if not self._once:
             end_iterator(iterator)
@@ -120,7 +120,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     Raises:
         OptionError: the loader has no batch.
     """
-    # Runs of their own: sampling stacks slows a loader, so no time that counts is taken while it continues.
+    # Separate runs, because sampling stacks slows a loader down, and would change the times that count.
     parts = [
         _PARTS[0],
         _PARTS[1] if options.step is not None or options.device is not None else 0.0,
@@ -138,13 +138,13 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         batch_samples=samples,
         batch_bytes=size,
         image_size=image_size_of(batch),
-        # Asked last, because it calls the dataset once more, which may open files.
+        # Last, because these call the dataset again, which may open files.
         repeats=profiled.repeats(),
         can_stage=profiled.can_stage(),
         can_pack=profiled.can_pack(),
     )
     ahead = setting.workers * setting.prefetch
-    # The mean without the first few, which had been made before anybody asked, where enough others are left.
+    # Without the first batches, which were prepared before they were asked for, if enough others are left.
     load_s = _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
     facts = ProfileFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
@@ -167,7 +167,8 @@ def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
 
 
 def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
-    """Take batches and do nothing with them: the time of each that was not an epoch's first, and the last one."""
+    """Take batches without using them; return the time of each that was not an epoch's first, and the last batch."""
+    # The start of an epoch is measured apart, since it is paid once and not for every batch.
     gaps: list[float] = []
     batch: Any = None
     taken = 0
@@ -197,20 +198,20 @@ def _run_together(
         return [], None, None
     step = options.step or (lambda _: None)
     transfer_s = None if options.device is None else _transfer_s(batch, options.device)
-    # Once without looking: the first step compiles, allocates and warms up.
+    # Once without measuring, because the first step compiles, allocates and warms up.
     step(_moved(batch, options.device))
     if not options.watch_gpu or gpu_problem() is not None:
         return _spans(feed, step, options.device, seconds), transfer_s, None
-    # Five times a second is enough for a mean, and little work beside the loop.
+    # Five samples a second are enough for a mean, and hardly disturb the loop.
     with GpuMonitor(_GPU_EVERY_S, live=False) as monitor:
         spans = _spans(feed, step, options.device, seconds)
-    # The busiest: a step uses one GPU as a rule, and others on the machine are idle.
+    # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
     shares = [one.utilisation for one in monitor.figures if one.utilisation is not None]
     return spans, transfer_s, max(shares, default=None)
 
 
 def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
-    # Numbers in a row: an object for each batch would have Python look for garbage while it measures.
+    # In an array of numbers, because objects for each batch would make Python collect garbage during the measurement.
     marks = array("d")
     start = feed.now()
     while len(marks) < 3 * _LEAST_BATCHES or feed.now() - start < seconds:
@@ -222,7 +223,7 @@ def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: flo
         given = feed.now()
         step(batch if device is None else _moved(batch, device))
         done = feed.now()
-        # What starting an epoch takes is counted apart.
+        # The start of an epoch is counted separately.
         if not first:
             marks.extend((asked, given, done))
         elif len(feed.first_s) > _MOST_EPOCHS and done - start > seconds:
@@ -236,8 +237,9 @@ def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: flo
 def _run_step(
     step: Callable[[Any], object], batch: Any, seconds: float, now: Callable[[], float]
 ) -> tuple[float, float]:
-    """Return the seconds, and core seconds, of the step on a batch that is there."""
+    """Return the seconds, and CPU seconds, of the step on a batch that is ready."""
     count = 0
+    # CUDA returns before the work is done: without waiting here, the queue of the run before would be measured.
     _synchronise()
     began, began_cpu = now(), time.process_time()
     while count < _LEAST_BATCHES or now() - began < seconds:
@@ -263,6 +265,7 @@ def _moved(batch: Any, device: Any) -> Any:
 
 def _transfer_s(batch: Any, device: Any) -> float:
     seconds = []
+    # The first copy creates the CUDA context; the shortest of the others was disturbed least.
     for _ in range(4):
         began = time.perf_counter()
         _moved(batch, device)
@@ -298,11 +301,11 @@ def _with_stages(
         return replace(facts, stages=profiled.stages(seconds))
     sampler = StackSampler(profiled.known, threading.get_ident() if profiled.consumer_seen else None)
     if profiled.once:
-        # Nothing is left of it that could be looked at.
+        # It is used up, and cannot run again with a sampler.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
     feed = _Feed(profiled.alone or profiled.start, once=False, clock=clock)
     with _closing(feed, profiled):
-        # Half of the time without a sampler, for how long a batch really takes; half with it, for how that is shared.
+        # Half of the time without a sampler, for the true time of a batch; half with it, for the shares of the stages.
         untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:
             sampled, _ = _run_alone(feed, seconds / 2 if untouched else seconds)
@@ -320,10 +323,10 @@ def _with_stages(
 
 
 def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
-    """Return the stages' costs where one thread does everything: what was sampled says how the measured time is
-    shared."""
+    """Return the costs of the stages where one thread does everything, from the shares that were sampled."""
+    # Scaled to the measured time, because sampling makes everything slower by about the same factor.
     seen = sum(entry.seconds for entry in sampler.times.values())
-    # All batches came between two looks of the sampler.
+    # All batches came between two samples.
     if seen == 0:
         return (StageCost("read", batch_s, batch_s),)
     scale = batch_s / seen

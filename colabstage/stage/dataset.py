@@ -70,6 +70,7 @@ class StagedDataset:
             SplitNotFoundError: there is no such split; the message lists the splits.
             OptionError: `split` is not a name, or only plain files were kept.
         """
+        # `data[0]` is what people try first; the message has the line to write.
         asked: object = split
         if not isinstance(asked, str):
             msg = f"data[{split!r}] names no split. {self._by_split()}"
@@ -77,6 +78,7 @@ class StagedDataset:
         path = self._pack().path
         if self.arriving is not None:
             return self.arriving.open(split)
+        # Imported on use, because it imports torch, which staging does not need.
         from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(path, split=split, arrival=self.part)
