@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import re
 
-# Control characters but tab and line feed, characters that turn the direction of writing round, and halves of others.
+# Control characters but tab and line feed, characters that reverse the direction of writing, and lone surrogates.
 _NUMBER_OF_SYSTEM = re.compile(r"\[(?:Errno|WinError) -?\d+\] ")
 _UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -78,7 +78,7 @@ def error_to_json(error: BaseException) -> list[str]:
 
 
 def error_from_json(raw: object, otherwise: type[ColabstageError]) -> tuple[type[ColabstageError], str]:
-    """Return the type and the words that `error_to_json` wrote; `otherwise` for what is none of ours.
+    """Return the type and the words that `error_to_json` wrote; `otherwise` for an error that is not colabstage's.
 
     >>> error_from_json(["SourceReadError", "It broke off"], ColabstageError)
     (<class 'colabstage.errors.SourceReadError'>, 'It broke off')

@@ -161,7 +161,7 @@ def gives_the_same(dataset: Any) -> bool:
 
 
 def source_of(dataset: Any) -> str | None:
-    """Return the folder that a dataset says it is of, as torchvision's do; `None` of others."""
+    """Return the folder that a dataset says it was made from, as torchvision's do; otherwise `None`."""
     layer = dataset
     for _ in range(5):
         # What torchvision calls the folder of a dataset.

@@ -245,8 +245,8 @@ def local_lock(
     """Hold a lock file on a local disk, which goes with the lock; yields whether the lock is really held.
 
     The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
-    in `timeout_s` seconds) the caller goes on without it, and unique temporary names keep the result correct.
-    `notice` is told in a sentence for whom it waits, and when it goes on without. `cancellation` is looked at several
+    in `timeout_s` seconds) the caller continues without it, and unique temporary names keep the result correct.
+    `notice` is told in a sentence for whom it waits, and when it continues without. `cancellation` is looked at several
     times a second while it waits.
 
     Raises:

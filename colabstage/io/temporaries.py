@@ -192,7 +192,7 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     another name as well is somebody's copy, and only loses this one.
 
     Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
+        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
     """
     check_own(path)
     with contextlib.suppress(OSError):
@@ -216,7 +216,7 @@ def rename_own(path: Path, to: Path) -> Path:
     """Give a temporary of ours, or something in one, a name in one too, or one that nothing has; returns that.
 
     Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
+        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
         TargetExistsError: something has that name, and it is not in a temporary of ours.
         OSError: as the disk answers.
     """
@@ -231,7 +231,7 @@ def cut_own(path: Path, size: int) -> None:
     """Set the length in bytes of a file in a temporary of ours.
 
     Raises:
-        ValueError: it is none of ours; a mistake in colabstage.
+        ValueError: it is not a temporary of colabstage; a mistake in colabstage.
     """
     check_own(path)
     os.truncate(path, size)

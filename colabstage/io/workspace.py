@@ -99,7 +99,8 @@ def open_workspace(
 def open_spool(name: Path) -> Iterator[Path]:
     """Yield a place beside `name` for what has to be unpacked before it can be read; it is removed in the end.
 
-    The place is made by whoever needs it. Nobody goes on with what a dead run left there, which has not been verified.
+    The place is made by whoever needs it. What a dead run left there is not continued, because it has not been
+    verified.
     """
     sweep_orphans(name.parent, name=name.name)
     place = temp_beside(name)

@@ -165,7 +165,7 @@ def rest_shard(shard: ShardFile) -> None:
 
 
 def split_of_shard(name: str) -> str | None:
-    """Return the split that a shard, or the folder it lies in, is called after.
+    """Return the split that a shard, or its folder, is named after.
 
     >>> split_of_shard("imagenet-train-000012.tar"), split_of_shard("data/validation-00000-of-00014.parquet")
     ('train', 'validation')

@@ -62,10 +62,10 @@ class LoaderOptions:
             can be spared, 2 GiB at the most.
         decode: how much of image files is decoded. `"auto"`: where `batch_transform` is a `RandomResizedCrop`, or a
             `Compose` that begins with one, and images are decoded at their own sizes, then no more of each than its
-            crop needs, and `batch_transform` goes on behind that. The crops, and all other random numbers, are the
+            crop needs, and `batch_transform` continues after that. The crops, and all other random numbers, are the
             same as without. So are the pixels (on a GPU and with `dtype`, to a grey level), but of crops that shrink to
             a half or less: those are made of a JPEG's own reduction, and their edges lie up to half a pixel of the
-            result beside, which is a grey level or two in the mean of photographs. `"whole"` decodes whole images and
+            result beside, which is a grey level or two on average in photographs. `"whole"` decodes whole images and
             has `batch_transform` cut them; `"crops"` is an error where `"auto"` would do that.
         pin_memory: without `device`, put batches into pinned memory where there is a GPU, for your own
             `x.to("cuda", non_blocking=True)`. With `device="cuda"` they come by way of pinned memory in any case.

@@ -446,7 +446,7 @@ def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tu
 
 
 def in_memory(dataset: dataset_h5) -> dataset_h5:
-    """Return the same dataset over memory. A copy: the caller's goes on reading from the file, and keeps none of it."""
+    """Return the same dataset over memory. A copy: the caller's dataset continues to read from the file."""
     source = copy.copy(dataset)
     source.reader = dataset.reader.into_memory()
     return source

@@ -415,7 +415,7 @@ _MOUNT_CAUSES = (
         "ValueError",
         "must be in a directory that exists",
         OptionError,
-        "The mount point '{place}' lies in a folder that does not exist. Use '/content/drive', or create the folder.",
+        "The mount point '{place}' is in a folder that does not exist. Use '/content/drive', or create the folder.",
     ),
     _Cause(
         "ValueError",

@@ -238,7 +238,7 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.any_set("CODESPACES"),
         _temp,
         lambda facts: facts.system("/workspaces"),
-        ("Only /workspaces is kept when the container is built anew.",),
+        ("Only /workspaces is kept when the container is rebuilt.",),
     ),
     _Row("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
     _Row("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),

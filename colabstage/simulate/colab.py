@@ -90,7 +90,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
     - What is mounted at the place is unmounted plainly, by force and then without. A mount in which anything is open,
       or stands, is busy: it stays, its client dead, and the next client fails for it. One at another place is not
       unmounted at all: its client is killed, and it stays, dead, beside the new one.
-    - The client's shell starts where the caller stands. After a failure something of it goes on waiting there, and what
+    - The client's shell starts where the caller stands. After a failure a part of it continues to wait there, and what
       is in a mount keeps it busy, also for every later try.
     - Why a mount failed is looked up in all of the client's log, also in what an earlier failure wrote there.
     - A time is handed on in whole seconds, rounded down, and none at all means for ever.
@@ -172,7 +172,7 @@ def _is_folder(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _client_shell(colab: SimulatedColab, place: Path) -> Any:
-    """Have the client's shell stand where the caller stands; after a failure it goes on standing there."""
+    """Have the client's shell stand where the caller stands; after a failure it stays there."""
     standing = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # noqa: PTH115 - of a dead mount, too
     if not Path(standing).is_relative_to(place):
         yield

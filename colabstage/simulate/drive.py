@@ -95,7 +95,7 @@ class SimulatedDrive:
     """One Drive account with one machine that mounts it.
 
     `home/cloud` is what is in the cloud, `home/cache` what this machine keeps: content that was read, files that wait
-    for their upload, the client's log, and `home/ids` the ids of files that were written anew. Nothing else of `home`
+    for their upload, the client's log, and `home/ids` the ids of files that were written again. Nothing else of `home`
     is touched.
 
     Example:

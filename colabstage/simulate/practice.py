@@ -281,8 +281,8 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
 
 
 def use_small_blocks(pack: Path) -> None:
-    """Write the manifest of a packed file anew, with blocks of 64 KiB in place of 8 MiB: a pack that is small enough to
-    practise on is then read in part as a large one is."""
+    """Write the manifest of a packed file again, with blocks of 64 KiB in place of 8 MiB: a pack that is small enough
+    to practise on is then read in part as a large one is."""
     manifest = read_manifest(pack)
     if manifest is None:
         msg = f"'{pack}' has no manifest, so it is no finished pack. Stage it first."

@@ -164,7 +164,7 @@ class _Line:
         done_s: list[float] = []
         asked_s, decoded_s, trained_s, trained_on, unit = begins_s - gap_s, begins_s, begins_s, 0.0, 0
         for share, needed in zip(shares.tolist(), last_needed, strict=True):
-            for unit in range(unit, needed):  # noqa: B020 - goes on where it was
+            for unit in range(unit, needed):  # noqa: B020 - continues where it was
                 if unit >= kept:
                     freed_s = done_s[ends[unit - facts.held_units]] if unit >= facts.held_units else begins_s
                     asked_s = max(asked_s + gap_s, freed_s)

@@ -153,7 +153,7 @@ def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
     handle = read_with_retry(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), label, policy=policy)
     try:
         found = read_with_retry(lambda: os.fstat(handle).st_size, label, policy=policy)
-        # Before anything is written: a file whose upload goes on would be copied half.
+        # Before anything is written: a file that is still being written would be copied in part.
         if found != size:
             msg = f"'{label}' has {found:,} bytes; expected {size:,}. Wait until its upload or copy is complete."
             raise SourceReadError(msg)

@@ -254,7 +254,7 @@ def _page_text(response: Any) -> str:
     for part in response.iter_content(64 * 1024):
         parts.append(part)
         size += len(part)
-        # No page of Drive's is so long; what goes on for ever is none.
+        # No page of Drive is this long, and an endless answer is not a page.
         if size > _MAX_PAGE_BYTES:
             break
     return b"".join(parts).decode("utf-8", "replace")

@@ -151,7 +151,8 @@ class BackgroundPack:
             raise
         if not self._planned.done():
             whole = self._done.result()
-            # Its first epoch is that of one on its way, so that a loader goes on where a killed one was.
+            # Its first epoch has the order of one that is being copied, so that a loader continues where a killed one
+            # was.
             return replace(whole, part=open_whole(whole.path))
         self._handed_out = StagedDataset(
             path=self.arrival.place, files=None, report=self._report, info=self._planned.result(), arriving=self

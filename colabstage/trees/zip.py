@@ -320,7 +320,7 @@ class ZipTree(Tree):
         place = self.entries.find(entry)
         if place is None:
             raise unknown_entry(self.label, entry.name)
-        # An entry that was made anew by a caller may carry other facts than the directory has.
+        # An entry that a caller has created may carry other facts than the directory has.
         own = entry if entry.place == place else self.entries[place]
         stored = self._stored_names.get(place) or own.name.encode("utf-8", "surrogatepass")
         end, packed_size, crc, method, flags, mode = [column.item(place) for column in self._packing.values()]

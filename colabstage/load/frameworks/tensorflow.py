@@ -59,7 +59,7 @@ def to_tf_data(
 
     Args:
         dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
-        epoch: of the first iterator; when training goes on after a restart.
+        epoch: of the first iterator; when training continues after a restart.
         num_workers: threads that copy or decode at once, each a batch of its own or parts of one.
         prefetch_factor: batches kept ahead.
 

@@ -455,7 +455,7 @@ def _check_one_set(infos: list[PackInfo]) -> None:
     """
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
-        # Files of others, and those that stand alone, say nothing of a set.
+        # Files from other tools, and single files, say nothing about a set.
         if info.shard_set is None:
             continue
         other = sets.setdefault(PartName.of(info.path).dataset, info)

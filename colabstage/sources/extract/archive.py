@@ -71,7 +71,7 @@ class ArchiveIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that is another one when the content may be: what an interrupted extraction goes on by."""
+        """Return a text that changes when the content may have, by which an interrupted extraction is continued."""
         return f"{self.address} {self.size} {self.mtime_ns} {self.edges}"
 
     def is_same_content(self, other: ArchiveIdentity) -> bool:

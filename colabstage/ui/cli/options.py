@@ -340,7 +340,7 @@ PACK_FLAGS: dict[str, Any] = {
     "seed": Seed,
     "on_error": Errors,
 }
-# And those that say where it goes, and whether it is made anew.
+# And those that say where it goes, and whether it is made again.
 STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
     "keep": Keeping,
     "local_dir": LocalDir,

@@ -313,7 +313,7 @@ def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]
 @dataclass(frozen=True, slots=True)
 class _Colabs:
     colab: SimulatedColab
-    """The practice Colab, made anew for each session."""
+    """The practice Colab, created for each session."""
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Machine]:

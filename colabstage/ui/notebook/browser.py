@@ -218,7 +218,7 @@ class Bars:
         self._order: list[int] = []
         self._found: list[int] = []
         self._drawn = widgets.HTML()
-        # Made once and shown or hidden: a widget that is made anew costs the page a message and a flicker.
+        # Made once and shown or hidden: a widget that is created again costs the page a message and a flicker.
         self._buttons = [widgets.Button(tooltip="Show only this class, or all again") for _ in range(_AT_A_TIME)]
         for place, button in enumerate(self._buttons):
             button.on_click(lambda _, place=place: self._press(place))
