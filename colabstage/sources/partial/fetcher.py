@@ -47,6 +47,9 @@ _BLOCK_TRIES = 3
 _AHEAD_PART = 8
 _MOST_AHEAD = 32
 _MOST_CONNECTIONS = 8
+# Of a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
+# batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
+_WHOLE_CONNECTIONS = 2
 
 
 class Fetcher:
@@ -244,7 +247,8 @@ class Fetcher:
                         f"'{label}' has {size:,} bytes; expected {self._part.manifest.size:,}: it is another file now."
                     )
                     raise SourceChangedError(msg)
-                self._connections = max(1, min(_MOST_CONNECTIONS, self._remote.facts.connections))
+                most = _MOST_CONNECTIONS if self._part.gives_back else _WHOLE_CONNECTIONS
+                self._connections = max(1, min(most, self._remote.facts.connections))
             self._users[self._remote] = self._users.get(self._remote, 0) + 1
             return self._remote
 

@@ -87,7 +87,7 @@ class LocalPart:
             NotEnoughSpaceError, TargetNotWritableError: nothing can be written there.
         """
         self.path, self.manifest, self.ranges = folder / name, manifest, manifest.ranges
-        self._gives_back = gives_back
+        self.gives_back = gives_back
         count = len(self.ranges)
         with typed_write_errors(self.path):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -118,7 +118,7 @@ class LocalPart:
         """Take the part over, as the one who fetches: give back what is not noted, and doubt notes of another boot."""
         state, world = self.state, current_world().encode()
         content = int.from_bytes(hashlib.sha256("".join(self.manifest.hashes).encode()).digest()[:7], "little")
-        if self.counters[CONTENT] not in (0, content) or (self._is_left and not self._gives_back):
+        if self.counters[CONTENT] not in (0, content) or (self._is_left and not self.gives_back):
             # What was noted of another content, perhaps with more blocks, proves nothing; blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
             state[:] = UNPROVED
@@ -129,7 +129,7 @@ class LocalPart:
             state[state == EDGES] = MISSING
             self._map[:_WORLD_BYTES] = world
         self.wanted[:] = 0
-        if self._gives_back:
+        if self.gives_back:
             for block in np.flatnonzero((state == MISSING) | (state == EDGES)).tolist():
                 self._give_back(block, whole=state[block] == MISSING)
         self.counters[FOUND] = sum(self.ranges[block][1] for block in np.flatnonzero(state == WHOLE).tolist())
