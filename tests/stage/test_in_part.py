@@ -173,6 +173,7 @@ def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate
     assert sorted(row for batch in seen for row in batch) == list(range(COUNT))
     whole = data.wait(progress=False)
     assert (whole, data.ready.fraction, data.report.origin) == (data, 1, "cache")
+    assert "from before" not in str(data.report)
     # A pickle made on the way finds the file at its place.
     np.testing.assert_array_equal(pickle.loads(sent)[:5][0][0], data["train"][:5][0][0])
     stage(source, tmp_path / "b", streaming=False)

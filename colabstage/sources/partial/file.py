@@ -91,6 +91,7 @@ class PartialFile:
         self._name = name or f"{source.name}.h5"
         self._opener, self._stall_timeout_s = opener or remote_opener(source), stall_timeout_s
         self._part = LocalPart(folder, self._name, manifest, gives_back=limit is not None)
+        self._fetched_before = int(self._part.counters[FETCHED])
         self._ended: BaseException | None = None
         self.path = self._part.path
         self._pid, self._looked_at = os.getpid(), 0.0
@@ -199,13 +200,13 @@ class PartialFile:
         """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
 
         Returns:
-            The number of bytes that were fetched for it.
+            The number of bytes that were fetched since this was opened.
 
         Raises:
             ColabstageError: a block cannot be fetched; the message says what is here.
             CancelledError: `cancellation` was used.
         """
-        part, fetched, told = self._part, int(self._part.counters[FETCHED]), 0
+        part, told = self._part, 0
         failures = part.failures.copy()
         expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
         patience = _Patience(part, self._stall_timeout_s, cancellation)
@@ -215,7 +216,7 @@ class PartialFile:
                 step.advance(here - told)
                 told = here
                 if complete:
-                    return int(part.counters[FETCHED]) - fetched
+                    return int(part.counters[FETCHED]) - self._fetched_before
                 if len(failed := np.flatnonzero(part.failures != failures)):
                     raise self._failure(int(failed[0]))
                 time.sleep(_FILL_LOOK_S)
