@@ -125,7 +125,9 @@ class Bench:
         began, place = time.perf_counter(), self.place()
         data = stage_dataset(source, local_dir=place, cache_dir=cache, progress=False, streaming=streaming)
         loader = data.loader("train", BATCH)
-        first, seconds, labels, batches = 0.0, [], [], 0
+        first, batches = 0.0, 0
+        seconds: list[float] = []
+        labels: list[np.ndarray] = []
         for epoch in range(max(1, epochs)):
             for _, y in loader:
                 first = first or time.perf_counter() - began
