@@ -48,6 +48,7 @@ overflow-wrap:break-word;max-width:none}
 .cs-report .cs-head{font-weight:600;font-size:14px}
 .cs-report .cs-head+.cs-head{margin-top:.6em}
 .cs-report .cs-number{text-align:right!important;font-variant-numeric:tabular-nums;white-space:nowrap}
+.cs-report .cs-figures [role=progressbar]{width:11em!important;max-width:28vw}
 .cs-report .cs-figures span{display:inline-block;white-space:nowrap;font-variant-numeric:tabular-nums;margin-right:.9em}
 </style>"""
 )

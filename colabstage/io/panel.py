@@ -216,8 +216,8 @@ _MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■", 
 _COLOURS = {"running": "accent", "done": "ok", "failed": "fail", "cancelled": "skip", "ended": "skip"}
 _ENDINGS = {"done": "took", "failed": "failed after", "cancelled": "cancelled after", "ended": "ended after"}
 _BAR = (
-    "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:11em;"
-    "max-width:28vw;height:.6em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25);"
+    "<div role='progressbar' aria-valuemin='0' aria-valuemax='100' aria-valuenow='{percent:.0f}' style='width:7em;"
+    "height:.6em;border-radius:.3em;overflow:hidden;background:rgba(128,136,144,.25);"
     "display:inline-block;vertical-align:middle;margin-right:.9em'>"
     "<div style='height:100%;width:{percent:.1f}%;background:{colour}'></div></div>"
 )
