@@ -100,11 +100,11 @@ def test_every_container_of_the_same_images_gives_the_same_samples(
 
 def test_a_notebook_shows_the_report(tmp_path: Path, photos: Path) -> None:
     """What it says as text, and where the file is."""
-    report = pack_dataset(photos, tmp_path / "<b>.h5", progress=False)
+    report = pack_dataset(photos, tmp_path / "<u>.h5", progress=False)
     shown = report._repr_html_()
     assert str(report).splitlines()[0] in html.unescape(shown)
-    assert "&lt;b&gt;.h5" in shown
-    assert "<b>" not in shown
+    assert "&lt;u&gt;.h5" in shown
+    assert "<u>" not in shown
 
 
 def test_packing_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> None:
