@@ -63,7 +63,7 @@ def page(headline: str, body: str) -> str:
 
 def heading(text: str) -> str:
     """Return a line of plain text above what follows, as HTML."""
-    return f"<div class='cs-head'><b>{html.escape(text)}</b></div>"
+    return f"<div class='cs-head'><strong>{html.escape(text)}</strong></div>"
 
 
 def left_aligned(body: str) -> str:

@@ -173,7 +173,7 @@ class PackJob:
         if self.tree is None:
             return self.table.notes
         found = "; ".join(f"{name} {words}" for name, words in self.table.summary())
-        return (*self.tree.notes, *self.table.notes, f"Found: {found}.")
+        return (f"Found: {found}.", *self.tree.notes, *self.table.notes)
 
 
 def prepare_pack(tree: Tree, options: PackOptions, *, free_bytes: int | None) -> PackJob:
