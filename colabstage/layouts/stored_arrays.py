@@ -7,6 +7,7 @@ A source may be several arrays one behind the other, or give them in another for
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import struct
 import tempfile
@@ -152,7 +153,7 @@ def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
 
 NPY = ".npy"
 # A header longer than this is not one that anybody writes; numpy's own limit is 10,000 characters.
-_MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
 # In parts, so that beside the array itself only one of them is held.
 _READ_BYTES = 16 * 1024 * 1024
 
@@ -289,26 +290,51 @@ def _turned(file: ByteSource, header: _Header) -> LocalBytes:
         return LocalBytes(Path(written.name), label=file.label)
 
 
-def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
-    head = read_with_retry(lambda: read_head(tree, entry, _MAX_HEADER_BYTES), entry.name, policy=RetryPolicy())
+def npy_header(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
+    """Return what the first bytes of a .npy file say: shape, dtype, whether in Fortran order, where the array begins.
+
+    Raises:
+        ValueError: they are none; the message is how a sentence about the file goes on.
+    """
     # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
-        msg = f"'{name}' is no .npy file of a version known here."
-        raise LayoutError(msg)
+        msg = "is no .npy file of a version known here"
+        raise ValueError(msg)
     wide = head[6] > 1
     (length,) = struct.unpack_from("<I" if wide else "<H", head, 8)
     start = (12 if wide else 10) + length
     if start > len(head):
-        msg = f"'{name}' has a header of {length:,} bytes, more than a .npy file has."
-        raise LayoutError(msg)
+        msg = f"has a header of {length:,} bytes, more than a .npy file has"
+        raise ValueError(msg)
     try:
-        # Evaluated as a literal, never as code: the header comes with the data.
-        found = ast.literal_eval(head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1").strip())
-        dtype = np.lib.format.descr_to_dtype(found["descr"])
-        shape = tuple(int(size) for size in found["shape"])
-        fortran = bool(found["fortran_order"])
+        return *_header_facts(
+            head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1").strip()
+        ), start
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError) as error:
-        msg = f"'{name}' has a header that cannot be read: {error}."
+        msg = f"has a header that cannot be read: {error}"
+        raise ValueError(msg) from error
+
+
+_parsing = threading.Lock()
+
+
+# The files of a dataset mostly have one header, and Python's parser is best left alone while threads work: in 3.11 it
+# counts its depth in one place for all of them, and now and then fails with a SystemError when two parse at once.
+@functools.lru_cache(maxsize=64)
+def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+    with _parsing:
+        # Evaluated as a literal, never as code: the header comes with the data.
+        found = ast.literal_eval(text)
+    dtype = np.lib.format.descr_to_dtype(found["descr"])
+    return tuple(int(size) for size in found["shape"]), dtype, bool(found["fortran_order"])
+
+
+def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
+    head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name, policy=RetryPolicy())
+    try:
+        shape, dtype, fortran, start = npy_header(head)
+    except ValueError as error:
+        msg = f"'{name}' {error}."
         raise LayoutError(msg) from error
     header = _Header(shape, dtype, fortran, start)
     # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import io
 import pickle
@@ -15,6 +16,7 @@ import pytest
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import stored_arrays
+from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
 from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
@@ -523,3 +525,38 @@ def test_colours_of_what_is_no_image_are_spoken_of(tmp_path: Path) -> None:
     for mode, noted in (("auto", False), ("rgb", True), ("grayscale", True)):
         report = pack_dataset(tmp_path / "data", tmp_path / f"{mode}.h5", color_mode=mode)  # type: ignore[arg-type]
         assert any(f"color_mode='{mode}' changes nothing" in note for note in report.notes) == noted
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24, dtype=">i2").reshape(2, 3, 4),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.zeros((0, 3), np.uint8),
+        np.array(7, np.int64),
+    ],
+    ids=["big-endian", "Fortran", "empty", "one number"],
+)
+def test_a_small_file_is_what_numpy_loads(array: NDArray[Any], version: tuple[int, int]) -> None:
+    """Its header is read by our own hand, so numpy's reader beside it."""
+    written = io.BytesIO()
+    np.lib.format.write_array(written, array, version)
+    found = decode_npy(written.getvalue())
+    np.testing.assert_array_equal(found, np.load(io.BytesIO(written.getvalue())))
+    assert (found.shape, found.dtype) == (array.shape, array.dtype.newbyteorder("="))
+
+
+def test_files_of_one_header_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Python 3.11 two threads that parse at once may fail, and nothing in a dataset needs it a second time."""
+    parsed: list[str] = []
+    literal = ast.literal_eval
+    monkeypatch.setattr(ast, "literal_eval", lambda text: (parsed.append(text), literal(text))[1])
+    written = io.BytesIO()
+    np.save(written, np.arange(977.0))
+    for _ in range(3):
+        assert decode_npy(written.getvalue())[-1] == 976
+    assert len(parsed) <= 1
+    for damaged in (written.getvalue()[:-8], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)):
+        with pytest.raises(DecodeError, match=r"no \.npy file of numbers"):
+            decode_npy(damaged)
