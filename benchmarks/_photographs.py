@@ -6,6 +6,7 @@ import io
 import zipfile
 from typing import TYPE_CHECKING
 
+import h5py
 import numpy as np
 from PIL import Image
 
@@ -34,17 +35,29 @@ def photograph(number: int, *, height: int = 375, width: int = 500, target_bytes
     return best
 
 
+def repeated_photographs(count: int, *, target_bytes: int = 64_000) -> list[bytes]:
+    """Return `count` JPEGs of 500x375: a few different ones in turn, because making one takes time."""
+    kinds = [photograph(number, target_bytes=target_bytes) for number in range(min(_KINDS, count))]
+    return [kinds[number % len(kinds)] for number in range(count)]
+
+
+def write_encoded(path: Path, files: list[bytes]) -> None:
+    """Write image files as a pack that keeps them as they are, with ten classes in turn."""
+    with h5py.File(path, "w") as file:
+        group = file.create_group("X_train")
+        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
+        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+        file["Y_train"] = np.arange(len(files)) % 10
+
+
 def write_photographs(folder: Path, count: int, *, classes: int = 10) -> int:
     """Write `count` JPEGs into class folders; a few different ones in turn. Returns their bytes together."""
-    kinds = [photograph(number) for number in range(min(_KINDS, count))]
+    files = repeated_photographs(count, target_bytes=100_000)
     for label in range(classes):
         (folder / f"class_{label:02d}").mkdir(parents=True, exist_ok=True)
-    total = 0
-    for number in range(count):
-        data = kinds[number % len(kinds)]
+    for number, data in enumerate(files):
         (folder / f"class_{number % classes:02d}" / f"{number:06d}.jpg").write_bytes(data)
-        total += len(data)
-    return total
+    return sum(map(len, files))
 
 
 def zip_folder(folder: Path, target: Path) -> None:

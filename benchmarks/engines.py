@@ -34,7 +34,7 @@ import zstandard
 from isal import isal_zlib
 from PIL import Image
 
-from benchmarks._photographs import photograph
+from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.images.geometry import scale_by_torch
 from colabstage.load.reading.reader import SplitReader
@@ -148,11 +148,7 @@ def array_cases(folder: Path, images: NDArray[np.uint8]) -> list[Case]:
 def file_case(folder: Path, name: str, files: list[bytes], bare: Bare) -> Case:
     """Rows that are files of images."""
     path = folder / f"{name}.h5"
-    with h5py.File(path, "w") as file:
-        group = file.create_group("X_train")
-        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
-        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-        file["Y_train"] = np.arange(len(files)) % 10
+    write_encoded(path, files)
     return Case(name, path, bare)
 
 

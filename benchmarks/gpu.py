@@ -30,7 +30,7 @@ import h5py
 import numpy as np
 import torch
 
-from benchmarks._photographs import photograph
+from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import save, show_machine
 from benchmarks.overlap import measure_cuda, report
 from colabstage.load.dataset import dataset_h5
@@ -39,7 +39,7 @@ from colabstage.load.loader import make_loader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-ROWS, SIDE, BATCH, KINDS, JPEGS = 4096, 224, 64, 24, 1024
+ROWS, SIDE, BATCH, JPEGS = 4096, 224, 64, 1024
 COPY_BYTES = 256 * 1024 * 1024
 OVERLAP_BATCHES = 60
 
@@ -134,13 +134,8 @@ def measure_copies(path: Path, images: torch.Tensor, rounds: int) -> dict[str, f
 
 def measure_jpeg(path: Path, rounds: int) -> dict[str, float]:
     """JPEGs decoded on the GPU, where torchvision can, and by the cores."""
-    kinds = [photograph(number, target_bytes=64_000) for number in range(KINDS)]
-    files = [kinds[number % KINDS] for number in range(JPEGS)]
-    with h5py.File(path, "w") as file:
-        group = file.create_group("X_train")
-        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
-        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-        file["Y_train"] = np.arange(JPEGS) % 10
+    files = repeated_photographs(JPEGS)
+    write_encoded(path, files)
     loader = make_loader(dataset_h5(path), BATCH, device="cuda")
     contenders: dict[str, Callable[[], object]] = {"make_loader, decoded by the cores": drained(loader)}
     try:

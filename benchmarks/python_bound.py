@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks._photographs import photograph
+from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
@@ -38,7 +38,7 @@ from colabstage.machine.resources import usable_cores
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-BATCH, SIDE, KINDS = 64, 224, 24
+BATCH, SIDE = 64, 224
 OPERATORS = 1000
 WANTED = 0.9
 
@@ -66,13 +66,7 @@ def write_data(folder: Path, pixels: int, files: int) -> tuple[Path, Path]:
         for first in range(0, pixels, BATCH):
             rows[first : first + BATCH] = random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
         file["Y_train"] = np.arange(pixels) % 10
-    kinds = [photograph(number, target_bytes=64_000) for number in range(KINDS)]
-    data = [kinds[number % KINDS] for number in range(files)]
-    with h5py.File(encoded, "w") as file:
-        group = file.create_group("X_train")
-        group["bytes"] = np.frombuffer(b"".join(data), np.uint8)
-        group["offsets"] = np.cumsum([0, *map(len, data)], dtype=np.int64)
-        file["Y_train"] = np.arange(files) % 10
+    write_encoded(encoded, repeated_photographs(files))
     return path, encoded
 
 

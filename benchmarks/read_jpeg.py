@@ -25,13 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import h5py
 import numpy as np
 from PIL import Image
 from simplejpeg import decode_jpeg
 
 from benchmarks import _peers
-from benchmarks._photographs import photograph
+from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import median_ratio, save, show_machine
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
@@ -47,24 +46,19 @@ if TYPE_CHECKING:
 
     import torch
 
-SIZE, KINDS = 224, 24
+SIZE = 224
 OURS, FFCV, FOLDER = "make_loader", "FFCV", "ImageFolder"
 
 
 def write_files(folder: Path, samples: int) -> Path:
     """The same JPEGs as files in class folders and in one pack."""
-    kinds = [photograph(number, target_bytes=64_000) for number in range(KINDS)]
-    files = [kinds[number % KINDS] for number in range(samples)]
+    files = repeated_photographs(samples)
     for number, data in enumerate(files):
         place = folder / "images" / f"class_{number % 10}"
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{number:06}.jpg").write_bytes(data)
     path = folder / "images.h5"
-    with h5py.File(path, "w") as file:
-        group = file.create_group("X_train")
-        group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
-        group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
-        file["Y_train"] = np.arange(samples) % 10
+    write_encoded(path, files)
     return path
 
 

@@ -35,6 +35,7 @@ REFERENCE = {
             "colabstage.io.progress.Progress",
             "colabstage.io.progress.ProgressStep",
             "colabstage.io.progress.Cancellation",
+            "colabstage.io.progress.Readiness",
         ),
     ),
     "fetching": ReferencePage(

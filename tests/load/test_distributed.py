@@ -111,7 +111,12 @@ def test_ranks_of_a_process_group_share_out(
     alone.load_state_dict(found[0]["shuffled"]["state"])
     steps = [sorted(index.tolist()) for _, index in alone]
     together = zip(*(part["shuffled"]["rest"] for part in found), strict=True)
-    assert [sorted(chain.from_iterable(step)) for step in together] == steps
+    shared = [sorted(chain.from_iterable(step)) for step in together]
+    # Ranks with a row less than others make two batches of their last one, so as to make as many steps: which of the
+    # last two steps a row is in may then differ.
+    assert len(shared) == len(steps) > 2
+    assert shared[:-2] == steps[:-2]
+    assert sorted(chain.from_iterable(shared[-2:])) == sorted(chain.from_iterable(steps[-2:]))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 import sys
@@ -24,6 +23,7 @@ from colabstage.sources.transfer.mounted import MountedFile
 from colabstage.stage import staging
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset
+from tests.support.staged import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,15 +142,6 @@ def stage(source: Path, local: Path, *, streaming: bool = True) -> StagedDataset
 def numbers(batches: Any) -> list[list[int]]:
     """Return the rows of the source that batches hold."""
     return [(256 * x.flatten(1)[:, 0].long() + x.flatten(1)[:, 1]).tolist() for x, _ in batches]
-
-
-def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
-    """Every file below a folder; of a record all but when it was written."""
-    found: dict[str, bytes | dict[str, Any]] = {}
-    for path in sorted(path for path in place.rglob("*") if path.is_file()):
-        name, data = str(path.relative_to(place)), path.read_bytes()
-        found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
-    return found
 
 
 def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate: Gate, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import signal
@@ -22,6 +21,7 @@ from colabstage import stage_dataset
 from colabstage.errors import CancelledError, LayoutError, OptionError, SourceReadError
 from colabstage.load.dataset import dataset_h5
 from colabstage.trees.folder import FolderTree
+from tests.support.staged import contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,15 +101,6 @@ def stage(source: Any, place: Path, **arguments: Any) -> StagedDataset:
 
 def values(x: Any) -> list[int]:
     return [int(one) for one in x[:, 0, 0, 0]]
-
-
-def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
-    """Every file below a folder; of a record all but when and where it was written."""
-    found: dict[str, bytes | dict[str, Any]] = {}
-    for path in sorted(path for path in place.rglob("*") if path.is_file()):
-        name, data = str(path.relative_to(place)), path.read_bytes()
-        found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
-    return found
 
 
 def test_what_comes_of_it_is_what_comes_without_pack_manifest_record_and_cache(

@@ -551,7 +551,12 @@ def test_files_of_one_header_are_parsed_once(monkeypatch: pytest.MonkeyPatch) ->
     """In Python 3.11 two threads that parse at once may fail, and nothing in a dataset needs it a second time."""
     parsed: list[str] = []
     literal = ast.literal_eval
-    monkeypatch.setattr(ast, "literal_eval", lambda text: (parsed.append(text), literal(text))[1])
+
+    def noted(text: str) -> object:
+        parsed.append(text)
+        return literal(text)
+
+    monkeypatch.setattr(ast, "literal_eval", noted)
     written = io.BytesIO()
     np.save(written, np.arange(977.0))
     for _ in range(3):
