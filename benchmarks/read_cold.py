@@ -42,7 +42,7 @@ from colabstage.h5.info import open_h5
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.mapping import FileStamp
+from colabstage.load.reading.memory import FileStamp
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 from colabstage.load.reading.threads import ThreadPool

@@ -29,8 +29,7 @@ from colabstage import stage_dataset
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import UnitOrder, mixing_of
 from colabstage.load.epoch import Shard
-from colabstage.pack.arrival import FIRST_UNITS
-from colabstage.pack.packing_order import stretch_bytes, window_units
+from colabstage.pack.arrival import FIRST_UNITS, stretch_bytes, window_units
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.streaming import StreamFacts, forecast_stream

@@ -18,8 +18,7 @@ from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.cells import NOTHING_DONE, stops_with
-from colabstage.io.page import notes, page, table
+from colabstage.io.page import NOTHING_DONE, notes, page, stops_with, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -27,10 +27,9 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import takes
-from colabstage.io.cells import NOTHING_DONE, stops_with
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
-from colabstage.io.page import COLOURS, notes, page
+from colabstage.io.page import COLOURS, NOTHING_DONE, notes, page, stops_with
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry
@@ -222,7 +221,7 @@ class SourceComparison:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.diagnose.drawing import new_figure
+        from colabstage.diagnose.figure import new_figure
 
         figure = new_figure(9.5, 2.9)
         figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold")

@@ -318,7 +318,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
     from colabstage.h5.info import read_info
     from colabstage.h5.manifest import look_at_manifest
     from colabstage.load.reading.reader import SplitReader
-    from colabstage.sources.record import file_seal
+    from colabstage.sources.identity import file_seal
 
     try:
         info = read_info(path)

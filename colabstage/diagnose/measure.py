@@ -34,14 +34,14 @@ from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.gpu import gpu_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from colabstage.diagnose.loaders import ProfiledLoader
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
 
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages alone.
 _PARTS = (0.25, 0.40, 0.10, 0.25)

@@ -18,13 +18,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from colabstage.errors import SourceReadError
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from colabstage.io.clock import Clock
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, Clock
 
 T = TypeVar("T")
 R = TypeVar("R")

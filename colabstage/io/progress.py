@@ -1,24 +1,46 @@
-"""Progress and cancellation, passed down as arguments.
+"""Progress, cancellation and time, passed down as arguments.
 
-A `Progress` opens one `ProgressStep` per step of the work; a step is a context manager that is told of every unit
-done, from any thread. Nothing in colabstage prints progress by itself.
-
-All of it is in the lowest layer, the panel of notebooks too: `progress=True` has to find it from any verb, and what is
-below the faces does not import them.
+Whoever waits, measures or gives up takes a `Clock`, and a test passes one that it turns itself. Deadlines are compared
+with `now`, pauses are made with `sleep`, and threads that wait for each other do so with `wait`. What other programs
+and the kernel do in the meantime takes real time, whatever the clock says.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.panel import NotebookProgress, in_notebook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+
+class Clock(Protocol):
+    """What `SystemClock` does, or what a test makes of it."""
+
+    def now(self) -> float:
+        """Return seconds since some moment; they never run backwards."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return after so many seconds."""
+
+    def wait(self, condition: threading.Condition, timeout: float, /) -> bool:
+        """Wait, with the lock held, until the condition is notified, at most so many seconds."""
+
+
+class SystemClock:
+    """The computer's own: the functions themselves, so that a look costs no more than without."""
+
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(time.sleep)
+    wait = staticmethod(threading.Condition.wait)
+
+
+SYSTEM_CLOCK = SystemClock()
 
 
 class Cancellation:

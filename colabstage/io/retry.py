@@ -20,14 +20,14 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import TypeVar
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
 
     T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import torch
 
 from colabstage.errors import said_by
 from colabstage.h5.info import read_info
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.load.arrival import facts_of
 from colabstage.load.batches import map_leaves
 from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
@@ -29,7 +29,7 @@ from colabstage.machine.resources import read_resources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.load.arrival import Side
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.partial.expected import Expected
+    from colabstage.sources.partial.fetcher import Expected
     from colabstage.sources.remote import RemoteFile
 
 # A window of more blocks mixes no better: rows of a split are in the order of a hash in the pack already.

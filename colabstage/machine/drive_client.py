@@ -38,8 +38,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_duration
 from colabstage.machine.mounts import mount_of, require_answer
 from colabstage.machine.platforms import system_root
@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from colabstage.io.clock import Clock
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, Clock
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")

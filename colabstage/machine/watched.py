@@ -31,8 +31,8 @@ from colabstage.errors import (
     OptionError,
     SourceReadError,
 )
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import speaks_of_a_mount, translate_read_error
 from colabstage.machine.drive import drive_root, is_readonly, mount_drive
 from colabstage.machine.drive_client import drive_log_size, quota_error

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from colabstage.io.files import Closing
-from colabstage.io.journal import Journal, walk_journal
 from colabstage.io.temporaries import current_world
+from colabstage.io.workspace import Journal, walk_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

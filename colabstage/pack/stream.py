@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from colabstage.layouts.table import Boxes
-from colabstage.pack.arrival import FIRST_UNITS, ArrivalPlan, PackArrival, SplitRows
-from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, stretch_bytes, window_units
-from colabstage.pack.row_map import RowMap, RowState
+from colabstage.pack.arrival import (
+    FIRST_UNITS,
+    ArrivalPlan,
+    Needs,
+    PackArrival,
+    PackingOrder,
+    RowMap,
+    RowState,
+    SplitRows,
+    pack_units,
+    stretch_bytes,
+    window_units,
+)
 from colabstage.pack.writer import SampleCoder
 
 if TYPE_CHECKING:

@@ -16,16 +16,15 @@ import struct
 import threading
 from typing import TYPE_CHECKING
 
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.files import pread_exactly, pwrite_exactly
-from colabstage.simulate.model import Meter
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.simulate.knobs import Meter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.io.clock import Clock
-    from colabstage.simulate.knobs import DriveKnobs, DriveStats
-    from colabstage.simulate.model import ColdFile, Traffic
+    from colabstage.io.progress import Clock
+    from colabstage.simulate.knobs import ColdFile, DriveKnobs, DriveStats, Traffic
 
 # inode, size in bytes, modification time in ns, offset in bytes
 _RECORD = struct.Struct("<QQqQ")

@@ -13,13 +13,13 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from colabstage.io.clock import SYSTEM_CLOCK
-from colabstage.simulate.model import cold_listing_s, listing_gives_up
+from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.simulate.knobs import cold_listing_s, listing_gives_up
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
 MY_DRIVE = "/MyDrive"

@@ -28,8 +28,7 @@ import mfusepy
 
 from colabstage.machine.mounts import PRACTICE_SOURCE, unmount_lazily
 from colabstage.simulate.filesystem import FuseDrive
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
-from colabstage.simulate.model import FaultLedger
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, FaultLedger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

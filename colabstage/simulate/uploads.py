@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.drive_client import drive_log_path
 from colabstage.machine.platforms import system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
 _BLOCK_BYTES = 4096

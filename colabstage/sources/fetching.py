@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import look_at, put_back, put_file, put_folder
+from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import find_orphans
@@ -25,7 +25,14 @@ from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.folder import fetch_folder, unfinished_bytes
-from colabstage.sources.identity import compare
+from colabstage.sources.identity import (
+    FETCHED,
+    FetchRecord,
+    announce_record,
+    compare,
+    file_seal,
+    settle_record,
+)
 from colabstage.sources.look import Look, check_freshness
 from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import (
@@ -37,13 +44,6 @@ from colabstage.sources.parse import (
     paths_of,
 )
 from colabstage.sources.part import SLOW_LISTERS, Opening
-from colabstage.sources.record import (
-    FETCHED,
-    FetchRecord,
-    announce_record,
-    file_seal,
-    settle_record,
-)
 from colabstage.sources.remote import parse_checksum
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, plan_transfer

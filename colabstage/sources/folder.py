@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError
 from colabstage.io.files import Closing, hash_ranges
-from colabstage.io.journal import Journal, read_journal
 from colabstage.io.ownership import put_folder
 from colabstage.io.retry import typed_write_errors
 from colabstage.io.temporaries import find_orphans, remove_own
-from colabstage.io.workspace import only_for, open_workspace
+from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal
 from colabstage.sources.tree import fetch_tree
 
 if TYPE_CHECKING:

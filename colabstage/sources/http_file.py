@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import (
     Validators,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
 
 # The first look asks for so much: enough to see a page's title; it still comes in the first round trip.

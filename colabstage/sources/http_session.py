@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
 
 # More than anybody has in flight at once, so that none is thrown away after each use.
 _POOL_CONNECTIONS = 64

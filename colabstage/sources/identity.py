@@ -1,4 +1,5 @@
-"""The state of a source at one time: enough to tell later whether it is still the same.
+"""The state of a source at one time: enough to tell later whether it is still the same; and the record of what was
+fetched from it, a hidden file by which `fetch_files` knows its own work again.
 
 Two states are the same when something proves it: a service's version, the checksums of every member of a zip or of
 every file, or names, sizes and times of all files where times can be trusted. What is left open is said, not assumed.
@@ -10,13 +11,18 @@ import itertools
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.io.files import hash_block
-from colabstage.io.records import read_fields
+from colabstage.io.files import block_ranges, hash_block, hash_ranges
+from colabstage.io.ownership import look_at, sweep_orphans
+from colabstage.io.records import RecordFile, read_fields
+from colabstage.io.temporaries import current_world
+from colabstage.machine.resources import usable_cores
+from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.zip_directory import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from colabstage.sources.remote import RemoteFacts
     from colabstage.trees.tree import ByteSource, Tree
@@ -273,3 +279,79 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
     """Return whether two full identities are not known to be of different content; see `compare` for what is proved."""
     return compare(recorded, now) != "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRecord:
+    """What was fetched to one place."""
+
+    address: str
+    """From where."""
+    identity: SourceIdentity
+    """The source's state then."""
+    seal: dict[str, int | str]
+    """Of a file, the facts that change when anything writes to it; of a folder, the name of its deed."""
+    hashes: tuple[str, ...]
+    """Of a file, the xxh3-64 of each 8 MiB block."""
+    files: int
+    """How many files the target holds."""
+    nbytes: int
+    """Their bytes together."""
+    transport: str
+    """How it came."""
+
+    def fits(self, target: Path, *, thorough: bool = False) -> bool:
+        """Return whether what was fetched is there as it was left, and in a folder nothing else.
+
+        By sizes and times, or by a file's content where its times say nothing, or with `thorough` whatever they say.
+        """
+        if "deed" in self.seal:
+            here = look_at(target)
+            return here.is_as_made and here.deed == self.seal["deed"]
+        # A link is somebody's way to something else, even where that is as it was.
+        if target.is_symlink() or not target.is_file():
+            return False
+        sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
+        if sealed and not (thorough and self.hashes):
+            return True
+        # The length is free to ask, the hashes read everything.
+        if not self.hashes or target.stat().st_size != self.nbytes:
+            return False
+        ranges = block_ranges(self.nbytes, BLOCK_BYTES)
+        return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values; of the source's state, what is known."""
+        return {**asdict(self), "identity": self.identity.to_json()}
+
+
+FETCHED = RecordFile(FetchRecord, ("version", 1), FetchRecord.fits, FetchRecord.to_json)
+
+
+def announce_record(target: Path, record: FetchRecord) -> None:
+    """Say what is about to be put at `target`.
+
+    The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
+    """
+    # Renaming changes it.
+    seal = {name: value for name, value in record.seal.items() if name != "ctime_ns"}
+    FETCHED.announce(target, replace(record, seal=seal))
+
+
+def settle_record(target: Path, record: FetchRecord) -> None:
+    """Finish what runs left that died once the work was in place, by them or by an earlier one."""
+    if FETCHED.announced_path(target).exists():
+        FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
+    sweep_orphans(target.parent, name=target.name)
+
+
+def file_seal(file: Path) -> dict[str, int | str]:
+    """Return what changes when anything writes to a file; and the boot, which may lose what was not forced out."""
+    found = file.stat()
+    return {
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+        "world": current_world(),
+    }

@@ -30,7 +30,7 @@ from colabstage.errors import (
     SourceReadError,
     said_by,
 )
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import hide_secrets, secrets_in, show_address
 from colabstage.sources.remote import TransientError, at_least_rate
 from colabstage.sources.store_adapters import (
@@ -48,7 +48,7 @@ from colabstage.sources.store_adapters import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
 
 Judgement = Literal["missing", "access", "transient", "other"]
 

@@ -17,8 +17,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.files import hash_block
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
     from colabstage.trees.tree import ByteSource
 
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")

@@ -31,9 +31,8 @@ from colabstage.sources.parse import (
     local_source,
 )
 from colabstage.sources.part import SLOW_LISTERS, Download, Opening, SourcePart, copy_name, is_on_drive
-from colabstage.sources.remote import check_file, given_up
+from colabstage.sources.remote import MountedFile, check_file, given_up
 from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
-from colabstage.sources.transfer.mounted import MountedFile
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.joined import JoinedTree, Joining, distinct_names
 from colabstage.trees.open import recognise

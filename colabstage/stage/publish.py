@@ -48,9 +48,9 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.arguments import takes
-from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import disk_use, make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
+from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate

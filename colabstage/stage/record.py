@@ -16,8 +16,7 @@ from colabstage.io.files import read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.identity import SourceIdentity, compare, is_same
-from colabstage.sources.record import file_seal
+from colabstage.sources.identity import SourceIdentity, compare, file_seal, is_same
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, ParamSpec, Unpack
 
 from colabstage.io.arguments import takes, with_docs
-from colabstage.io.cells import GOES_ON, NOTHING_DONE, stops_with
+from colabstage.io.page import GOES_ON, NOTHING_DONE, stops_with
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
 from colabstage.stage.make import StageCall

@@ -37,12 +37,11 @@ from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.stream import PackStream
-from colabstage.sources.identity import compare, proof_of
+from colabstage.sources.identity import compare, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import ManySource
 from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
-from colabstage.sources.record import file_seal
 from colabstage.stage.cache import Cache, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.make import (

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
 from colabstage.h5.info import read_info
-from colabstage.io.clock import SYSTEM_CLOCK
-from colabstage.io.progress import Cancellation, NullProgress, cancellation_of, resolve_progress
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, NullProgress, cancellation_of, resolve_progress
 from colabstage.io.units import format_duration
 from colabstage.load.arrival import Arrival, UnitOrder
 from colabstage.load.epoch import Shard

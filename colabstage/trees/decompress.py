@@ -20,8 +20,7 @@ from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError
 from colabstage.io.files import make_folder
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
-from colabstage.trees.archive_bytes import SourceFile, TemporaryBytes
-from colabstage.trees.contents import HEAD_BYTES, Compression, compression_of
+from colabstage.trees.archive_bytes import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
 from colabstage.trees.names import ArchiveLimits, check_limits
 
 if TYPE_CHECKING:

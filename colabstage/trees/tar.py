@@ -12,8 +12,14 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.archive_bytes import RangeBytes
-from colabstage.trees.contents import HEAD_BYTES, compression_of, describe_contents, header_checksums, truncated
+from colabstage.trees.archive_bytes import (
+    HEAD_BYTES,
+    RangeBytes,
+    compression_of,
+    describe_contents,
+    header_checksums,
+    truncated,
+)
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import Listing
 from colabstage.trees.names import (

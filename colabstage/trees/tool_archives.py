@@ -31,8 +31,7 @@ from colabstage.errors import (
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.temporaries import remove_own, temp_beside
-from colabstage.trees.archive_bytes import LocalBytes, owners_bytes
-from colabstage.trees.contents import HEAD_BYTES, tool_archive_kind
+from colabstage.trees.archive_bytes import HEAD_BYTES, LocalBytes, owners_bytes, tool_archive_kind
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.names import (
     DEFAULT_LIMITS,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.contents import HEAD_BYTES, describe_contents, truncated
+from colabstage.trees.archive_bytes import HEAD_BYTES, describe_contents, truncated
 from colabstage.trees.names import refuse_member
 
 if TYPE_CHECKING:

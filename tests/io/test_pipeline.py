@@ -18,15 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import CancelledError, DecodeError, SourceReadError
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, PipelineResult, ReadPace, run_pipeline
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
 from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.io.clock import Clock
+    from colabstage.io.progress import Clock
 
 LIMITS = PipelineLimits(readers=2, max_readers=2, workers=2, stall_timeout_s=20.0)
 

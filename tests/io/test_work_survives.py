@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.io.journal import Journal, read_journal
 from colabstage.io.temporaries import leave_for_next, temp_beside
-from colabstage.io.workspace import Workspace, always, only_for, open_workspace, unless
+from colabstage.io.workspace import Journal, Workspace, always, only_for, open_workspace, read_journal, unless
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, m
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
-from colabstage.pack.packing_order import window_units
+from colabstage.pack.arrival import window_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

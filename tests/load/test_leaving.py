@@ -19,7 +19,7 @@ from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.chunks import ChunkEngine
 from colabstage.load.reading.encoded import EncodedRows
-from colabstage.load.reading.mapping import ReadFile
+from colabstage.load.reading.memory import ReadFile
 from colabstage.load.reading.storage import EngineChoice
 
 if TYPE_CHECKING:

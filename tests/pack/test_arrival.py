@@ -14,8 +14,7 @@ import pytest
 from colabstage.errors import CancelledError, DecodeError, NotStagedError, SourceReadError
 from colabstage.io.progress import Cancellation
 from colabstage.io.temporaries import temp_beside
-from colabstage.pack.arrival import ArrivalPlan, PackArrival, SplitRows
-from colabstage.pack.row_map import PackState, RowMap, RowState
+from colabstage.pack.arrival import ArrivalPlan, PackArrival, PackState, RowMap, RowState, SplitRows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +91,7 @@ def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(works
 def test_a_packer_that_was_killed_is_not_waited_for(workspace: Path) -> None:
     arrival, _ = begin(workspace)
     script = (
-        "import sys; from pathlib import Path; from colabstage.pack.row_map import RowMap; "
+        "import sys; from pathlib import Path; from colabstage.pack.arrival import RowMap; "
         "RowMap.create(Path(sys.argv[1]), 6)"
     )
     subprocess.run([sys.executable, "-c", script, str(workspace / "rows")], check=True)

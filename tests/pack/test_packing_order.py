@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colabstage.pack.packing_order import Needs, PackingOrder, pack_units, stretch_bytes, window_units
+from colabstage.pack.arrival import Needs, PackingOrder, pack_units, stretch_bytes, window_units
 
 
 def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None:

@@ -29,7 +29,7 @@ from colabstage.pack.job import prepare_pack
 from colabstage.pack.options import PackOptions
 from colabstage.io.progress import Cancellation
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.simulate.model import ThrottledTree
+from colabstage.simulate.knobs import ThrottledTree
 from colabstage.trees.folder import FolderTree
 
 class Telling:

@@ -7,8 +7,18 @@ import errno
 
 import pytest
 
-from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, ListingFault, OpFault
-from colabstage.simulate.model import FaultLedger, Meter, Traffic, cold_listing_s, listing_gives_up
+from colabstage.simulate.knobs import (
+    ContentFault,
+    DriveFaults,
+    DriveKnobs,
+    FaultLedger,
+    ListingFault,
+    Meter,
+    OpFault,
+    Traffic,
+    cold_listing_s,
+    listing_gives_up,
+)
 
 KNOBS = DriveKnobs(
     cold_open_latency_s=0.4,

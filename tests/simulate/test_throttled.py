@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.simulate.knobs import DriveKnobs
-from colabstage.simulate.model import ThrottledTree
+from colabstage.simulate.knobs import DriveKnobs, ThrottledTree
 from colabstage.trees.folder import FolderTree
 from tests.clocks import ManualClock
 

@@ -10,7 +10,7 @@ import pytest
 from colabstage.errors import TargetExistsError
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.record import FETCHED
+from colabstage.sources.identity import FETCHED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -23,7 +23,7 @@ from colabstage.errors import (
 )
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.record import FETCHED
+from colabstage.sources.identity import FETCHED
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem

@@ -19,7 +19,7 @@ from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
-from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.remote import MountedFile
 from colabstage.stage import staging
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset

@@ -34,8 +34,7 @@ from colabstage.errors import (
 from colabstage.io.progress import Cancellation
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
-from colabstage.trees.open import open_archive
-from colabstage.trees.single_file import CompressedFileTree
+from colabstage.trees.open import CompressedFileTree, open_archive
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tree import FileEntry
 

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.load.reading.mapping import cut_off
+from colabstage.load.reading.memory import cut_off
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.load.reading.mapping import MappedFile
+    from colabstage.load.reading.memory import MappedFile
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.threads import ThreadPool
 

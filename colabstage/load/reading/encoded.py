@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.images.options import ImageOptions
-    from colabstage.load.reading.mapping import MappedFile, ReadFile
+    from colabstage.load.reading.memory import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.threads import ThreadPool
 

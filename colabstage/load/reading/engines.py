@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.io.units import format_count
-from colabstage.load.reading.mapping import cut_off
+from colabstage.load.reading.memory import cut_off
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
-    from colabstage.load.reading.mapping import MappedFile, ReadFile
+    from colabstage.load.reading.memory import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.threads import ThreadPool
 

@@ -33,10 +33,18 @@ from colabstage.load.reading.engines import (
     mapped_table,
     turn_bytes,
 )
-from colabstage.load.reading.mapping import MappedFile, ReadFile, check_stamp
-from colabstage.load.reading.memory import resident_part, spare_memory
-from colabstage.load.reading.ragged import H5pyRagged, KeptRagged, RaggedFiles, RaggedRows, check_images, keep_rows
-from colabstage.load.reading.targets import BoxTargets, FixedTargets, MaskTargets
+from colabstage.load.reading.memory import MappedFile, ReadFile, check_stamp, resident_part, spare_memory
+from colabstage.load.reading.targets import (
+    BoxTargets,
+    FixedTargets,
+    H5pyRagged,
+    KeptRagged,
+    MaskTargets,
+    RaggedFiles,
+    RaggedRows,
+    check_images,
+    keep_rows,
+)
 from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import read_resources, usable_cores
 
@@ -50,10 +58,9 @@ if TYPE_CHECKING:
     from colabstage.images.options import MaskOptions
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.encoded import ByteRanges
-    from colabstage.load.reading.mapping import FileStamp
-    from colabstage.load.reading.ragged import RaggedSource
+    from colabstage.load.reading.memory import FileStamp
     from colabstage.load.reading.storage import EngineChoice, StorageFacts
-    from colabstage.load.reading.targets import TargetRows
+    from colabstage.load.reading.targets import RaggedSource, TargetRows
 
 InputRows = RowEngine | EncodedRows | RaggedRows
 

@@ -22,10 +22,8 @@ from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
 from colabstage.load.reading.encoded import EncodedRows
 from colabstage.load.reading.engines import GatherEngine, memory_table, resolve_rows
-from colabstage.load.reading.mapping import FileStamp, check_stamp
-from colabstage.load.reading.memory import check_memory, empty_array
+from colabstage.load.reading.memory import FileStamp, check_memory, check_stamp, empty_array
 from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
-from colabstage.load.reading.ragged import RaggedRows, read_keys
 from colabstage.load.reading.storage import (
     CacheState,
     EngineChoice,
@@ -34,6 +32,7 @@ from colabstage.load.reading.storage import (
     ragged_facts,
     read_storage_facts,
 )
+from colabstage.load.reading.targets import RaggedRows, read_keys
 from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources

@@ -20,9 +20,9 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
-from colabstage.io.cells import GOES_ON, stops_with
 from colabstage.io.files import hash_block, make_folder
 from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
+from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
@@ -36,7 +36,7 @@ from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
 from colabstage.sources.parse import absolute_path
-from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
 from colabstage.trees.archive_bytes import LocalBytes, SharedBytes

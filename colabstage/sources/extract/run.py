@@ -9,10 +9,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.io.files import Closing, hash_block
-from colabstage.io.journal import Journal, read_journal
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
 from colabstage.io.temporaries import current_world, remove_own, rename_own
+from colabstage.io.workspace import Journal, read_journal
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.extract.processes import ProcessesNotStartedError, ProcessPool
 from colabstage.sources.tree import make_folders

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.io.clock import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
@@ -22,8 +22,7 @@ from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from colabstage.io.clock import Clock
-    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Cancellation, Clock, ProgressStep
     from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.sources.transfer.byte_ranges import ByteRange

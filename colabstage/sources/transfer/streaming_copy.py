@@ -13,9 +13,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.io.clock import SYSTEM_CLOCK
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from colabstage.io.clock import Clock
-    from colabstage.io.progress import Cancellation, ProgressStep
+    from colabstage.io.progress import Cancellation, Clock, ProgressStep
     from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFile
     from colabstage.sources.transfer.partial_file import PartialFile

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from colabstage.ui.cli.datasets import list_, plan, purge, stage
-from colabstage.ui.cli.files import extract, fetch, pack
+from colabstage.ui.cli.datasets import extract, fetch, list_, pack, plan, purge, stage
 from colabstage.ui.cli.measuring import compare, demo, doctor, gpu, profile
 from colabstage.ui.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
 from colabstage.ui.cli.packed import info, verify

@@ -358,7 +358,7 @@ class _Throttled:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[Machine]:
-        from colabstage.simulate.model import ThrottledTree
+        from colabstage.simulate.knobs import ThrottledTree
         from colabstage.trees.folder import FolderTree
         from colabstage.ui.demo.train import ImagesOfTree
 

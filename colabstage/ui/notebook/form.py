@@ -19,8 +19,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, make_request
-from colabstage.ui.notebook.fields import changed, make_fields, python_of
-from colabstage.ui.notebook.saved import show_with_picture
+from colabstage.ui.notebook.fields import changed, make_fields, python_of, show_with_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

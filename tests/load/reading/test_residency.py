@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.load.reading.mapping import FileStamp, MappedFile
-from colabstage.load.reading.memory import resident_part
+from colabstage.load.reading.memory import FileStamp, MappedFile, resident_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,7 @@ from colabstage.errors import (
 from colabstage.io.files import hash_block
 from colabstage.io.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
-from colabstage.sources.remote import TransientError
-from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.trees.zip import ZipTree
 from tests.clocks import ManualClock

@@ -15,8 +15,7 @@ from colabstage.errors import DriveDisconnectedError, SourceChangedError, Source
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
-from colabstage.sources.remote import TransientError
-from colabstage.sources.transfer.mounted import MountedFile
+from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources.remotes import random_bytes
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from colabstage.diagnose.figure import PageFigure
-from colabstage.ui.notebook.saved import as_images
+from typing import Any
+
+from colabstage.diagnose.figure import new_figure
+from colabstage.ui.notebook.fields import as_images
 
 
 def test_drawings_become_images() -> None:
@@ -17,7 +19,7 @@ def test_drawings_become_images() -> None:
 
 def test_a_figure_says_nothing_of_who_drew_it() -> None:
     """A page that drops the drawing keeps the text in it, which is then above the picture."""
-    figure = PageFigure(figsize=(1, 1), dpi=20, layout="constrained", facecolor="white")
+    figure: Any = new_figure(1, 1)
     html = figure._repr_html_()
     assert html.count("<svg") == html.count("<img") == 1
     assert "metadata" not in html
