@@ -2,12 +2,13 @@
 
     python -m benchmarks.stage_drive [--images 2000]
 
-Measures `cp -r` of a folder of small JPEGs and `cp` of a zip of them against `stage_dataset` of each, with decoding:
-to pixels as they are (the plain call) and to 224x224, the latter also with publishing the pack to Drive; a second call;
-and a fresh machine that starts from the cached pack against `cp` of the same file. Every contender starts with a cold
-Drive. A second call proves that the source is the same, so it is also compared with what that cannot do without: on a
-local disk reading the folders and asking for each file's size and time, on Drive listing the same folder. Exit code 1
-when one of the promised ratios is missed.
+Measures `cp -r` of a folder of small JPEGs and `cp` of a zip of them against `stage_dataset` of each, with decoding: to
+pixels as they are (the plain call) and to 224x224, the latter also in a process of its own, which imports everything
+first, and with publishing the pack to Drive; the limit: listing the folder and reading all of its files by as many
+threads, and nothing else; a second call; and a fresh machine that starts from the cached pack against `cp` of the same
+file. Every contender starts with a cold Drive. A second call proves that the source is the same, so it is also compared
+with what that cannot do without: on a local disk reading the folders and asking for each file's size and time, on Drive
+listing the same folder. Exit code 1 when one of the promised ratios is missed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from PIL import Image
 from benchmarks._photographs import write_photographs, zip_folder
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 from colabstage.simulate.knobs import DriveKnobs
+from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -124,6 +127,23 @@ def stage(
     return stage_dataset(source, image_size=size, local_dir=local, cache_dir=cache, progress=False)
 
 
+def stage_afresh(source: Path, local: Path) -> None:
+    """The one cell in a process that has imported nothing, to 224x224."""
+    call = (
+        f"stage_dataset({str(source)!r}, image_size={SMALL}, local_dir={str(local)!r}, cache_dir=None, progress=False)"
+    )
+    subprocess.run([sys.executable, "-c", f"from colabstage import stage_dataset; {call}"], check=True)
+
+
+def read_bare(folder: Path) -> None:
+    """List a folder and read all of its files by as many threads as staging has, keeping nothing."""
+    with ThreadPoolExecutor(SLOW_READERS) as pool:
+        listed = pool.map(lambda place: [path for path in place.iterdir() if path.is_file()], folder.iterdir())
+        paths = [path for paths in listed for path in paths]
+        for _ in pool.map(lambda path: len(path.read_bytes()), paths):
+            pass
+
+
 def ask_each(folder: str | Path) -> int:
     """Read a folder and those in it, and ask for each file's size and time; the number of files."""
     files = 0
@@ -173,6 +193,8 @@ def measure(bench: Bench, images: int) -> list[Claim]:
     copied = bench.timed("cp -r folder", lambda mount: copy(mount / "photos", bench.local()), rounds=1)
     staged = bench.timed("stage_dataset(folder), as they are", lambda m: stage(m / "photos", bench.local()))
     small = bench.timed("stage_dataset(folder), to 224x224", lambda m: stage(m / "photos", bench.local(), size=SMALL))
+    afresh = bench.timed("  in a process of its own", lambda m: stage_afresh(m / "photos", bench.local()))
+    bare = bench.timed(f"  limit: listing and reading, {SLOW_READERS} threads", lambda m: read_bare(m / "photos"))
     published = bench.timed(
         "stage_dataset(folder), to 224x224, pack published",
         lambda m: stage(m / "photos", bench.local(), cache=m / "cache-a", size=SMALL),
@@ -206,6 +228,10 @@ def measure(bench: Bench, images: int) -> list[Claim]:
         rounds=1,
     )
     print(f"\nfolder to 224x224 / cp -r: {small / copied:.3f}; zip to 224x224 / cp: {zip_small / zip_copied:.3f}")
+    print(
+        f"cp -r / folder to 224x224 in a process of its own: {copied / afresh:.1f}; cp -r / the limit: "
+        f"{copied / bare:.1f}"
+    )
     print(f"with publishing to Drive, the first session took {published / small:.2f} times as long\n")
     return [
         Claim("folder: stage_dataset / cp -r", staged / copied, 1 / 12),

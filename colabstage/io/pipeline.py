@@ -30,10 +30,6 @@ R = TypeVar("R")
 
 # How often a waiting thread looks whether it should stop; no wait is longer than this.
 _LOOK_S = 0.25
-# Items for each worker that are read ahead, beyond the reads in flight: enough that none of them waits, few enough that
-# memory does not fill up to the budget for nothing. Readers go on when half of them are used, not after each: waking
-# a thread costs as much as reading a small file.
-_AHEAD_PER_WORKER = 32
 # The first read of a folder may wait for the disk, and says nothing of those after it.
 _FIRST_READS = 8
 # A reader can be stuck in a dead mount for ever, so the end waits for all of them together only as long as the limits
@@ -53,6 +49,11 @@ class PipelineLimits:
     """Threads that use what was read."""
     budget_bytes: int = 64 * 1024 * 1024
     """Bytes read, or being read, and not yet used; one item may exceed it alone."""
+    ahead: int | None = 32
+    """Items for each worker that are read ahead, beyond the reads in flight; `None` for as many as the budget holds.
+
+    Enough that no worker waits, few enough that memory does not fill up to the budget for nothing.
+    """
     slow_read_s: float = 0.002
     """A mean time of one read, in seconds, above which more readers help."""
     stall_timeout_s: float = 180.0
@@ -284,11 +285,13 @@ class _Run(Generic[T]):
 
     def _has_room(self, cost: int) -> bool:
         """Return whether an item of `cost` bytes may be read now; remembers whether readers rest."""
-        ahead = self._taken - self._used - self._limits.max_readers
-        enough = _AHEAD_PER_WORKER * self._limits.workers
-        self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
-        if self._far_ahead:
-            return False
+        if self._limits.ahead is not None:
+            ahead = self._taken - self._used - self._limits.max_readers
+            enough = self._limits.ahead * self._limits.workers
+            # Readers go on when half of it is used, because waking a thread costs as much as reading a small file.
+            self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
+            if self._far_ahead:
+                return False
         return self._in_flight_bytes == 0 or self._in_flight_bytes + cost <= self._limits.budget_bytes
 
     def _deliver(self, item: int, data: T, seconds: float) -> None:

@@ -383,15 +383,16 @@ class _PackRun:
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
                 noted = facts if self.job.plan.x.is_open or isinstance(self.job.table.targets, Boxes) else None
+                # Images that are stored as files are decoded once as well, to find broken ones.
+                decodes = self.job.plan.x.lengths is None or isinstance(self.job.table.inputs, Images)
+                limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes)
+                if self.torch is not None:
+                    # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
+                    limits = replace(limits, ahead=None)
                 result = write_samples(
                     WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
-                    # Images that are stored as files are decoded once as well, to find broken ones.
-                    limits=pipeline_limits(
-                        self.job.tree,
-                        slow=self.slow,
-                        decodes=self.job.plan.x.lengths is None or isinstance(self.job.table.inputs, Images),
-                    ),
+                    limits=limits,
                     step=step,
                     cancellation=cancellation,
                     stream=self.stream,

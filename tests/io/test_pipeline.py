@@ -154,6 +154,27 @@ def test_little_is_read_ahead_where_reading_is_faster() -> None:
     assert 4 <= recorder.most_bytes <= 64
 
 
+def test_what_is_read_ahead_may_be_bounded_by_the_budget_alone() -> None:
+    """With `ahead=None` readers go on as far as the budget allows while a worker is held up, and not beyond it."""
+    some = threading.Semaphore(0)
+    taken: list[int] = []
+    taken_meanwhile = 0
+
+    def read(item: int) -> bytes:
+        taken.append(item)
+        some.release()
+        return b""
+
+    def use(item: int, data: bytes) -> None:
+        nonlocal taken_meanwhile
+        if item == 0:
+            assert all(some.acquire(timeout=20) for _ in range(100))
+            taken_meanwhile = len(taken)
+
+    run_with(read, use, replace(LIMITS, workers=1, budget_bytes=100, ahead=None))
+    assert (taken_meanwhile, len(taken)) == (100, 1000)
+
+
 def test_item_beyond_the_budget_passes_alone() -> None:
     """An item that is larger than the whole budget waits until nothing else is in flight, and then goes through."""
     recorder = Recorder([10, 10, 5000, 10, 10], read_s=0.002, use_s=0.002)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,13 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.pack import execute, job
 from colabstage.pack.plan import TORCH_SAMPLES
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.pack.execute import PackReport
+    from colabstage.trees.tree import FileEntry
 
 pytestmark = pytest.mark.skipif(
     not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"
@@ -82,6 +86,30 @@ def test_many_images_are_resized_by_torch_and_the_file_says_so(
     assert "torch" not in str(report)
     difference = np.abs(rows(out).astype(int) - rows(tmp_path / "1.h5"))
     assert difference.max() == 1
+
+
+def test_files_are_read_while_torch_is_imported(tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow mount readers do not stop for an import that takes as long as reading a thousand files."""
+    reads = threading.Semaphore(0)
+    read_now = FolderTree.read
+    came: list[bool] = []
+
+    def read(tree: FolderTree, entry: FileEntry) -> bytes:
+        reads.release()
+        return read_now(tree, entry)
+
+    def import_slowly() -> bool:
+        deadline = time.monotonic() + 20
+        came.extend(reads.acquire(timeout=max(0, deadline - time.monotonic())) for _ in range(TORCH_SAMPLES // 2))
+        return can_torch_resize()
+
+    limits = PipelineLimits(readers=2, max_readers=2, workers=2)
+    monkeypatch.setattr(execute, "pipeline_limits", lambda tree, slow, decodes: limits)
+    monkeypatch.setattr(job, "expects_torch", lambda: True)
+    monkeypatch.setattr(job, "can_torch_resize", import_slowly)
+    monkeypatch.setattr(FolderTree, "read", read)
+    assert pack(many, tmp_path / "pack.h5").resizer == "torch"
+    assert all(came)
 
 
 def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
