@@ -29,14 +29,19 @@ PRELOADED = {
 # What servers and clusters of tests are made of, too.
 _OTHERS = ("moto.server", "s3fs", "distributed", "datasets", "jupyterlab.labapp", "playwright.sync_api")
 _ANSWER = 16
+_INTERRUPT = b"i"
 
 
 def ask(address: str, role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> int:
-    """Run a kernel, nbclient or a script in a forked process with our standard streams; returns its exit code."""
+    """Run a kernel, nbclient or a script in a forked process with our standard streams; returns its exit code.
+
+    An interrupt is passed on, as Jupyter interrupts a kernel by a signal to the process that it started.
+    """
     request = {"role": role, "arguments": arguments, "folder": folder, "environment": environment}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
+        signal.signal(signal.SIGINT, lambda *_: connection.send(_INTERRUPT))
         answer = connection.recv(_ANSWER)
     return int(answer) if answer else 1
 
@@ -113,10 +118,13 @@ def _attend(connection: socket.socket) -> None:
     for stream in streams:
         os.close(stream)
     ended = os.pidfd_open(child)
-    # Whoever asked may be gone before the child is: then the child is of no use to anybody.
-    ready, _, _ = select.select([ended, connection.fileno()], [], [])
-    if ended not in ready:
+    while ended not in select.select([ended, connection.fileno()], [], [])[0]:
+        if connection.recv(1):
+            os.kill(child, signal.SIGINT)
+            continue
+        # Whoever asked is gone before the child is, which is then of no use to anybody.
         os.killpg(child, signal.SIGKILL)
+        break
     _, status = os.waitpid(child, 0)
     with suppress(OSError):
         connection.sendall(str(os.waitstatus_to_exitcode(status)).encode())

@@ -94,7 +94,7 @@ def test_each_failure_of_the_client_is_one_typed_error(
     assert caught.type is kind
     assert caught.value.__cause__ is not None
     # Where Dask is imported, causes are pickled with their errors, and the stand-in's class is not pexpect's own.
-    caught.value.__cause__ = None
+    caught.value.__cause__ = caught.value.__context__ = None
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from colabstage.stage.purge import StoredDataset
     from tests.sources.servers import BucketService
 
+pytestmark = pytest.mark.torch
+
 COUNT = 600
 LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, 65536, 32
 

@@ -77,6 +77,7 @@ class Hanging:
         def read_or_hang(handle: int, length: int, offset: int) -> bytes:
             if offset >= HANGS_AT and not self.met.is_set() and self._is_restore():
                 self._hang()
+                self._awake.wait(AWAKE_S)  # what the kernel has read ahead would be there at once
             return read(handle, length, offset)
 
         def close_or_hang(handle: int) -> None:

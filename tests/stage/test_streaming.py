@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
     from colabstage.trees.tree import FileEntry
 
+pytestmark = pytest.mark.torch
+
 COUNT, BATCH = 96, 8
 # What a first batch may be of: eight units, and the one after them.
 FIRST = 72

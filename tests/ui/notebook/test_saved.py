@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
+
 from colabstage.diagnose.figure import new_figure
 from colabstage.ui.notebook.fields import as_images
 
