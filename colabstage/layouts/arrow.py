@@ -25,6 +25,7 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import probe_image
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.layouts.image_boxes import possible_forms
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import open_shard, spool_folder
 from colabstage.layouts.shards import (
@@ -448,14 +449,11 @@ def _corners(boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: Sha
     Raises:
         BrokenDatasetError: all boxes may be either, or some are neither.
     """
-    are_corners = bool(np.all(boxes[:, 2:] >= boxes[:, :2]))
-    are_sizes = bool(np.all(boxes >= 0))
+    are_corners, are_sizes = possible_forms(boxes)
     for number in np.flatnonzero(np.diff(offsets))[:_LOOKED_AT].tolist() if are_sizes else ():
         image = probe_image(bytes(source.read(number)))
-        own = boxes[offsets[number] : offsets[number + 1]]
-        # A box may end a pixel behind the edge, for want of an agreement on where pixels are.
-        are_sizes &= bool(np.all(own[:, :2] + own[:, 2:] <= (image.width + 1, image.height + 1)))
-        are_corners &= bool(np.all(own[:, 2:] <= (image.width + 1, image.height + 1)))
+        own = possible_forms(boxes[offsets[number] : offsets[number + 1]], (image.width, image.height))
+        are_corners, are_sizes = are_corners and own[0], are_sizes and own[1]
     if len(boxes) and are_corners == are_sizes:
         what = "may be two corners as well as a corner and a size" if are_corners else "do not lie in their images"
         msg = (

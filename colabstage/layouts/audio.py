@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content
+    from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.tree import Tree
 
 SoundDtype = Literal["float32", "int16"]
@@ -220,7 +220,25 @@ def read_audio(
         msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
         raise EmptySourceError(msg)
     found = _find(tree, labels)
-    source = TreeFiles(tree, found.files)
+    inputs, note = clip_rows(TreeFiles(tree, found.files), options)
+    return SampleTable(
+        layout=NAME,
+        keys=found.keys,
+        inputs=inputs,
+        targets=found.targets,
+        splits=found.splits,
+        groups=found.groups,
+        classes=found.classes,
+        notes=(*found.notes, note),
+    )
+
+
+def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]:
+    """Return the clips of a source as rows of one length, and a note of what they are, by looking at a few.
+
+    Raises:
+        BrokenDatasetError, MissingDependencyError: as `read_audio`.
+    """
     # Sizes stand for lengths, so the shortest and the longest clip are among those that are looked at.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
@@ -236,16 +254,8 @@ def read_audio(
         raise BrokenDatasetError(msg)
     decoder = _plan(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
-    return SampleTable(
-        layout=NAME,
-        keys=found.keys,
-        inputs=Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder),
-        targets=found.targets,
-        splits=found.splits,
-        groups=found.groups,
-        classes=found.classes,
-        notes=(*found.notes, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."),
-    )
+    rows = Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder)
+    return rows, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."
 
 
 def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:

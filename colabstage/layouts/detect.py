@@ -173,7 +173,7 @@ def audio_clips(
     mono: bool = False,
     labels: Sequence[str] | None = None,
 ) -> LayoutFunction:
-    """Read clips of sound, in folders of classes or named by a table, as rows of one length.
+    """Read clips of sound, in folders of classes, named by a table or in WebDataset's tars, as rows of one length.
 
     >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
 
@@ -195,7 +195,22 @@ def audio_clips(
         # Seconds times a rate may fall short of a whole number by a last bit: 0.29 times 100 is 28.999999999999996.
         length = round(seconds * rate)
     options = AudioOptions(length=length, dtype=dtype, mono=mono, rate=rate)
-    return functools.partial(read_audio, options=options, labels=_names(labels))
+    return functools.partial(_read_clips, options=options, labels=_names(labels))
+
+
+def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | None) -> SampleTable:
+    """Make a table of clips in folders of classes or named by a table; or else in WebDataset's tars."""
+    try:
+        return read_audio(tree, options=options, labels=labels)
+    except BrokenDatasetError:
+        raise
+    except LayoutError as error:
+        try:
+            return webdataset.read_webdataset(tree, sound=options)
+        except BrokenDatasetError:
+            raise
+        except LayoutError:
+            raise error from None
 
 
 def token_blocks(
@@ -294,7 +309,7 @@ def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 # Files that no layout here reads, and how to get them in.
-_AS_OBJECTS = "pass pack_dataset or stage_dataset a dataset object whose items are (x, y)"
+_AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 _UNREAD = (
     ((".dcm", ".dicom"), "DICOM files", f"Read them by pydicom: {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
     (

@@ -86,6 +86,19 @@ def detection_table(
     )
 
 
+def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:
+    """Tell whether boxes `(M, 4)` may be two corners each, and whether they may be a corner and a size.
+
+    `limits`: width and height of the image that all of them are in.
+    """
+    first, last = boxes[:, :2], boxes[:, 2:]
+    # A box may end a pixel behind the edge, because tools do not agree on where pixels are.
+    ends = (np.inf, np.inf) if limits is None else (limits[0] + 1, limits[1] + 1)
+    are_corners = bool(np.all(last >= first) and np.all(last <= ends))
+    are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
+    return are_corners, are_sizes
+
+
 def split_of_word(word: str) -> str | None:
     """Return the split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's
     val."""

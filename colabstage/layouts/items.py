@@ -5,18 +5,20 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.layouts.item_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.table import Arrays, Images, Masks, SampleTable
+from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
 from colabstage.machine.watched import call_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -27,6 +29,10 @@ NAME = "dataset"
 # What Hugging Face's datasets and people call the two sides of an item that is a dict.
 _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
+# Where Hugging Face's have boxes, if they do.
+_OBJECTS = ("objects", "annotations")
+# Stands for everything but the input, where boxes and labels are side by side.
+_REST = ""
 # As many items are kept as are looked at before packing begins.
 _FIRST = 16
 # Wider floats have another layout on each machine.
@@ -46,16 +52,17 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     Face's are.
 
     What x and y are is learnt from the first item: Pillow images are images (and, as y, masks); numbers, arrays and
-    tensors are stored as they are, all of one shape. As a stock `DataLoader` without workers does, packing takes each
-    item once, in ascending order, in the thread that called it. What a dataset would give another time nobody knows, so
-    an interrupted pack of one starts afresh.
+    tensors are stored as they are, all of one shape. Dicts and lists of dicts as y are boxes, as in torchvision's
+    detection datasets; what their numbers mean is learnt from the first 16 items. As a stock `DataLoader` without
+    workers does, packing takes each item once, in ascending order, in the thread that called it. What a dataset would
+    give another time nobody knows, so an interrupted pack of one starts afresh.
 
     `in_caller` makes the calls into the dataset that come later, where another thread asks for its items.
 
     Raises:
         OptionError: it has no length, or no items by number.
         EmptySourceError: it has no items.
-        LayoutError: an item is neither an image nor numbers, or no `(x, y)`.
+        LayoutError: an item is neither an image nor numbers, or no `(x, y)`; or as `plan_boxes`.
         DecodeError: the first item raises an error.
     """
     kind = type(dataset).__name__
@@ -69,32 +76,68 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     if count == 0:
         msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
+    # What load_dataset gives without split=.
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        names = ", ".join(repr(key) for key in list(dataset)[:8])
+        msg = f"The source is a {kind} of {names}, each with items of its own; pass one of them, and one file for each."
+        raise OptionError(msg)
     pairs = _Pairs(dataset, in_caller)
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
-    targets = None if y is None else _targets(_Side(pairs, 1, count, y), y)
+    targets: Targets | None = None
     classes = tuple(str(name) for name in _class_names(dataset, pairs.keys))
-    if not classes and isinstance(targets, Masks) and targets.foreground:
-        classes = FOREGROUND_CLASSES
-    side = _Side(pairs, 0, count, x)
-    values = _as_array(x, side.name(0))
+    notes = pairs.notes()
+    if may_hold_boxes(y):
+        planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
+        targets = UnreadBoxes(_Side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
+        classes, notes = planned.classes, (*notes, planned.note)
+    elif y is not None:
+        targets = _targets(_Side(pairs, 1, count, _as_array(y, pairs.name(0)).nbytes, _as_array), y)
+        if not classes and isinstance(targets, Masks) and targets.foreground:
+            classes = FOREGROUND_CLASSES
+    values = _as_array(x, pairs.name(0))
+    side = _Side(pairs, 0, count, values.nbytes, _as_input)
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{number:0{digits}}" for number in range(count)),
         inputs=Images(side, decoded=True) if _is_picture(x) else Arrays(side, values.shape, values.dtype),
         targets=targets,
         classes=classes,
-        notes=pairs.notes(),
+        notes=notes,
     )
+
+
+def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
+    """Yield the items that are kept; those that are broken are named when they are packed."""
+    for index in range(min(_FIRST, count)):
+        with suppress(DecodeError):
+            x, y = pairs.get(index)
+            yield LookedAt(pairs.name(index), y, _size(x))
+
+
+def _size(x: Any) -> tuple[int, int] | None:
+    """Return height and width of an image; `None` where its shape does not say which axes they are."""
+    if _is_picture(x):
+        return x.size[1], x.size[0]
+    shape = tuple(getattr(x, "shape", ()))
+    if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+        return shape[0], shape[1]
+    return (shape[1], shape[2]) if len(shape) == 3 and shape[0] in (1, 3, 4) else None
+
+
+def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Any:
+    """Return what a `Dataset` of Hugging Face says of the column of targets."""
+    features = getattr(dataset, "features", None)
+    if keys is None or not isinstance(features, Mapping):
+        return None
+    return features if keys[1] == _REST else features.get(keys[1])
 
 
 def _class_names(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Iterable[object]:
     """Return the names of the classes, as torchvision's datasets and Hugging Face's have them."""
     if keys is not None:
-        # A `Dataset` says of each column what it holds; of a class label also the names.
-        column = (getattr(dataset, "features", None) or {}).get(keys[1])
-        return getattr(column, "names", None) or ()
+        return getattr(_feature(dataset, keys), "names", None) or ()
     return getattr(dataset, "classes", ()) or ()
 
 
@@ -118,7 +161,10 @@ class _Pairs:
         if self.keys is None:
             return ()
         x, y = self.keys
-        used = f"Of each item {x!r} is the input, and " + (f"{y!r} the target" if y else "there is no target")
+        target = (
+            "there is no target" if y is None else "the others are the target" if y == _REST else f"{y!r} the target"
+        )
+        used = f"Of each item {x!r} is the input, and {target}"
         return (f"{used}{'; left out: ' + ', '.join(map(repr, self._left)) if self._left else ''}.",)
 
     def name(self, index: int) -> str:
@@ -168,6 +214,11 @@ class _Pairs:
     def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         if self.keys is None:
             xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
+            # Boxes beside their labels, or as a column of objects, are one target.
+            if not any(isinstance(item[key], Mapping) for key in ys) and has_boxes(item):
+                ys = [_REST]
+            elif not ys:
+                ys = [key for key in _OBJECTS if key in item and (item[key] is None or may_hold_boxes(item[key]))]
             if len(xs) != 1 or len(ys) > 1:
                 keys = ", ".join(repr(key) for key in list(item)[:8])
                 msg = (
@@ -176,30 +227,39 @@ class _Pairs:
                     "columns."
                 )
                 raise LayoutError(msg)
-            boxes = next((key for key in item if isinstance(item[key], Mapping) and "bbox" in item[key]), None)
-            if boxes is not None and not ys:
-                msg = (
-                    f"{name} has boxes under {boxes!r}, and a dataset object's boxes are not packed. Write it to files "
-                    "and stage their folder: dataset.to_parquet('data/train.parquet')."
-                )
-                raise LayoutError(msg)
             self.keys = (xs[0], ys[0] if ys else None)
-            self._left = [str(key) for key in item if key not in self.keys]
+            self._left = [str(key) for key in item if key not in self.keys and self.keys[1] != _REST]
         x, y = self.keys
+        if y == _REST and x in item:
+            return item[x], {key: value for key, value in item.items() if key != x}
         if x not in item or (y is not None and y not in item):
             msg = f"{name} has no {x if x not in item else y!r}, as the first item has."
             raise LayoutError(msg)
-        return item[x], None if y is None else item[y]
+        if y is None:
+            return item[x], None
+        # Some have nothing in place of no objects.
+        return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
 
 class _Side:
-    """One side of all items, as a `SampleSource`."""
+    """One side of all items, as a `SampleSource`.
 
-    def __init__(self, pairs: _Pairs, side: int, count: int, first: Any) -> None:
+    Args:
+        pairs: the items.
+        side: 0 for x, 1 for y.
+        count: how many items there are.
+        nbytes: about what one takes.
+        convert: makes the array that is stored of what the item has, given its name for messages.
+    """
+
+    def __init__(
+        self, pairs: _Pairs, side: int, count: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]
+    ) -> None:
         self._pairs = pairs
         self._side = side
+        self._convert = convert
         self.positions = np.arange(count, dtype=np.int64)
-        self.sizes = np.full(count, _as_array(first, pairs.name(0)).nbytes, np.int64)
+        self.sizes = np.full(count, nbytes, np.int64)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -212,17 +272,18 @@ class _Side:
 
     def read(self, index: int) -> NDArray[Any]:
         # Also what makes an array of it is code of the item's, which may read a file only then.
-        return self._pairs.in_caller(lambda: self._taken(index))
+        return self._pairs.in_caller(lambda: self._convert(self._pairs.get(index)[self._side], self.name(index)))
 
-    def _taken(self, index: int) -> NDArray[Any]:
-        value = self._pairs.get(index)[self._side]
-        if self._side == 0 and _is_picture(value):
-            # Of an input, a palette's indices are not brightness; of a mask, they are the classes.
-            if value.mode in ("P", "PA"):
-                value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
-            # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.
-            value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
-        return _as_array(value, self.name(index))
+
+def _as_input(value: Any, name: str) -> NDArray[Any]:
+    """Return an input as an array; of an image, what its file would be decoded to."""
+    if _is_picture(value):
+        # Of an input, a palette's indices are not brightness; of a mask, they are the classes.
+        if value.mode in ("P", "PA"):
+            value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
+        # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.
+        value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
+    return _as_array(value, name)
 
 
 def _is_picture(value: Any) -> bool:
@@ -236,14 +297,6 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
         pixels = np.asarray(value if kept else value.convert("RGB"))
         # Pillow's own bytes of True are 255, which numpy takes as they are in a cast.
         return (pixels.view(np.uint8) > 0).astype(np.uint8) if pixels.dtype == np.bool_ else pixels
-    boxes = value[0] if isinstance(value, list) and value else value
-    if isinstance(boxes, Mapping):
-        keys = ", ".join(repr(key) for key in list(boxes)[:8])
-        msg = (
-            f"{name} has a dict of {keys} as its target, and a dataset object's boxes are not packed. Stage the folder "
-            "that it reads: COCO's, Pascal VOC's, YOLO's and KITTI's annotations are read (layout=\"detection\")."
-        )
-        raise LayoutError(msg)
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:

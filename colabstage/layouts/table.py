@@ -268,8 +268,29 @@ class Boxes:
         return len(self.offsets) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadBoxes:
+    """Any number of boxes for each image, known only when its sample has been read; they become `Boxes` then."""
+
+    source: SampleSource
+    """The boxes of each sample, `(M,)` of `dtype`."""
+    dtype: np.dtype[Any]
+    """The type of the row of a box: `boxes`, four floats, x0, y0, x1, y1 in pixels of the upright image; and further
+    columns by name, as those of `Boxes`."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
+        """Return all boxes, given the rows of all samples one after the other, and how many each sample has."""
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        names = [name for name in self.dtype.names or () if name != "boxes"]
+        columns = {name: np.ascontiguousarray(rows[name]) for name in names}
+        return Boxes(offsets, np.ascontiguousarray(rows["boxes"]), columns)
+
+
 Inputs = Images | Arrays
-Targets = Values | Arrays | Masks | Boxes
+Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
 
 class BrokenDatasetError(LayoutError):

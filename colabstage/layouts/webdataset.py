@@ -5,12 +5,15 @@ One tar may be the tree itself, several may be joined to it, or any number of th
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 import posixpath
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
@@ -36,7 +39,9 @@ from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.trees.tree import Tree
 
@@ -45,10 +50,12 @@ _KEY_AND_REST = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _IMAGES = tuple(dict.fromkeys(("jpg", "jpeg", "png", "webp", *(ending[1:] for ending in IMAGE_EXTENSIONS))))
 _NUMBERS, _DOCUMENT, _TEXT = ("cls", "class", "label"), "json", "txt"
 _LABELS = frozenset({*_NUMBERS, _DOCUMENT, _TEXT})
-_ARRAY = "npy"
+_SOUNDS = frozenset(ending[1:] for ending in SOUND_EXTENSIONS)
+# By preference too.
+_CONTENTS = (*_IMAGES, "npy", "pth", "pt", *sorted(_SOUNDS))
 _MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
 # Samples that WebDataset's own decoders read, and nothing here.
-_UNREAD = frozenset({"pth", "pt", "pyd", "pkl", "pickle", "npz", "ten", "tb", "wav", "flac", "mp3", "mp4", "avi"})
+_UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
@@ -56,14 +63,14 @@ _MAX_LABEL_BYTES = 1 << 20
 
 
 class PackedSample(NamedTuple):
-    """Files that share a name up to the first dot, one of them an image or an array."""
+    """Files that share a name up to the first dot, one of them an image, an array or a clip of sound."""
 
     name: str
     """Of that, in its shard."""
     content: Part
     """Where that lies."""
-    is_array: bool
-    """Whether it is an array."""
+    kind: str
+    """"image", "sound", or what the names of arrays end in."""
     mask: Part | None
     """Where its mask lies, if it has one."""
     label: Label
@@ -80,9 +87,9 @@ class ShardSamples(NamedTuple):
     """The samples of one shard."""
 
     samples: list[PackedSample]
-    """Those that have an image or an array."""
+    """Those that have an image, an array or a clip."""
     without: int
-    """How many have neither."""
+    """How many have none of these."""
     left: frozenset[str]
     """What files of samples end in that are read by nobody."""
 
@@ -91,14 +98,15 @@ class _Files(NamedTuple):
     """The files of one sample, by the rest of their names."""
 
     contents: dict[str, tuple[str, Part]]
-    """The names and places of its images, arrays and masks."""
+    """The names and places of its images, arrays, clips and masks."""
     labels: dict[str, bytes]
     """The contents of what may be a label."""
     others: set[str]
     """Everything else."""
 
     def as_sample(self, address: str) -> PackedSample:
-        kind = next(rest for rest in (*_IMAGES, _ARRAY) if rest in self.contents)
+        rest = next(rest for rest in _CONTENTS if rest in self.contents)
+        kind = _kind(rest)
         mask = next((self.contents[rest][1] for rest in _MASKS if rest in self.contents), None)
         written = next((self.labels[rest] for rest in _NUMBERS if rest in self.labels), None)
         label, text = None, None
@@ -107,31 +115,37 @@ class _Files(NamedTuple):
         if written is not None:
             label = parse_label(_decode(address, written))
         caption = _decode(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
-        annotated = bool(self.labels) or mask is not None
-        return PackedSample(*self.contents[kind], kind == _ARRAY, mask, label, text, caption, annotated)
+        # A text beside a clip is what is said in it, in many collections that are no shards.
+        annotated = bool(self.labels.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
+        return PackedSample(*self.contents[rest], kind, mask, label, text, caption, annotated)
 
     @property
     def has_content(self) -> bool:
-        """Tell whether there is an image or an array among them."""
+        """Tell whether there is an image, an array or a clip among them."""
         return not self.contents.keys() <= _MASKS
 
     @property
     def left_out(self) -> set[str]:
         """Return what its files end in that are not read: an array beside an image is one of them."""
-        return self.others | ({_ARRAY} & self.contents.keys() if len(self.contents.keys() - _MASKS) > 1 else set())
+        found = [rest for rest in _CONTENTS if rest in self.contents]
+        return self.others | {rest for rest in found[1:] if _kind(rest) != "image"}
+
+
+def _kind(rest: str) -> str:
+    return "sound" if rest in _SOUNDS else rest if rest in ("npy", "pth", "pt") else "image"
 
 
 def has_samples(names: Iterable[str]) -> bool:
-    """Tell whether, of files of these names, an image or array and a possible label share theirs up to the first
+    """Tell whether, of files of these names, an image, array or clip and a possible label share theirs up to the first
     dot."""
-    images: set[str] = set()
-    labels: set[str] = set()
+    contents: dict[str, str] = {}
+    labels: dict[str, set[str]] = {}
     for key, rest in filter(None, map(_split_name, names)):
-        if rest in _IMAGES or rest == _ARRAY:
-            images.add(key)
+        if rest in _CONTENTS:
+            contents[key] = _kind(rest)
         elif rest in _LABELS or rest in _MASKS:
-            labels.add(key)
-    return not images.isdisjoint(labels)
+            labels.setdefault(key, set()).add(rest)
+    return any(labels[key] != {_TEXT} or contents[key] != "sound" for key in labels.keys() & contents.keys())
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
@@ -159,7 +173,7 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         if rest in files.contents or rest in files.labels or rest in files.others:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
             raise BrokenDatasetError(msg)
-        if rest in _IMAGES or rest in _MASKS or rest == _ARRAY:
+        if rest in _CONTENTS or rest in _MASKS:
             files.contents[rest] = (name, Part(number, member.offset, member.size))
         # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
@@ -213,21 +227,25 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
 NAME = "webdataset"
 
 _SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+# Clips, where nothing is said about them: of one length, rate and number of channels.
+_AS_THEY_ARE = AudioOptions()
 # A txt longer than this, in characters, is a caption.
 _MAX_CLASS_NAME = 100
 
 
-def read_webdataset(tree: Tree) -> SampleTable:
+def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> SampleTable:
     """Make a table of a tar, or of the tars in a tree, as WebDataset's `TarWriter` makes them.
 
-    x is a sample's jpg, jpeg, png, webp or other image, or else its npy; y its mask (seg.png), or its cls, the label in
-    its json, or its txt, where that is a class and no caption. Splits are those that all shards are called after
+    x is a sample's jpg, jpeg, png, webp or other image, or else its npy, its pth (a tensor) or its wav, flac or other
+    clip, of which `sound` says what rows are; y its mask (seg.png), or its cls, the label in its json, or its txt,
+    where that is a class and no caption. Splits are those that all shards are called after
     (train-000001.tar, val/000.tar). Keys name the shard and the image in it; the samples' own need not be unique.
 
     Raises:
         EmptySourceError: there are no tars.
-        LayoutError: they hold no images or arrays with files of the same name beside them.
+        LayoutError: they hold no images, arrays or clips with files of the same name beside them.
         BrokenDatasetError: a sample is broken; it is named.
+        MissingDependencyError: they hold tensors, or clips other than WAV, and torch, or soundfile, is not installed.
         CorruptArchiveError, UnsafeArchiveError: a shard is not a whole tar.
     """
     tars = _Shards(tree)
@@ -244,16 +262,17 @@ def read_webdataset(tree: Tree) -> SampleTable:
     splits = splits_of_shards([shard.name for shard in shards])
     without = sum(found.without for _, found in scanned)
     if without:
-        notes.append(f"{without:,} samples of the shards have no image and were left out.")
+        notes.append(f"{without:,} samples of the shards have no image, array or clip, and were left out.")
     left = sorted(frozenset().union(*(found.left for _, found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
+    inputs = _inputs(ShardParts(shards, [sample.content for sample in samples], names), samples, sound, notes)
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
-        inputs=_inputs(ShardParts(shards, [sample.content for sample in samples], names), samples),
+        inputs=inputs,
         targets=targets,
         splits=None if splits is None else tuple(splits[sample.content.shard] for sample in samples),
         classes=classes,
@@ -293,24 +312,70 @@ def _masks(
     return found, FOREGROUND_CLASSES if found.foreground else ()
 
 
-def _inputs(source: ShardParts, samples: Sequence[PackedSample]) -> Images | Arrays:
-    """Return the images or arrays of samples.
+def _inputs(
+    source: ShardParts, samples: Sequence[PackedSample], sound: AudioOptions, notes: list[str]
+) -> Images | Arrays:
+    """Return the images, arrays or clips of samples.
 
     Raises:
-        BrokenDatasetError: some are the one and some the other; the first array is none.
+        BrokenDatasetError: they are of several kinds; the first array is none; or as `clip_rows`.
+        MissingDependencyError: as `read_webdataset`.
     """
-    odd = next((number for number, sample in enumerate(samples) if sample.is_array != samples[0].is_array), None)
+    kind = samples[0].kind
+    odd = next((number for number, sample in enumerate(samples) if sample.kind != kind), None)
     if odd is not None:
-        msg = f"'{source.name(0)}' and '{source.name(odd)}' are an image and an array; expected one kind for all."
+        msg = f"'{source.name(0)}' and '{source.name(odd)}' are of two kinds; expected images, arrays or clips for all."
         raise BrokenDatasetError(msg)
-    if not samples[0].is_array:
+    if kind == "image":
         return Images(source)
+    if kind == "sound":
+        rows, note = clip_rows(source, sound)
+        notes.append(note)
+        return rows
+    decode: Callable[[Any], NDArray[Any]] = decode_npy if kind == "npy" else _decode_tensor
     try:
-        first = decode_npy(source.read(0))
+        first = decode(source.read(0))
     except DecodeError as error:
         msg = f"'{source.name(0)}' cannot be used: {error}"
         raise BrokenDatasetError(msg) from error
-    return Arrays(source, first.shape, first.dtype, decode=decode_npy)
+    return Arrays(source, first.shape, first.dtype, decode=decode)
+
+
+def _decode_tensor(content: bytes) -> NDArray[Any]:
+    """Return the tensor that `torch.save` wrote. Nothing in the file is run.
+
+    Raises:
+        DecodeError: it holds something else.
+        MissingDependencyError: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        msg = "Tensors in .pth files are read by torch. Install it with: pip install torch"
+        raise MissingDependencyError(msg) from error
+    # A pickle may hold calls of any function. With weights_only=True torch makes tensors and plain values, and refuses
+    # everything else.
+    try:
+        value = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        msg = f"It is not a file that torch.load(weights_only=True) reads: {str(error).partition(chr(10))[0]}"
+        raise DecodeError(msg) from error
+    if not isinstance(value, torch.Tensor):
+        msg = f"It holds a {type(value).__name__}; expected one tensor."
+        raise DecodeError(msg)
+    try:
+        return value.detach().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError) as error:
+        msg = f"It holds a tensor of {value.dtype}, {value.layout}, which numpy has no type for; save it as float32."
+        raise DecodeError(msg) from error
 
 
 class _Shards:
@@ -342,12 +407,12 @@ class _Shards:
         if unread:
             return NearMissError(
                 f"The samples in the tars of '{self._tree.label}' are {', '.join(unread)}, which are not read from "
-                "tars. Pass pack_dataset or stage_dataset what WebDataset makes of them: "
+                "tars. Pass pack_dataset what WebDataset makes of them: "
                 f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
             )
         return LayoutError(
-            f"'{self._tree.label}' is no WebDataset: expected tars in which images have a .cls, .json or .txt of the "
-            "same name beside them, and no images outside of them."
+            f"'{self._tree.label}' is no WebDataset: expected tars in which images, arrays or clips have a .cls, "
+            ".json or .txt of the same name beside them, and no images outside of them."
         )
 
     def scan(self, number: int) -> tuple[ShardFile, ShardSamples]:

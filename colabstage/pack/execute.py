@@ -367,8 +367,11 @@ class _PackRun:
                 facts.forget()
                 for leftover in (data, spool):
                     remove_own(leftover)
-            # Inputs of unknown length take their space twice: in the spool, and then in the file.
-            needed = content.nbytes + 2 * self.job.plan.open_bytes + OVERHEAD_BYTES
+            # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but
+            # the file that has room for them is another one.
+            plan = self.job.plan
+            copied = content.nbytes if plan.y is not None and plan.y.is_open else 0
+            needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
                 offsets = create_pack(data, content)
@@ -379,12 +382,12 @@ class _PackRun:
                 self.stream.begin(workspace, self.out, self.job, order, journal)
             packing = time.monotonic()
             with (
-                Spool(spool, start=facts.spool_end() if self.job.plan.x.is_open else 0) as open_spool,
+                Spool(spool, start=facts.spool_end() if plan.is_open else 0) as open_spool,
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
-                noted = facts if self.job.plan.x.is_open or isinstance(self.job.table.targets, Boxes) else None
+                noted = facts if plan.is_open or isinstance(self.job.table.targets, Boxes) else None
                 # Images that are stored as files are decoded once as well, to find broken ones.
-                decodes = self.job.plan.x.lengths is None or isinstance(self.job.table.inputs, Images)
+                decodes = plan.x.lengths is None or isinstance(self.job.table.inputs, Images)
                 limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes)
                 if self.torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.

@@ -14,7 +14,7 @@ from colabstage.errors import LayoutError
 from colabstage.h5.create import create_pack
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import block_ranges, pread_exactly
-from colabstage.layouts.table import Boxes
+from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import pack_content, split_boxes
 from colabstage.pack.splits import SplitPlan
@@ -126,7 +126,7 @@ def finish_pack(
         NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
     # The usual case: every sample is in its final place, so nothing has to be copied.
-    if not skipped and not job.plan.x.is_open:
+    if not skipped and not job.plan.is_open:
         _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
         return FinishedPack(decoded.data, job.plan)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
@@ -139,8 +139,12 @@ def finish_pack(
     # known do they have places.
     if plan.x.is_open:
         noted = decoded.facts.read()
-        plan = replace(plan, x=replace(plan.x, lengths=noted["length"].astype(np.int64)))
-        copies[0] = FieldCopy(decoded.spool, noted["start"].astype(np.int64))
+        plan = replace(plan, x=replace(plan.x, lengths=noted["length"][:, 0].astype(np.int64)))
+        copies[0] = FieldCopy(decoded.spool, noted["start"][:, 0].astype(np.int64))
+    # Boxes too: from here on they are those of a source that had them in files of their own.
+    if isinstance(job.table.targets, UnreadBoxes):
+        job = replace(job, table=replace(job.table, targets=_spooled_boxes(job.table.targets, decoded)))
+        plan, copies = replace(plan, y=None), copies[:1]
     # Before a byte is written; what is decoded stays for the next attempt.
     check_space(decoded.data.parent, plan.nbytes + OVERHEAD_BYTES, f"The final pack of '{job.label}'")
     final = decoded.data.with_name("final.h5")
@@ -151,6 +155,20 @@ def finish_pack(
     return FinishedPack(final, plan)
 
 
+def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
+    """Return the boxes of all samples, none for those that were left out."""
+    noted = decoded.facts.read()
+    starts, lengths = noted["start"][:, 1], noted["length"][:, 1]
+    with open(decoded.spool, "rb") as spool:
+        pieces = [
+            pread_exactly(spool.fileno(), length, start)
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+            if length
+        ]
+    rows = np.frombuffer(b"".join(pieces), targets.dtype)
+    return targets.read(rows, (lengths // targets.dtype.itemsize).astype(np.int64))
+
+
 def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], facts: SampleFacts) -> None:
     """Write the boxes of all samples, now that every image's own size is known."""
     boxes = job.table.targets
@@ -158,8 +176,8 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
         return
     noted = facts.read()
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
-    # Images stored as files are resized when they are read, and their boxes with them.
-    image = ImageOptions() if plan.encoding == "encoded" else job.options.image
+    # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
+    image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image
     with TargetFile(file, fresh=False) as target:
         for split in plan.splits:
             for name, values in split_boxes(boxes, split, sizes, image).items():

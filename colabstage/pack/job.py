@@ -30,7 +30,7 @@ from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Masks
+from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
 from colabstage.sources.opening import open_part
@@ -129,8 +129,8 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
         LayoutError: it does not return an array of numbers.
         DecodeError: the first sample is broken.
     """
-    if isinstance(table.targets, Masks | Boxes):
-        kind = type(table.targets).__name__.lower()
+    if isinstance(table.targets, Masks | Boxes | UnreadBoxes):
+        kind = "masks" if isinstance(table.targets, Masks) else "boxes"
         msg = f"prepare= changes the inputs, and the {kind} that lie on them would not follow."
         raise OptionError(msg)
     inputs, source = table.inputs, table.inputs.source

@@ -30,7 +30,7 @@ from colabstage.h5.schema import (
 from colabstage.images.geometry import fit_boxes
 from colabstage.images.options import MaskOptions
 from colabstage.io.units import format_bytes
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes, Values
 from colabstage.pack.splits import SplitPlan, split_rows
 from colabstage.trees.entries import take_strings
 
@@ -256,6 +256,11 @@ class PackPlan:
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
+    def is_open(self) -> bool:
+        """Return whether the places of something are known only when all samples have been read."""
+        return any(part.is_open for part in self.fields)
+
+    @property
     def nbytes(self) -> int:
         """Return the length of all samples in the file, in bytes."""
         known = sum(int(part.lengths_of(split.samples).sum()) for part in self.fields for split in self.splits)
@@ -394,6 +399,9 @@ def _plan_target(
     targets = table.targets
     if isinstance(targets, Arrays):
         return StoredField("y", targets.shape, targets.dtype)
+    # Their number is known in the end; until then their rows are spooled.
+    if isinstance(targets, UnreadBoxes):
+        return StoredField("y", None, targets.dtype)
     if not isinstance(targets, Masks):
         return None
     if image_shape is not None:

@@ -36,7 +36,7 @@ from colabstage.io.arguments import read_options, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import cancellation_of, resolve_progress
-from colabstage.layouts.table import Boxes, Values
+from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.watched import run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
@@ -150,6 +150,8 @@ def _planned_schema(table: SampleTable, plan: PackPlan) -> PackSchema:
         y: FieldSchema | None = rows_schema(targets.values.shape[1:], targets.values.dtype)
     elif isinstance(targets, Boxes):
         y = boxes_schema(("boxes", *targets.columns))
+    elif isinstance(targets, UnreadBoxes):
+        y = boxes_schema(targets.dtype.names or ())
     else:
         y = None if plan.y is None else _stored_schema(plan.y)
     return PackSchema(table.classes, _stored_schema(plan.x), y)

@@ -298,5 +298,6 @@ def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:
         targets,
         offsets=np.concatenate([[0], ends]).astype(np.int64),
         boxes=targets.boxes[rows],
+        sizes=None if targets.sizes is None else targets.sizes[chosen],
         columns={name: values[rows] for name, values in targets.columns.items()},
     )

@@ -22,11 +22,12 @@ from colabstage.io.files import Closing
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import cut_own
-from colabstage.layouts.table import Arrays, Boxes, Images, Masks
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
 from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from colabstage.pack.plan import PackPlan, StoredField
     from colabstage.pack.stream import PackStream
 
-# For each sample: the size of its upright image, and which bytes of the spool belong to it.
-_RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8"), ("length", "<i8")])
+# For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
+_RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class MixedImagesError(OptionError):
@@ -94,7 +95,7 @@ class SampleCoder:
     def target_source(self) -> SampleSource | None:
         """Return where targets are read from; `None` where they are known beforehand."""
         targets = self.table.targets
-        return targets.source if isinstance(targets, Arrays | Masks) else None
+        return targets.source if isinstance(targets, Arrays | Masks | UnreadBoxes) else None
 
     @property
     def positions(self) -> NDArray[np.int64]:
@@ -196,10 +197,12 @@ class SampleCoder:
 
     def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
         targets, place = self.table.targets, self.plan.y
-        if place is None or not isinstance(targets, Arrays | Masks):
+        if place is None or not isinstance(targets, Arrays | Masks | UnreadBoxes):
             msg = f"The targets of the layout '{self.table.layout}' are not read with the samples."
             raise TypeError(msg)
         name = targets.source.name(index)
+        if isinstance(targets, UnreadBoxes):
+            return array_bytes(np.asarray(content))
         try:
             if isinstance(targets, Arrays):
                 return _row(targets.to_array(content), place, name)
@@ -315,9 +318,15 @@ class SampleFacts(Closing):
         cut_own(path, count * _RECORD.itemsize)
         self._file = TargetFile(path, fresh=False)
 
-    def note(self, index: int, *, size: tuple[int, int] = (0, 0), start: int = 0, length: int = 0) -> None:
-        """Write a sample's record. May be called from any thread."""
-        record = np.array([(*size, start, length)], _RECORD)
+    def note(self, index: int, *, size: tuple[int, int] = (0, 0), pieces: Sequence[tuple[int, int]] = ()) -> None:
+        """Write a sample's record: the size of its image, and where its x and y begin in the spool, with their lengths.
+
+        May be called from any thread.
+        """
+        record = np.zeros(1, _RECORD)
+        record["height"], record["width"] = size
+        for place, (start, length) in enumerate(pieces):
+            record["start"][0, place], record["length"][0, place] = start, length
         self._file.write(record.tobytes(), index * _RECORD.itemsize)
 
     def read(self) -> NDArray[np.void]:
@@ -452,14 +461,15 @@ def _store(
         stored = job.coder.code(index, raw, scratch)
     except BrokenSampleError as error:
         return _leave_out(job, error), False
-    start = length = 0
+    pieces = []
     for field, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
         if field.is_open:
-            start, length = job.spool.append(part), len(part)
+            pieces.append((job.spool.append(part), len(part)))
         else:
+            pieces.append((0, 0))
             file.write(part, int(places[index]))
     if job.facts is not None:
-        job.facts.note(index, size=stored.size, start=start, length=length)
+        job.facts.note(index, size=stored.size, pieces=pieces)
     return None, stored.animated
 
 

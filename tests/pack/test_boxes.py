@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import LayoutError
+from colabstage.errors import DecodeError, LayoutError
 from colabstage.h5.info import read_info
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
 from colabstage.pack.run import pack_dataset
@@ -47,6 +48,23 @@ def street(tmp_path: Path) -> Path:
     for number in range(COUNT):
         Image.new("RGB", size_of(number)[::-1], (number, number, number)).save(folder / f"{number:02}.png")
     return folder
+
+
+def sized(tree: Tree) -> SampleTable:
+    """The same boxes, with the sizes of the images that they were drawn on."""
+    table = boxed(tree)
+    assert isinstance(table.targets, Boxes)
+    sizes = np.array([size_of(number) for number in range(COUNT)], np.int64)
+    return replace(table, targets=replace(table.targets, sizes=sizes))
+
+
+def test_shards_compare_each_image_with_its_own_size(tmp_path: Path, street: Path) -> None:
+    """Rows of a shard are some of the samples, and so are the sizes that label files say."""
+    report = pack_dataset(street, tmp_path / "out.h5", layout=sized, image_size=(16, 16), shards=3, progress=False)
+    assert report.samples == {"train": COUNT}
+    Image.new("RGB", (9, 9)).save(street / "17.png")
+    with pytest.raises(DecodeError, match=r"17\.png.*Its label file says 43 x 58 pixels"):
+        pack_dataset(street, tmp_path / "2.h5", layout=sized, image_size=(16, 16), shards=3, progress=False)
 
 
 def boxed(tree: Tree, *, relative: bool = False) -> SampleTable:

@@ -187,8 +187,8 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
         (lambda i: {"left": np.zeros(3), "right": i}, r"mapping of 'left', 'right'"),
         (lambda i: (np.datetime64("2020-01-01"), i), r"datetime64"),
         (lambda i: (np.zeros(3, np.longdouble), i), r"float128|longdouble"),
-        (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target.*Stage the folder"),
-        (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"boxes under 'objects'.*to_parquet"),
+        (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target; expected 'boxes' and 'labels'"),
+        (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"first 9 items are dicts of 'bbox' without boxes"),
         (lambda i: ([np.zeros(3), np.zeros(2)], i), r"make no array"),
         (lambda i: 1 / 0, r"Items\[0\] raised ZeroDivisionError"),
     ],
@@ -230,10 +230,13 @@ def test_items_that_are_dicts_as_hugging_faces(tmp_path: Path) -> None:
 
 
 def test_what_has_no_items_by_number_is_refused(tmp_path: Path) -> None:
-    """An iterator has one pass, and no length."""
+    """An iterator has one pass, and no length; a dict of splits, as `load_dataset` gives it, has datasets."""
     source: Any = iter([1, 2])
     with pytest.raises(OptionError, match="expected a path, or a dataset"):
         pack_dataset(source, tmp_path / "out.h5", progress=False)
+    splits: Any = {"train": [(1, 2)], "test": [(1, 2)]}
+    with pytest.raises(OptionError, match=r"dict of 'train', 'test'.*pass one of them"):
+        pack_dataset(splits, tmp_path / "out.h5", progress=False)
 
 
 @pytest.mark.parametrize(

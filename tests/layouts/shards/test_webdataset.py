@@ -8,7 +8,9 @@ import json
 import tarfile
 import time
 import warnings
+import wave
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.detect import audio_clips, detect_layout
 from colabstage.layouts.shards import ScanWindow, split_of_shard
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
 from colabstage.pack.run import pack_dataset
@@ -26,7 +28,6 @@ from colabstage.trees.open import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -188,17 +189,127 @@ def test_arrays_and_masks_are_what_webdataset_reads(tmp_path: Path) -> None:
         detect_layout(FolderTree(write_tar(tmp_path / "some" / "b.tar", [*files[:3]]).parent))
     odd = [("0.jpg", picture(0)), ("0.cls", b"0"), ("1.npy", b""), ("1.cls", b"0")]
     tree = FolderTree(write_tar(tmp_path / "odd" / "b.tar", odd).parent)
-    with pytest.raises(BrokenDatasetError, match=r"are an image and an array"):
+    with pytest.raises(BrokenDatasetError, match=r"are of two kinds"):
         detect_layout(tree)
 
 
 def test_samples_that_only_webdataset_decodes_are_named(tmp_path: Path) -> None:
-    """A torch tensor is a pickle; the message has the line that gets it in."""
-    tree = FolderTree(write_tar(tmp_path / "d" / "a.tar", [("0.pth", b"x"), ("0.cls", b"0")]).parent)
+    """A pickle may run anything; the message has the line that gets it in."""
+    tree = FolderTree(write_tar(tmp_path / "d" / "a.tar", [("0.pyd", b"x"), ("0.cls", b"0")]).parent)
     with pytest.raises(
-        LayoutError, match=r"are pth, which are not read.*WebDataset\(URL\).decode\(\).to_tuple\('pth', 'cls'\)"
+        LayoutError, match=r"are pyd, which are not read.*WebDataset\(URL\).decode\(\).to_tuple\('pyd', 'cls'\)"
     ):
         detect_layout(tree)
+
+
+@pytest.mark.torch
+def test_tensors_are_what_webdataset_reads(tmp_path: Path) -> None:
+    """pth as its own decoder gives them: views, tensors that require gradients, and other types too."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    made = [torch.arange(24.0).reshape(4, 6) * n for n in range(4)]
+    made[1] = made[1].clone().requires_grad_()
+    made[2] = made[2].T.contiguous().T  # in another order in memory
+    path = write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "pth": one, "cls": n} for n, one in enumerate(made)])
+    found = detect_layout(FolderTree(path.parent))
+    assert isinstance(found.inputs, Arrays)
+    assert labels(found) == list(range(4))
+    for number, sample in enumerate(read_back([path])):
+        theirs = torch.load(io.BytesIO(sample["pth"]), weights_only=True)
+        own = found.inputs.to_array(found.inputs.source.read(number))
+        np.testing.assert_array_equal(own, theirs.detach().numpy())
+        assert own.dtype == np.float32
+
+
+class _Runs:
+    """What its pickle does when it is read."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("was-run"),)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("code", r"not a file that torch.load\(weights_only=True\) reads"),
+        ("cut", r"not a file that torch.load"),
+        ("dict", r"It holds a dict; expected one tensor"),
+        ("bfloat16", r"a tensor of torch.bfloat16.*save it as float32"),
+    ],
+)
+def test_a_pth_that_is_no_tensor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, says: str
+) -> None:
+    """By one typed error that names it, and nothing in it is run; packing leaves it out where it may."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    monkeypatch.chdir(tmp_path)
+
+    def saved(value: Any) -> bytes:
+        file = io.BytesIO()
+        torch.save(value, file)
+        return file.getvalue()
+
+    whole = saved(torch.zeros(3))
+    odd = {
+        "code": lambda: saved(_Runs()),
+        "cut": lambda: whole[: len(whole) // 2],
+        "dict": lambda: saved({"x": torch.zeros(3)}),
+        "bfloat16": lambda: saved(torch.zeros(3, dtype=torch.bfloat16)),
+    }[value]()
+    write_tar(tmp_path / "first" / "a.tar", [("0.pth", odd), ("0.cls", b"0")])
+    with pytest.raises(BrokenDatasetError, match=rf"a\.tar/0\.pth' cannot be used: .*{says}"):
+        detect_layout(FolderTree(tmp_path / "first"))
+    files = [(f"{n}.{end}", content) for n in range(3) for end, content in (("pth", whole), ("cls", b"0"))]
+    write_tar(tmp_path / "later" / "a.tar", [*files, ("3.pth", odd), ("3.cls", b"1")])
+    report = pack_dataset(tmp_path / "later", tmp_path / "out.h5", on_error="skip", progress=False)
+    assert report.samples == {"train": 3}
+    assert "3.pth" in report.skipped[0]
+    assert not Path("was-run").exists()
+
+
+def clip(values: NDArray[np.int16], rate: int = 8000) -> bytes:
+    """A WAV."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes(values.astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def test_clips_of_sound_are_rows(tmp_path: Path) -> None:
+    """wav with its cls, of one length; of other lengths as audio_clips says."""
+    clips = [np.random.default_rng(n).integers(-999, 999, 50).astype(np.int16) for n in range(4)]
+    write(tmp_path / "d" / "a.tar", [{"__key__": f"{n}", "wav": clip(one), "cls": n} for n, one in enumerate(clips)])
+    found = detect_layout(FolderTree(tmp_path / "d"))
+    assert isinstance(found.inputs, Arrays)
+    assert (found.layout, labels(found), found.inputs.shape) == ("webdataset", [0, 1, 2, 3], (50,))
+    for number, one in enumerate(clips):
+        np.testing.assert_array_equal(found.inputs.to_array(found.inputs.source.read(number)), one / np.float32(32768))
+    path = write(
+        tmp_path / "e" / "a.tar", [{"__key__": f"{n}", "wav": clip(clips[n][: 40 + n]), "cls": n} for n in range(4)]
+    )
+    with pytest.raises(BrokenDatasetError, match=r"different lengths.*layout=audio_clips\(length=43\)"):
+        detect_layout(FolderTree(tmp_path / "e"))
+    for tree in (FolderTree(tmp_path / "e"), open_tree(path, spool=tmp_path)):
+        with tree:
+            found = detect_layout(tree, audio_clips(length=43, dtype="int16"))
+            assert isinstance(found.inputs, Arrays)
+            np.testing.assert_array_equal(found.inputs.to_array(found.inputs.source.read(0)), [*clips[0][:40], 0, 0, 0])
+            assert labels(found) == [0, 1, 2, 3]
+
+
+def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
+    """A tar of folders of clips with a text beside each has the folders as classes, as it has without the texts."""
+    files = [
+        (f"{word}/{n}.{end}", content)
+        for word in ("yes", "no")
+        for n in range(2)
+        for end, content in (("wav", clip(np.zeros(9, np.int16))), ("txt", b"a word"))
+    ]
+    with open_tree(write_tar(tmp_path / "d" / "a.tar", files), spool=tmp_path) as tree:
+        with pytest.raises(LayoutError, match="no WebDataset"):
+            detect_layout(tree, "webdataset")
+        assert detect_layout(tree, "audio").classes == ("no", "yes")
 
 
 def test_captions_are_no_classes(tmp_path: Path) -> None:

@@ -1,0 +1,375 @@
+"""Boxes in items of dataset objects, torchvision's, Hugging Face's and tutorials', packed as the items give them."""
+
+from __future__ import annotations
+
+import enum
+import io
+import json
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, LayoutError, OptionError
+from colabstage.layouts.items import read_dataset
+from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, UnreadBoxes
+from colabstage.pack.run import pack_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.trees.tree import Tree
+
+COUNT = 24
+
+
+def size_of(number: int) -> tuple[int, int]:
+    """Height and width of an image."""
+    return 40 + number % 5, 60 - number % 3
+
+
+def picture(number: int) -> Image.Image:
+    """An image that no other number gives."""
+    values = np.random.default_rng(number).integers(0, 256, (*size_of(number), 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def corners(number: int) -> NDArray[np.float64]:
+    """None to three boxes in it, in whole pixels; none in the first."""
+    rng = np.random.default_rng(number)
+    begin = rng.integers(5, 20, (number % 4, 2))
+    return np.concatenate([begin, begin + rng.integers(2, 20, (number % 4, 2))], axis=1).astype(np.float64)
+
+
+def sizes(number: int) -> NDArray[np.float64]:
+    """The same as left, top, width and height."""
+    boxes = corners(number)
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+
+def labels(number: int) -> NDArray[np.int64]:
+    """The class of each."""
+    return (np.arange(len(corners(number))) + number) % 3
+
+
+class Items:
+    """A map-style dataset, which counts what is asked of it."""
+
+    def __init__(self, item: Callable[[int], Any], **attributes: Any) -> None:
+        self._item = item
+        self.asked: list[int] = []
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return self._item(index)
+
+
+class Format(enum.Enum):
+    """As torchvision has it."""
+
+    XYXY = "XYXY"
+    XYWH = "XYWH"
+    CXCYWH = "CXCYWH"
+    XYWHR = "XYWHR"
+
+
+def tensor(values: Any) -> Any:
+    """A tensor."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    return torch.as_tensor(values)
+
+
+def bounding_boxes(values: NDArray[np.float64], form: Format) -> Any:
+    """torchvision's tensor of boxes: one that knows its form."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+
+    kind: Any = type("BoundingBoxes", (torch.Tensor,), {})
+    boxes = torch.as_tensor(values, dtype=torch.float32).as_subclass(kind)
+    boxes.format = form
+    return boxes
+
+
+def centres(number: int) -> NDArray[np.float64]:
+    """The same as centre, width and height."""
+    boxes = sizes(number)
+    boxes[:, :2] += boxes[:, 2:] / 2
+    return boxes
+
+
+def coco(number: int) -> list[dict[str, Any]]:
+    """Annotations as COCO's own reader returns them, and with it torchvision's CocoDetection."""
+    return [
+        {
+            "id": 10 * number + place, "image_id": number, "category_id": 2 * int(label) + 1, "bbox": box.tolist(),
+            "area": float(box[2] * box[3]), "iscrowd": place % 2, "segmentation": [[0.0, 0.0, 1.0, 0.0, 1.0, 1.0]],
+        }
+        for place, (box, label) in enumerate(zip(sizes(number), labels(number), strict=True))
+    ]  # fmt: skip
+
+
+def as_lists(boxes: NDArray[np.float64], number: int) -> dict[str, list[Any]]:
+    """What `datasets` gives of a list of objects."""
+    return {"bbox": boxes.tolist(), "category": labels(number).tolist(), "id": list(range(len(boxes)))}
+
+
+TARGETS: dict[str, Callable[[int], Any]] = {
+    "the tutorial's": lambda i: (
+        picture(i), {"boxes": tensor(corners(i)).float(), "labels": tensor(labels(i)), "image_id": i},
+    ),
+    "BoundingBoxes": lambda i: (
+        picture(i), {"boxes": bounding_boxes(sizes(i), Format.XYWH), "labels": tensor(labels(i))},
+    ),
+    "centres": lambda i: (
+        picture(i), {"boxes": bounding_boxes(centres(i), Format.CXCYWH), "labels": tensor(labels(i))},
+    ),
+    # torchvision's wrapper of CocoDetection gives nothing else of an image without annotations.
+    "wrapped": lambda i: (
+        picture(i),
+        {"image_id": i} | ({"boxes": tensor(corners(i)), "labels": tensor(labels(i))} if i % 4 else {}),
+    ),
+    "numpy": lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i).astype(np.float32)}),
+    "lists of sizes": lambda i: {"image": picture(i), "image_id": i, "objects": as_lists(sizes(i), i)},
+    "lists of corners": lambda i: {"image": picture(i), "objects": as_lists(corners(i), i)},
+    "dicts": lambda i: {
+        "image": picture(i),
+        "objects": [{"bbox": b.tolist(), "category": int(c)} for b, c in zip(sizes(i), labels(i), strict=True)],
+    },
+    "nothing for none": lambda i: {"image": picture(i), "objects": as_lists(sizes(i), i) if i % 4 else None},
+    "side by side": lambda i: {"image": picture(i), "bboxes": sizes(i).tolist(), "labels": labels(i).tolist(), "id": i},
+}  # fmt: skip
+
+
+def stored(path: Path) -> dict[int, dict[str, NDArray[Any]]]:
+    """The columns of each item's boxes, by plain h5py."""
+    with h5py.File(path) as file:
+        offsets = file["Y_train/offsets"][()]
+        columns = {name: file[f"Y_train/{name}"][()] for name in file["Y_train"] if name != "offsets"}
+        keys = file["key_train"].asstr()[()]
+        return {
+            int(key): {name: values[offsets[row] : offsets[row + 1]] for name, values in columns.items()}
+            for row, key in enumerate(keys)
+        }
+
+
+@pytest.mark.parametrize("item", TARGETS.values(), ids=TARGETS.keys())
+def test_boxes_are_those_of_the_items(tmp_path: Path, item: Callable[[int], Any]) -> None:
+    """Whatever they are called and however they are written: corners in pixels, float32, and labels, int64; each item
+    is taken once."""
+    items = Items(item)
+    pack_dataset(items, tmp_path / "out.h5", image_size=(80, 120), resize="stretch", progress=False)
+    assert items.asked == list(range(COUNT))
+    for number, found in stored(tmp_path / "out.h5").items():
+        height, width = size_of(number)
+        expected = corners(number) * (120 / width, 80 / height, 120 / width, 80 / height)
+        np.testing.assert_allclose(found["boxes"], expected, rtol=1e-6)
+        assert found["labels"].tolist() == labels(number).tolist()
+        assert (found["boxes"].dtype, found["labels"].dtype) == (np.dtype(np.float32), np.dtype(np.int64))
+
+
+def boxed(tree: Tree) -> SampleTable:
+    """The same images and boxes of files."""
+    found = [corners(number) for number in range(COUNT)]
+    offsets = np.concatenate([[0], np.cumsum([len(boxes) for boxes in found])]).astype(np.int64)
+    columns = {"labels": np.concatenate([labels(number) for number in range(COUNT)])}
+    files = TreeFiles(tree, tree.entries)
+    keys = tuple(entry.name.removesuffix(".png") for entry in tree.entries)
+    return SampleTable("files", keys, Images(files), Boxes(offsets, np.concatenate(found), columns))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"image_size": (32, 24), "resize": "crop"},
+        {"image_size": (32, 24), "resize": "pad", "splits": {"train": 0.5, "test": 0.5}},
+        {"encoding": "jpeg:90"},
+        {"image_size": (16, 16), "encoding": "jpeg:90"},
+        {"image_size": (16, 16), "shards": 3},
+    ],
+    ids=["crop", "pad", "jpeg", "small jpeg", "shards"],
+)
+def test_the_pack_is_that_of_files_with_the_same_boxes(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Every dataset of the file, in every encoding, of every shard."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(COUNT):
+        picture(number).save(folder / f"{number:02}.png")
+    items = Items(lambda i: (picture(i), {"boxes": corners(i), "labels": labels(i)}))
+    ours = pack_dataset(items, tmp_path / "items.h5", progress=False, **options)
+    theirs = pack_dataset(folder, tmp_path / "folder.h5", layout=boxed, progress=False, **options)
+    assert ours.samples == theirs.samples
+
+    def read(file: h5py.File) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        file.visititems(lambda name, node: found.update({name: node[()]}) if isinstance(node, h5py.Dataset) else None)
+        return found
+
+    for one, other in zip(ours.files or (ours.path,), theirs.files or (theirs.path,), strict=True):
+        with h5py.File(one) as mine, h5py.File(other) as reference:
+            found, expected = read(mine), read(reference)
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_annotations_of_cocos_own_reader(tmp_path: Path) -> None:
+    """As CocoDetection returns them: labels stay category ids, names have their gaps, flags and areas are columns."""
+    reading = pytest.importorskip("pycocotools.coco", reason="needs pycocotools: pip install pycocotools")
+    content = {
+        "images": [{"id": n, "file_name": f"{n}.jpg", "height": 1, "width": 1} for n in range(COUNT)],
+        "annotations": [one for n in range(COUNT) for one in coco(n)],
+        "categories": [{"id": 2 * n + 1, "name": ("cat", "dog", "owl")[n]} for n in range(3)],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    with redirect_stdout(io.StringIO()):
+        reader = reading.COCO(str(tmp_path / "coco.json"))
+    items = Items(lambda i: (picture(i), reader.loadAnns(reader.getAnnIds(i))), coco=reader)
+    report = pack_dataset(items, tmp_path / "out.h5", image_size=(16, 16), progress=False)
+    assert report.classes == ("N/A", "cat", "N/A", "dog", "N/A", "owl")
+    assert any("left out: 'id', 'image_id', 'segmentation'" in note for note in report.notes)
+    for number, found in stored(tmp_path / "out.h5").items():
+        assert found["labels"].tolist() == [one["category_id"] for one in coco(number)]
+        assert found["iscrowd"].tolist() == [one["iscrowd"] for one in coco(number)]
+        np.testing.assert_array_equal(found["area"], np.array([one["area"] for one in coco(number)], np.float32))
+
+
+@pytest.mark.parametrize("written", ["dict of lists", "list of dicts"])
+def test_a_dataset_of_hugging_faces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+    """A real one, with the names of its classes; in its other formats too, and transformed as it is read."""
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread that `datasets` would leave behind
+    one = {
+        "bbox": datasets.Sequence(datasets.Value("float32"), length=4),
+        "category": datasets.ClassLabel(names=["cat", "dog", "owl"]),
+        "area": datasets.Value("int64"),
+    }
+    features = {"image": datasets.Image(), "objects": datasets.Sequence(one) if written == "dict of lists" else [one]}
+    objects: list[Any] = [
+        [{"bbox": b, "category": c, "area": b[2] * b[3]} for b, c in zip(sizes(i).tolist(), labels(i), strict=True)]
+        for i in range(COUNT)
+    ]
+    if written == "dict of lists":
+        objects = [{key: [each[key] for each in boxes] for key in one} for boxes in objects]
+    content = {"image": [picture(i) for i in range(COUNT)], "objects": objects}
+    dataset = datasets.Dataset.from_dict(content, features=datasets.Features(features))
+    for source in (
+        dataset,
+        dataset.with_transform(lambda batch: batch),
+        dataset.with_format("numpy"),
+        dataset.with_format("torch"),
+    ):
+        table = read_dataset(source)
+        assert table.classes == ("cat", "dog", "owl")
+        assert isinstance(table.targets, UnreadBoxes)
+        for number in range(COUNT):
+            row: Any = table.targets.source.read(number)
+            np.testing.assert_array_equal(row["boxes"], corners(number))
+            assert row["labels"].tolist() == labels(number).tolist()
+            np.testing.assert_array_equal(row["area"], sizes(number)[:, 2] * sizes(number)[:, 3])
+    report = pack_dataset(dataset, tmp_path / "out.h5", encoding="jpeg:90", progress=False)
+    assert report.classes == ("cat", "dog", "owl")
+    for number, found in stored(tmp_path / "out.h5").items():
+        np.testing.assert_array_equal(found["boxes"], corners(number))
+
+
+def some(**fields: Any) -> Callable[[int], Any]:
+    """Items of a picture and a dict."""
+    return lambda i: (picture(i), {name: value(i) for name, value in fields.items()})
+
+
+VOC_TARGET = {"annotation": {"object": [{"name": "dog", "bndbox": {"xmin": "1"}}]}}
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        (lambda i: (picture(i), VOC_TARGET), r"dict of 'annotation'.*wrap_dataset_for_transforms_v2"),
+        (lambda i: (picture(i), [{"type": "Car", "bbox": [30, 9, 39, 20]}]), r"words under 'type'.*wrap_dataset_for"),
+        (some(boxes=lambda i: np.full((1, 4), 0.5), labels=lambda i: [0]), r"\[0.5, 0.5, 0.5, 0.5\].*Multiply them"),
+        (some(boxes=lambda i: [[9, 9, 2, 2]], labels=lambda i: [0]), r"Items\[0\].*no corners; expected x0 <= x1"),
+        (some(boxes=lambda i: [[1, 2, 3]], labels=lambda i: [0]), r"shape \(1, 3\); expected four"),
+        (some(boxes=lambda i: [[1, 2, np.nan, 4]], labels=lambda i: [0]), r"finite"),
+        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0, 1]), r"1 boxes and 'labels' of shape \(2,\)"),
+        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: ["dog"]), r"'dog' under 'labels'.*Number the classes"),
+        (some(boxes=lambda i: [[1, 2, 3, 4]], labels=lambda i: [0.5]), r"0.5 under 'labels'; expected whole"),
+        (
+            lambda i: (picture(i), {"boxes": bounding_boxes(np.ones((1, 5)), Format.XYWHR), "labels": [0]}),
+            r"form XYWHR; expected one of XYXY, XYWH, CXCYWH",
+        ),
+        (lambda i: {"image": picture(i), "objects": {"bbox": [[1, 1, 9, 9]], "category": [0]}}, r"may be two corners"),
+        (lambda i: (picture(i), []), r"first 16 items are dicts without boxes"),
+        (some(masks=lambda i: np.zeros((1, 8, 8))), r"dict of 'masks'"),
+        (
+            lambda i: (picture(i), {"boxes": [[1, 2, 3, 4]], **({} if i == 20 else {"labels": [0]})}),
+            r"Items\[20\] has boxes without 'labels', which the first items have",
+        ),
+        (lambda i: (picture(i), 3 if i == 20 else {"boxes": [[1, 2, 3, 4]]}), r"Items\[20\] has int as its target"),
+    ],
+)
+def test_what_cannot_be_boxes_is_one_typed_error(tmp_path: Path, item: Callable[[int], Any], says: str) -> None:
+    """It says which item, what it has, and what was expected; nothing is written."""
+    with pytest.raises((LayoutError, DecodeError), match=says):
+        pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_beyond_the_names_are_refused(tmp_path: Path) -> None:
+    """Labels from 1, and names without one for the background, would call every box by its neighbour's name."""
+    items = Items(some(boxes=corners, labels=lambda i: labels(i) + 1), classes=["cat", "dog", "owl"])
+    with pytest.raises(LayoutError, match=r"class 3, and the dataset names 3 classes.*the background"):
+        pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
+
+
+def test_broken_items_take_their_boxes_with_them(tmp_path: Path) -> None:
+    """An item that raises, and one with an impossible box; the others keep theirs."""
+
+    def item(number: int) -> Any:
+        boxes = corners(number)
+        if number == 18:
+            boxes[0, 2] = 0
+        return picture(number), {"boxes": boxes, "labels": labels(number if number != 7 else 1 // 0)}
+
+    report = pack_dataset(Items(item), tmp_path / "out.h5", image_size=(8, 8), on_error="skip", progress=False)
+    assert report.samples == {"train": COUNT - 2}
+    assert sorted(why.partition(":")[0] for why in report.skipped) == ["Items[18]", "Items[7]"]
+    found = stored(tmp_path / "out.h5")
+    assert found.keys() == set(range(COUNT)) - {7, 18}
+    assert all(one["labels"].tolist() == labels(number).tolist() for number, one in found.items())
+
+
+def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
+    """Tensors of channels first are stored as they are, whatever image_size says; prepare= is refused."""
+    items = Items(lambda i: (np.zeros((3, 40, 60), np.float32), {"boxes": corners(i), "labels": labels(i)}))
+    pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
+    for number, found in stored(tmp_path / "out.h5").items():
+        np.testing.assert_array_equal(found["boxes"], corners(number))
+    with pytest.raises(OptionError, match="the boxes that lie on them"):
+        pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)
+
+
+def test_boxes_are_appended(tmp_path: Path) -> None:
+    """To a pack with the same columns; with others that is refused."""
+    items = Items(some(boxes=corners, labels=labels))
+    pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
+    report = pack_dataset(items, append_to=tmp_path / "out.h5", progress=False)
+    assert report.samples == {"train": COUNT}
+    with pytest.raises(OptionError, match="cannot be appended"):
+        pack_dataset(Items(some(boxes=corners)), append_to=tmp_path / "out.h5", progress=False)
+
+
+def test_a_box_of_each_image_beside_its_label_is_left_out(tmp_path: Path) -> None:
+    """As CUB's and Stanford Cars' on the Hub: the label is the target, and a note says what else there is."""
+    items = Items(lambda i: {"image": picture(i), "bbox": [1, 2, 3, 4], "label": i % 3})
+    report = pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
+    assert any("left out: 'bbox'" in note for note in report.notes)
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["Y_train"].shape == (COUNT,)
