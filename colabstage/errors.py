@@ -164,7 +164,7 @@ class OptionError(ColabstageError, ValueError):
 
 
 class ArgumentError(OptionError, TypeError):
-    """There is no argument of that name; the message has the one that was meant."""
+    """There is no argument of that name, or one is missing or has no name; the message has the line that was meant."""
 
 
 class DriveError(ColabstageError, OSError):

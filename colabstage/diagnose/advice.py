@@ -145,7 +145,9 @@ def judge(facts: ProfileFacts) -> Verdict:
         share = facts.seconds(stage) / facts.serial_s if facts.serial_s else 1.0
         # "Transforms" is the one plural among the names.
         takes = "take" if stage == "transform" else "takes"
-        sentence = f"Of loading, {WHAT[stage]} {takes} most: {share:.0%}. Without a step there is no more to say."
+        sentence = (
+            f"Of loading, {WHAT[stage]} {takes} most: {share:.0%}. Whether training waits for it shows with step=."
+        )
         return Verdict("input-bound", stage, _threads_wait(facts) or "work", sentence)
     now_s = facts.cycle_s + facts.epoch_start_s
     lost = max(0.0, 1 - facts.step_alone_s / now_s)

@@ -18,6 +18,7 @@ from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
+from colabstage.io.arguments import takes
 from colabstage.io.page import NOTHING_DONE, notes, page, stops_with, table
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def _described(trial: Trial) -> str:
     return f"{trial.candidate}{end}"
 
 
+@takes(remedies={"batch_size": 'Write autotune_loader(data["train"], 64).'})
 @stops_with(NOTHING_DONE)
 def autotune_loader(
     dataset: Any,

@@ -141,6 +141,13 @@ if TYPE_CHECKING:
     Found = Iterable[tuple[str, object]]
 
 
+# What is said of a step in which nothing was found.
+NOTHING_FOUND = (
+    "Nothing that trains was found in the step, so nothing was put back: a model that it trains has learnt from the "
+    "batches that were measured. Name the model in the step, or measure with a copy of it."
+)
+
+
 @contextmanager
 def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
     """Put back, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
@@ -157,10 +164,7 @@ def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
         if walk.names:
             yield f"What the step trained is as it was before: {', '.join(walk.names)}."
             return
-        yield (
-            "Nothing that trains was found in the step, so nothing was put back: a model that it trains has learnt "
-            "from the batches that were measured. Name the model in the step, or measure with a copy of it."
-        )
+        yield NOTHING_FOUND
 
 
 class _Walk:

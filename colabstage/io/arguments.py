@@ -60,7 +60,8 @@ def takes(
         spellers: where those arguments are spelt, in the order in which they are shown.
         arguments: the `TypedDict` of which the function takes them; all that is spelt by default.
         renamed: new names by old ones; an old one still works, with a DeprecationWarning.
-        remedies: what to write instead, by names that other libraries have and this function has not.
+        remedies: what to write: instead of arguments that other libraries have and this function has not, and where
+            one that it cannot do without is missing.
     """
     old_names, hints = renamed or {}, remedies or {}
 
@@ -72,10 +73,10 @@ def takes(
 
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            # The usual case costs one comparison of sets.
             if not kwargs.keys() <= known:
                 _take_over(kwargs, old_names, function.__name__)
                 _refuse_unknown(kwargs, known, hints, function.__name__)
+            _refuse_places(signature, len(args), kwargs, hints, function.__name__)
             return function(*args, **kwargs)
 
         # `inspect.signature` looks here first, and so do notebooks at the Tab key.
@@ -164,15 +165,31 @@ def _take_over(kwargs: dict[str, Any], renamed: Mapping[str, str], function: str
 def _refuse_unknown(
     kwargs: Mapping[str, Any], known: frozenset[str], remedies: Mapping[str, str], function: str
 ) -> None:
-    for name in kwargs:
+    for name in [name for name in kwargs if name not in known]:
         if name in remedies:
             msg = f"{function}() has no {name}=. {remedies[name]}"
             raise OptionError(msg)
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
-            msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
-            raise ArgumentError(msg)
+        near = difflib.get_close_matches(name, sorted(known), 1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
+        raise ArgumentError(msg)
+
+
+def _refuse_places(
+    signature: inspect.Signature, given: int, kwargs: Mapping[str, Any], remedies: Mapping[str, str], function: str
+) -> None:
+    """Refuse a call that lacks an argument, or that gives one more by position than there are."""
+    by_place = [one for one in signature.parameters.values() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    missing = [one.name for one in by_place[given:] if one.default is one.empty and one.name not in kwargs]
+    if missing:
+        remedy = next((f" {remedies[name]}" for name in missing if name in remedies), "")
+        msg = f"{function}() needs {' and '.join(missing)}.{remedy}"
+        raise ArgumentError(msg)
+    if given > len(by_place):
+        places = ", ".join(one.name for one in by_place if one.name != "self")
+        named = [f"{name}=…" for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
+        msg = f"{function}({places}) takes its other arguments by name: {', '.join(named[:3])} and so on."
+        raise ArgumentError(msg)
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:

@@ -57,7 +57,11 @@ _MOST_MEASURED = 2**21
 _LEAST_MIXING = 0.25
 
 
-@takes(LoaderOptions, renamed={"prefetch": "prefetch_factor"}, remedies=TORCH_REMEDIES)
+@takes(
+    LoaderOptions,
+    renamed={"prefetch": "prefetch_factor"},
+    remedies={**TORCH_REMEDIES, "batch_size": 'Write make_loader(data["train"], 64); training depends on it.'},
+)
 def make_loader(
     dataset: dataset_h5 | Subset[Any],
     batch_size: int,

@@ -96,7 +96,11 @@ class StagedDataset:
         msg = f"A staged dataset has splits and is not iterated over itself. {self._by_split()}"
         raise TypeError(msg)
 
-    @takes(LoaderOptions, renamed={"prefetch": "prefetch_factor"}, remedies=TORCH_REMEDIES)
+    @takes(
+        LoaderOptions,
+        renamed={"prefetch": "prefetch_factor"},
+        remedies={**TORCH_REMEDIES, "batch_size": 'Write data.loader("train", 64); training depends on it.'},
+    )
     def loader(
         self,
         split: str,

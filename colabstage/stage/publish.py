@@ -116,7 +116,10 @@ class PublishReport:
         return text
 
 
-@takes(renamed={"to": "target"})
+@takes(
+    renamed={"to": "target"},
+    remedies={"target": 'Write publish_file("model.pt", "/content/drive/MyDrive/checkpoints/").'},
+)
 @stops_with(GOES_ON)
 def publish_file(
     path: str | os.PathLike[str],

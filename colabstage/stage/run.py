@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, ParamSpec, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from colabstage.io.arguments import takes, with_docs
+from colabstage.io.arguments import takes
 from colabstage.io.page import GOES_ON, NOTHING_DONE, stops_with
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
@@ -29,12 +27,11 @@ if TYPE_CHECKING:
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StagePlan
-    from colabstage.stage.request import StageRequest
 
-_Arguments = ParamSpec("_Arguments")
+_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
 
 
-@takes(make_request, arguments=StageArguments)
+@takes(make_request, arguments=StageArguments, remedies=_REMEDIES)
 @stops_with(GOES_ON)
 def stage_dataset(
     source: SourceArgument,
@@ -123,27 +120,11 @@ def _stage(first: StageCall, *, wait: bool) -> StagedDataset:
     return staged
 
 
-def _takes_arguments_of(
-    make: Callable[_Arguments, StageRequest],
-) -> Callable[[Callable[[StageRequest], StagePlan]], Callable[_Arguments, StagePlan]]:
-    """Let a function that takes a request be called with the arguments of `make`, which are then spelt only there."""
-
-    def decorate(work: Callable[[StageRequest], StagePlan]) -> Callable[_Arguments, StagePlan]:
-        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> StagePlan:
-            return work(make(*args, **kwargs))
-
-        functools.update_wrapper(call, work)
-        call.__doc__ = with_docs(work.__doc__, make)
-        signature = inspect.signature(make)
-        vars(call)["__signature__"] = signature.replace(return_annotation="StagePlan")
-        return call
-
-    return decorate
-
-
-@_takes_arguments_of(make_request)
+@takes(make_request, arguments=StageArguments, remedies=_REMEDIES)
 @stops_with(NOTHING_DONE)
-def plan_stage(request: StageRequest) -> StagePlan:
+def plan_stage(
+    source: SourceArgument, *, options: PackOptions | None = None, **arguments: Unpack[StageArguments]
+) -> StagePlan:
     """Say what `stage_dataset` would do with the same arguments, without writing anything.
 
     This lists the source, and reads the headers of a few images where their size matters. A source that has to be
@@ -153,6 +134,9 @@ def plan_stage(request: StageRequest) -> StagePlan:
     the same too, as far as they can be known beforehand.
 
     Args:
+        source: where the dataset is, as for `stage_dataset`.
+        options: as for `stage_dataset`.
         **arguments: those of `stage_dataset`.
     """
+    request = make_request(source, options=options, **arguments)
     return run_watched(lambda: plan_call(StageCall(request, NullProgress())), *request.touched_paths)

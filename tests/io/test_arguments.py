@@ -45,7 +45,7 @@ class Fewer(TypedDict, total=False):
     size: int
 
 
-@takes(Options, renamed={"hue": "colour"}, remedies={"shade": "Write colour='grey'."})
+@takes(Options, renamed={"hue": "colour"}, remedies={"shade": "Write colour='grey'.", "name": "Write draw('a')."})
 def draw(name: str, *, loud: bool = False, options: Options | None = None, **arguments: Unpack[Arguments]) -> Options:
     """Draw.
 
@@ -107,6 +107,16 @@ def test_names_that_there_are_not_are_refused() -> None:
         loose("a", shade=1)
     with pytest.raises(TypeError, match="colour"):
         _call(draw_small, colour="red")
+
+
+def test_what_is_missing_or_has_no_name_is_told_with_the_line() -> None:
+    """Where Python would count positions."""
+    loose: Any = draw
+    with pytest.raises(TypeError, match=r"^draw\(\) needs name\. Write draw\('a'\)\.$"):
+        loose(size=3)
+    with pytest.raises(TypeError, match=r"^draw\(name\) takes its other arguments by name: size=…, rank=…, world=…"):
+        loose("a", 3)
+    assert loose(name="a") == Options()
 
 
 def _call(function: Any, **arguments: Any) -> Any:

@@ -430,7 +430,10 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
 
 
-@takes(renamed={"prefetch": "prefetch_factor"})
+@takes(
+    renamed={"prefetch": "prefetch_factor"},
+    remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
+)
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 _MOST_AT_ONCE = 4
 
 
-@takes(renamed={"prefetch": "prefetch_factor"})
+@takes(
+    renamed={"prefetch": "prefetch_factor"},
+    remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
+)
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

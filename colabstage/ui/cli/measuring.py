@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -207,14 +208,17 @@ def profile(
             from colabstage.diagnose.autotune import autotune_loader
 
             tuned = autotune_loader(dataset, batch_size, step=_waiting(step_ms), budget_s=seconds)
-            print_json(tuned.to_dict()) if as_json else print(tuned)
+            print_json(tuned.to_dict()) if as_json else show(tuned)
             return
         from colabstage.diagnose.profile import profile_loader
+        from colabstage.diagnose.restore import NOTHING_FOUND
         from colabstage.load.loader import make_loader
 
         with make_loader(dataset, batch_size) as loader:
-            found = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
-        print_json(found.to_dict()) if as_json else print(found)
+            measured = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
+        # A step that only waits trains nothing, so there was nothing to find.
+        found = replace(measured, notes=tuple(note for note in measured.notes if note != NOTHING_FOUND))
+        print_json(found.to_dict()) if as_json else show(found)
 
 
 def _waiting(step_ms: float | None) -> Callable[[object], None] | None:

@@ -49,7 +49,7 @@ BROWSE_STYLE = (
 background:transparent!important;box-shadow:none!important;border:2px solid transparent!important;border-radius:6px;
 color:transparent}
 .cs-browse .cs-over>*:hover,.cs-browse .cs-over>*:focus-visible{border-color:#2a86b0!important;outline:none}
-.cs-cell{width:auto!important;display:flex;flex-direction:column;min-width:0;padding:4px;border-radius:6px;background:rgba(128,136,144,.1)}
+.cs-cell{width:auto!important;display:flex!important;margin:0!important;flex-direction:column;min-width:0;padding:4px;border-radius:6px;background:rgba(128,136,144,.1)}
 .cs-face{flex:1 1 auto;min-height:0;display:flex;align-items:center;justify-content:center;overflow:hidden}
 .cs-face .cs-picture{width:100%;height:100%}
 .cs-picture{display:block;overflow:hidden}

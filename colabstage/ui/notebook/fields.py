@@ -231,9 +231,9 @@ def as_images(drawn: str) -> str:
         encoded = base64.b64encode(text.encode()).decode()
         return f"<img class='cs-picture' alt='' style='{shown}' src='data:image/svg+xml;base64,{encoded}'>"
 
-    # Side by side without a style sheet too; with one the grid says how wide a cell is.
-    cells = drawn.replace("<div class='cs-cell'>", "<div class='cs-cell' style='float:left;width:150px'>")
-    return f"{_DRAWING.sub(embedded, cells)}<div style='clear:both'></div>"
+    # In rows without a style sheet too, however tall each image is; with one the grid says how wide a cell is.
+    look = "display:inline-block;vertical-align:top;width:150px;margin:0 8px 8px 0"
+    return _DRAWING.sub(embedded, drawn.replace("<div class='cs-cell'>", f"<div class='cs-cell' style='{look}'>"))
 
 
 # A saved notebook has the names of its widgets and not what they showed, so that who opens it reads "model not found".

@@ -35,6 +35,17 @@ def test_a_file_is_profiled_with_a_step_of_known_length(start: Run, tmp_path: Pa
     assert 0 < found["headroom_samples_per_second"] < 32 / 0.2
 
 
+def test_what_to_do_next_is_said_in_flags(run: Run, tmp_path: Path) -> None:
+    """Without a step, the option that gives one; with it, no word of a model that nobody passed."""
+    rows(tmp_path)
+    for flags, said in (((), "--step-ms"), (("--step-ms", "1"), "bound")):
+        done = run("profile", "rows.h5", "--seconds", "0.5", *flags)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+        assert "step=" not in done.stdout
+        assert "Nothing that trains" not in done.stdout
+
+
 def test_a_file_is_tuned(run: Run, tmp_path: Path) -> None:
     """As text, with a call to paste first."""
     rows(tmp_path)
