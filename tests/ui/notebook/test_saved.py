@@ -19,6 +19,8 @@ def test_drawings_become_images() -> None:
     assert "<svg" not in kept
     assert kept.count("<img class='cs-picture' alt='' style='width:9em' src='data:image/svg+xml;base64,") == 1
     assert "car</div>" in kept
+    # A row begins where the tallest cell of the one before ends, which floats would not wait for.
+    assert "<div class='cs-cell' style='display:inline-block;vertical-align:top;" in kept
 
 
 def test_a_figure_says_nothing_of_who_drew_it() -> None:
