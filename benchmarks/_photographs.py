@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -41,12 +42,15 @@ def repeated_photographs(count: int, *, target_bytes: int = 64_000) -> list[byte
     return [kinds[number % len(kinds)] for number in range(count)]
 
 
-def write_encoded(path: Path, files: list[bytes]) -> None:
-    """Write image files as a pack that keeps them as they are, with ten classes in turn."""
+def write_encoded(path: Path, files: list[bytes], *, size: tuple[int, int] | None = None) -> None:
+    """Write image files as a pack that keeps them as they are, with ten classes in turn; they are resized to `size`,
+    height and width, when they are read."""
     with h5py.File(path, "w") as file:
         group = file.create_group("X_train")
         group["bytes"] = np.frombuffer(b"".join(files), np.uint8)
         group["offsets"] = np.cumsum([0, *map(len, files)], dtype=np.int64)
+        if size is not None:
+            group.attrs["image_options"] = json.dumps({"size": size, "color_mode": "rgb", "resize": "stretch"})
         file["Y_train"] = np.arange(len(files)) % 10
 
 

@@ -4,10 +4,13 @@
 
 JPEGs of 500x375 (about 64 kB, 24 different ones in turn), batches of 224x224 bytes in random order, all in the system's
 cache, as many threads as there are cores; ImageFolder also with no worker, half as many and twice as many. What counts
-is `make_loader(..., batch_transform=RandomResizedCrop(224))`; beside it are the same crops without a loader, and whole
-images decoded by the loader and cropped by the transform. Contenders take turns, round after round; the table has the
-median of the rounds, after one that is not counted. FFCV and torchvision run in an environment of their own
-(benchmarks/_peers.py). FFCV's file holds the same images compressed again at the same quality, as its writer makes it.
+is `make_loader(..., batch_transform=RandomResizedCrop(224))`; beside it are the same crops without a loader, whole
+images decoded by the loader and cropped by the transform, and whole images that the pack's options bring to 224x224.
+The limits are bare calls by as many threads, into their own memory again and again: the decoder on what the crops need
+of each file, the same with torch's filter after it, and the decoder on whole files. Contenders take turns, round after
+round; the table has the median of the rounds, after one that is not counted. FFCV and torchvision run in an environment
+of their own (benchmarks/_peers.py). FFCV's file holds the same images compressed again at the same quality, as its
+writer makes it.
 
 Ends with exit code 1 when crops come slower than FFCV's, or less than twice as fast as ImageFolder's with any number of
 workers.
@@ -20,6 +23,7 @@ import contextlib
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -32,6 +36,8 @@ from simplejpeg import decode_jpeg
 from benchmarks import _peers
 from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import median_ratio, save, show_machine
+from colabstage.images.geometry import scale_by_torch
+from colabstage.images.headers import first_rows, read_jpeg_header
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
 
 SIZE = 224
 OURS, FFCV, FOLDER = "make_loader", "FFCV", "ImageFolder"
+WHOLE, DECODER, BOTH = "make_loader, whole to 224x224", "limit: the decoder alone", "limit: the decoder and the filter"
 
 
 def write_files(folder: Path, samples: int) -> Path:
@@ -59,6 +66,7 @@ def write_files(folder: Path, samples: int) -> Path:
         (place / f"{number:06}.jpg").write_bytes(data)
     path = folder / "images.h5"
     write_encoded(path, files)
+    write_encoded(folder / "sized.h5", files, size=(SIZE, SIZE))
     return path
 
 
@@ -80,6 +88,36 @@ def run_reader(reader: SplitReader, batch: int) -> float:
             choose = partial(resized_crops, draws=BatchPlace(0, 0, rows).draws(CROP_DRAWS))
             reader.read_crops(rows, (SIZE, SIZE), choose, out[: len(rows)], pool=pool)
     return len(order) / (time.perf_counter() - start)
+
+
+def run_bare(reader: SplitReader, *, crops: bool, resizes: bool) -> float:
+    """Images per second of the decoder, and of the filter after it, called bare: on what crops need, or on whole
+    files."""
+    rows, own = np.arange(min(512, len(reader))), threading.local()
+    engine, draws = reader._parts[0]._open().x, BatchPlace(0, 0, rows).draws(CROP_DRAWS)
+    files = [engine.read_bytes(row) for row in rows.tolist()]  # type: ignore[union-attr]
+    headers = [read_jpeg_header(data) for data in files]
+    boxes = resized_crops(np.array([(header.height, header.width) for header in headers]), draws)
+    # As `decode_region` does: the crop's last row, and one more.
+    lasts = (boxes[:, 0] + boxes[:, 2] + 1).tolist()
+    needed = [
+        first_rows(data, header, last) if crops and last < header.height else data
+        for data, header, last in zip(files, headers, lasts, strict=True)
+    ]
+    # What is resized is as large as each crop; whose pixels they are makes no difference.
+    parts = [np.zeros((height, width, 3), np.uint8) for height, width in boxes[:, 2:].tolist()]
+
+    def call(number: int) -> None:
+        if not hasattr(own, "decoded"):
+            own.decoded, own.out = bytearray(1 << 20), np.empty((SIZE, SIZE, 3), np.uint8)
+        decode_jpeg(needed[number], "RGB", buffer=own.decoded, strict=False)
+        if resizes:
+            scale_by_torch(parts[number], own.out)
+
+    start = time.perf_counter()
+    with ThreadPool(usable_cores()) as pool:
+        pool.each(len(needed), call)
+    return len(needed) / (time.perf_counter() - start)
 
 
 def run_pillow(reader: SplitReader) -> float:
@@ -106,6 +144,10 @@ def measure(folder: Path, samples: int, batch: int, rounds: int) -> dict[str, li
             run_loader, make_loader(dataset, batch, batch_transform=crop, decode="whole")
         ),
         "decoded whole, resized by Pillow, 1 thread": partial(run_pillow, reader),
+        DECODER: partial(run_bare, reader, crops=True, resizes=False),
+        BOTH: partial(run_bare, reader, crops=True, resizes=True),
+        WHOLE: partial(run_loader, make_loader(dataset_h5(folder / "sized.h5"), batch, shuffle=True)),
+        f"{DECODER}, whole files": partial(run_bare, reader, crops=False, resizes=False),
     }
     with contextlib.ExitStack() as stack:
         missing = _peers.why_missing("ffcv")

@@ -289,15 +289,20 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
 
 
 def decode_image_into(
-    data: bytes, options: ImageOptions, out: NDArray[Any], *, scratch: bytearray | None = None
+    data: bytes,
+    options: ImageOptions,
+    out: NDArray[Any],
+    *,
+    resizer: Resizer = "pillow",
+    scratch: Scratch | None = None,
 ) -> None:
-    """Decode one image file into `out`, a C-contiguous array of exactly the result's shape and dtype; `scratch` as in
-    `decode_image`.
+    """Decode one image file into `out`, a C-contiguous array of exactly the result's shape and dtype; `resizer` and
+    `scratch` as in `decode_sized`.
 
     Raises:
         DecodeError: as `decode_image`; also when the image is not of `out`'s shape or dtype.
     """
-    pixels = decode_image(data, options, scratch=scratch)
+    pixels, _ = decode_sized(data, options, resizer=resizer, scratch=scratch)
     if pixels.shape != out.shape or pixels.dtype != out.dtype:
         msg = (
             f"The image is {_describe(pixels)} but its place is {_describe(out)}. "

@@ -120,7 +120,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         fields = None if x is None else NamedFields(split, x, y)
         if disk_limit is not None:
             in_file, arrival = _open_in_part(in_file, disk_limit, local_dir)
-        self.reader = SplitReader(in_file, split, in_memory=in_memory, decode=decode, arrival=arrival, fields=fields)
+        # Torch is imported anyway.
+        self.reader = SplitReader(
+            in_file, split, in_memory=in_memory, decode=decode, arrival=arrival, fields=fields, resizer="torch"
+        )
         self.transform = transform
         self.target_transform = target_transform
         self.return_index = return_index

@@ -13,7 +13,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from colabstage.errors import SplitNotFoundError
+from colabstage.images.decode import decode_sized
+from colabstage.images.options import ImageOptions
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.reading import encoded
+from colabstage.load.reading.reader import SplitReader
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 
@@ -177,6 +181,27 @@ def test_encoded_images_in_a_plain_dataloader(make_encoded: Callable[..., Path],
     batches = list(DataLoader(dataset, 3, num_workers=workers))
     assert [tuple(x.shape) for x, _ in batches] == [(3, 6, 9, 3), (3, 6, 9, 3), (1, 6, 9, 3)]
     np.testing.assert_array_equal(batches[2][0][0].numpy(), dataset[6][0])
+
+
+@pytest.mark.parametrize("usable", [True, False], ids=["torch", "no kernel of torch's"])
+def test_images_that_are_resized_on_read_are_resized_by_torch(
+    make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    """By torch's filter where it can be used, one by one and in batches alike, and otherwise by Pillow's, which is that
+    of a reader alone; no pixel is more than one grey level off."""
+    monkeypatch.setattr(encoded, "can_torch_resize", lambda: usable)
+    path = make_encoded(7, size=(5, 13))
+    dataset = dataset_h5(path)
+    batch, _ = dataset.read_batch(range(7), threads=2)
+    with h5py.File(path) as file:
+        ends, data = file["X_train/offsets"][()], file["X_train/bytes"][()].tobytes()
+    for row, image in enumerate(batch):
+        file_bytes = data[ends[row] : ends[row + 1]]
+        expected, _ = decode_sized(file_bytes, ImageOptions((5, 13)), resizer="torch" if usable else "pillow")
+        np.testing.assert_array_equal(image, expected)
+        np.testing.assert_array_equal(dataset[row][0], expected)
+    by_pillow = np.asarray(SplitReader(path).read_x(range(7)))
+    assert np.abs(np.asarray(batch).astype(int) - by_pillow).max() == int(usable)
 
 
 @pytest.mark.fuse

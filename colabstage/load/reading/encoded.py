@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import PixelRoom, decode_image, decode_image_into, decode_region, probe_image
-from colabstage.images.geometry import scale_by_torch
+from colabstage.images.decode import PixelRoom, Scratch, decode_image_into, decode_region, decode_sized, probe_image
+from colabstage.images.geometry import can_torch_resize, scale_by_torch
 from colabstage.images.masks import decode_mask
 from colabstage.images.options import MaskOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from colabstage.images.geometry import Resizer
     from colabstage.images.options import ImageOptions
     from colabstage.load.reading.memory import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
@@ -139,12 +140,16 @@ class RangedFiles:
 class EncodedRows:
     """Decode image or mask files when they are read. From several threads at once."""
 
-    def __init__(self, label: str, files: RowFiles, options: ImageOptions | MaskOptions) -> None:
+    def __init__(
+        self, label: str, files: RowFiles, options: ImageOptions | MaskOptions, *, resizer: Resizer = "pillow"
+    ) -> None:
         """Take `label`, where the rows are, for messages. `options`: whether they are images or masks, and what is made
-        of them."""
+        of them. `resizer`: what brings images to the size of the options; Pillow where torch cannot."""
         self._label = label
         self._files = files
         self._options = options
+        resizes = not isinstance(options, MaskOptions) and options.size is not None
+        self._resizer: Resizer = "torch" if resizer == "torch" and resizes and can_torch_resize() else "pillow"
         self._own = threading.local()
         self._room = PixelRoom()
         # Height and width of each row's image once its header was read, 0 before.
@@ -194,7 +199,7 @@ class EncodedRows:
         def cut(place: int) -> None:
             row, crop = int(rows[place]), tuple(crops[place].tolist())
             try:
-                part = decode_region(self.read_bytes(row), mode, crop, (height, width), scratch=self._scratch())
+                part = decode_region(self.read_bytes(row), mode, crop, (height, width), scratch=self._scratch().decoded)
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
@@ -254,7 +259,7 @@ class EncodedRows:
         with self._room.room_for(data):
             if isinstance(self._options, MaskOptions):
                 return decode_mask(data, self._options)
-            return decode_image(data, self._options)
+            return decode_sized(data, self._options, resizer=self._resizer)[0]
 
     def _decode_into(self, row: int, out: NDArray[Any]) -> None:
         data = self.read_bytes(row)
@@ -262,13 +267,13 @@ class EncodedRows:
             if isinstance(self._options, MaskOptions):
                 out[...] = decode_mask(data, self._options)
             else:
-                decode_image_into(data, self._options, out, scratch=self._scratch())
+                decode_image_into(data, self._options, out, resizer=self._resizer, scratch=self._scratch())
 
-    def _scratch(self) -> bytearray:
-        """Return memory to decode into, of the calling thread alone."""
+    def _scratch(self) -> Scratch:
+        """Return memory to decode and resize into, of the calling thread alone."""
         if not hasattr(self._own, "scratch"):
-            self._own.scratch = bytearray()
-        scratch: bytearray = self._own.scratch
+            self._own.scratch = Scratch()
+        scratch: Scratch = self._own.scratch
         return scratch
 
     def _named(self, row: int, error: DecodeError) -> DecodeError:

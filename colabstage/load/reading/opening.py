@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, NamedFields
+    from colabstage.images.geometry import Resizer
     from colabstage.images.options import MaskOptions
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.encoded import ByteRanges
@@ -157,12 +158,13 @@ class OpenFile:
             keep = keep and bool(facts.filters)
         return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes)) if keep else source
 
-    def encoded(self, source: FieldSource, *, in_memory: bool) -> EncodedRows:
-        """Make the reader of rows that are image files; with `in_memory` their bytes are all read now."""
+    def encoded(self, source: FieldSource, *, in_memory: bool, resizer: Resizer = "pillow") -> EncodedRows:
+        """Make the reader of rows that are image files, resized by `resizer`; with `in_memory` their bytes are all read
+        now."""
         label = f"{source.info.name} in '{self._path}'"
         if source.heap and source.coding is not None:
             rows = self._ragged_source(source, in_memory=in_memory)
-            return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding)
+            return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding, resizer=resizer)
         if source.offsets is None or source.coding is None:
             msg = f"{source.info.name} is no field of encoded rows."
             raise TypeError(msg)
@@ -180,7 +182,7 @@ class OpenFile:
             data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
         else:
             data = H5pyBytes(self._h5[source.facts.name])
-        return EncodedRows(label, RangedFiles(label, offsets, data), source.coding)
+        return EncodedRows(label, RangedFiles(label, offsets, data), source.coding, resizer=resizer)
 
     def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
         """Make the reader of rows of variable length; with `in_memory` all are read now.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
+    from colabstage.images.geometry import Resizer
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.opening import InputRows
@@ -80,11 +81,12 @@ class SplitPart:
         beside_bytes: int = 0,
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
+        resizer: Resizer = "pillow",
     ) -> None:
         """Look at the file; no sample is read.
 
         Args:
-            path, split, decode, fields: as of `SplitReader`.
+            path, split, decode, fields, resizer: as of `SplitReader`.
             beside_bytes: length of what is read at random beside this file, which the system's cache has to hold too.
             arrival: brings rows that are not here yet, so that the file is written while it is read; `None` where all
                 rows are here.
@@ -97,6 +99,7 @@ class SplitPart:
         self.path = Path(path).expanduser().absolute()
         info = read_info(self.path, fields)
         self._fields = fields
+        self._resizer = resizer
         self.split = split
         self.info: SplitInfo = info.split(split)
         self.classes = info.classes
@@ -409,7 +412,9 @@ class SplitPart:
         if not self.in_memory:
             if self._x.heap and not self.encoded:
                 return file.ragged(self._x, in_memory=False)
-            return file.encoded(self._x, in_memory=False) if self.encoded else file.rows(self._x.facts, self._x.choice)
+            if self.encoded:
+                return file.encoded(self._x, in_memory=False, resizer=self._resizer)
+            return file.rows(self._x.facts, self._x.choice)
         # Kept apart from what is open, because forked children share it; a pickled reader loads its own.
         self._loaded = self._load(file)
         return self._loaded
@@ -424,7 +429,7 @@ class SplitPart:
             "reaches.",
         )
         if self.encoded:
-            return file.encoded(self._x, in_memory=True)
+            return file.encoded(self._x, in_memory=True, resizer=self._resizer)
         if self._x.heap:
             return file.ragged(self._x, in_memory=True)
         return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)

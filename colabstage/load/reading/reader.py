@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import NamedFields, PackInfo
     from colabstage.h5.parts import Files
+    from colabstage.images.geometry import Resizer
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
@@ -53,6 +54,7 @@ class SplitReader:
         decode: bool = False,
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
+        resizer: Resizer = "pillow",
     ) -> None:
         """Look at the files; no sample is read, except with `in_memory`.
 
@@ -65,6 +67,8 @@ class SplitReader:
             decode: decode inputs that are rows of bytes of variable length, each an image file.
             fields: what inputs and targets are called in files that have their own names for them.
             arrival: brings the rows of a file of which some are not here yet; every read waits for its own.
+            resizer: what resizes images that are resized when they are read: `"torch"`, where it can, is faster, has to
+                be imported, and is within one grey level of `"pillow"`.
 
         Raises:
             OptionError: with `in_memory` and an `arrival` that does not have all rows.
@@ -82,11 +86,11 @@ class SplitReader:
         """What inputs and targets are called in files that have their own names for them."""
         if len(paths) == 1:
             self._parts: tuple[SplitPart, ...] = (
-                SplitPart(paths[0], split, decode=decode, arrival=arrival, fields=fields),
+                SplitPart(paths[0], split, decode=decode, arrival=arrival, fields=fields, resizer=resizer),
             )
             paths = (self._parts[0].path,)
         else:
-            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields)
+            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields, resizer=resizer)
         self.path = paths[0]
         self.paths = paths
         self.split = split
@@ -415,7 +419,13 @@ class SplitReader:
 
 
 def _open_parts(
-    paths: tuple[Path, ...], split: str, *, decode: bool, arrival: Arrival | None, fields: NamedFields | None
+    paths: tuple[Path, ...],
+    split: str,
+    *,
+    decode: bool,
+    arrival: Arrival | None,
+    fields: NamedFields | None,
+    resizer: Resizer,
 ) -> tuple[SplitPart, ...]:
     """Open several files that are to be read as one, once it is sure that they can be.
 
@@ -442,6 +452,7 @@ def _open_parts(
             beside_bytes=total - info.split(split).x.nbytes,
             arrival=arrival,
             fields=fields,
+            resizer=resizer,
         )
         for info in having
     )

@@ -1,0 +1,169 @@
+"""A hundred thousand and a million samples: what planning, packing and opening take, and what grows with the number.
+
+    python -m benchmarks.scale [--counts 100000 1000000] [--forms folder zip tar parquet] [--place FOLDER]
+
+JPEGs of 8x8 pixels in ten classes, so small that what is measured is the work for each sample: as files in folders, in
+a zip, in a tar, and in the rows of a parquet file. Each step runs once, in a process of its own, of which the largest
+resident size is printed (`VmHWM`): planning opens the source, finds the samples and decides how they are stored;
+packing is the whole call of `pack_dataset`; opening is `dataset_h5` and its length, the first batch 64 rows from all
+over the file, both the quickest of nine, and the loader's first batch is that of `make_loader`, shuffled, from its call
+on, once. At most 3 GB of disk are in use at a time, and nothing is left.
+
+Ends with exit code 1 when opening takes 20 ms, a sample of the many takes 1.3 times as long to plan or to pack as one
+of the few, or a further sample 125 bytes of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks._report import show_machine
+from benchmarks._small_jpegs import tabulate_small_jpegs, tar_small_jpegs, write_small_jpegs, zip_small_jpegs
+
+SIDE = 8
+OPEN_S, ALLOWED_GROWTH, ALLOWED_BYTES_EACH = 0.020, 1.3, 125
+FORMS = {
+    "folder": ("", write_small_jpegs),
+    "zip": (".zip", zip_small_jpegs),
+    "tar": (".tar", tar_small_jpegs),
+    "parquet": (".parquet", tabulate_small_jpegs),
+}
+_STEP_S = 7200
+_PEAK = """
+def peak():
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
+"""
+_PLAN = """
+from pathlib import Path
+from colabstage.pack.job import open_samples, plan_job
+from colabstage.pack.options import PackOptions
+start = time.perf_counter()
+with open_samples(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opened:
+    job = plan_job(opened.tree, opened.table, PackOptions(), free_bytes=None)
+    found = {"seconds": time.perf_counter() - start, "samples": len(job.table), "peak": peak()}
+"""
+_PACK = """
+from colabstage.pack.run import pack_dataset
+start = time.perf_counter()
+report = pack_dataset(sys.argv[1], sys.argv[2], progress=False)
+found = {"seconds": time.perf_counter() - start, "samples": sum(report.samples.values()), "peak": peak()}
+"""
+_OPEN = """
+import numpy as np
+from colabstage import dataset_h5, make_loader
+opened, first = [], []
+for _ in range(9):
+    start = time.perf_counter()
+    dataset = dataset_h5(sys.argv[2])
+    rows = len(dataset)
+    opened.append(time.perf_counter() - start)
+    dataset.read_batch(np.linspace(0, rows - 1, 64).astype(int))
+    first.append(time.perf_counter() - start)
+start = time.perf_counter()
+x, _ = next(iter(make_loader(dataset, 64)))
+loader = time.perf_counter() - start
+found = {"open_s": min(opened), "batch_s": min(first), "loader_s": loader, "peak": peak()}
+"""
+
+
+class Taken(NamedTuple):
+    """What one form of so many samples took."""
+
+    form: str
+    """A key of `FORMS`."""
+    samples: int
+    """How many there are."""
+    plan: dict[str, Any]
+    """Seconds, and the peak in bytes."""
+    pack: dict[str, Any]
+    """Seconds, and the peak in bytes."""
+    opening: dict[str, Any]
+    """`open_s`, `batch_s`, `loader_s` in seconds, and the peak in bytes."""
+
+    def __str__(self) -> str:
+        plan, pack, opening = self.plan, self.pack, self.opening
+        return (
+            f"{self.form:<8}{self.samples:>10,}{plan['seconds']:>9.2f}{plan['peak'] / 2**20:>8,.0f}"
+            f"{pack['seconds']:>9.1f}{self.samples / pack['seconds']:>10,.0f}{pack['peak'] / 2**20:>8,.0f}"
+            f"{opening['open_s'] * 1000:>9.1f}{opening['batch_s'] * 1000:>9.1f}{opening['loader_s'] * 1000:>9.1f}"
+        )
+
+
+HEAD = (
+    f"{'':8}{'samples':>10}{'plan s':>9}{'MiB':>8}{'pack s':>9}{'/s':>10}{'MiB':>8}"
+    f"{'open ms':>9}{'batch ms':>9}{'loader ms':>10}"
+)
+
+
+def run_step(code: str, source: Path, pack: Path) -> dict[str, Any]:
+    """Run one step in a process of its own, and return what it found."""
+    whole = f"import json, sys, time\n{_PEAK}\n{code}\nprint(json.dumps(found))"
+    command = [sys.executable, "-c", whole, str(source), str(pack)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_STEP_S)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(form: str, count: int, place: Path | None) -> Taken:
+    """Make the samples, plan, pack and open them, and remove all of it."""
+    suffix, write = FORMS[form]
+    with tempfile.TemporaryDirectory(prefix="scale-", dir=place) as name:
+        source, pack = Path(name) / f"samples{suffix}", Path(name) / "pack" / "samples.h5"
+        pack.parent.mkdir()
+        write(source, count, side=SIDE)
+        plan = run_step(_PLAN, source, pack)
+        packed = run_step(_PACK, source, pack)
+        if not plan["samples"] == packed["samples"] == count:
+            sys.exit(f"{form}: {plan['samples']:,} samples were planned and {packed['samples']:,} packed of {count:,}")
+        # Before the pack is opened, so that what is cached of the source does not take the memory.
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
+        return Taken(form, count, plan, packed, run_step(_OPEN, source, pack))
+
+
+def judge(few: Taken, many: Taken) -> list[tuple[bool, str]]:
+    """Each promise about one form: whether it holds, and the figures."""
+    found = []
+    for step, less, more in (("plan", few.plan, many.plan), ("pack", few.pack, many.pack)):
+        growth = more["seconds"] / many.samples / (less["seconds"] / few.samples)
+        each = (more["peak"] - less["peak"]) / (many.samples - few.samples)
+        words = (
+            f"{many.form}, {step}: each of the many takes {growth:.2f} times as long as each of the few (at most "
+            f"{ALLOWED_GROWTH}), and {each:.0f} bytes of memory (at most {ALLOWED_BYTES_EACH})"
+        )
+        found.append((growth <= ALLOWED_GROWTH and each <= ALLOWED_BYTES_EACH, words))
+    opened = many.opening["open_s"]
+    words = f"{many.form}: {many.samples:,} rows open in {opened * 1000:.1f} ms (less than {OPEN_S * 1000:.0f})"
+    return [*found, (opened < OPEN_S, words)]
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--counts", type=int, nargs=2, default=[100_000, 1_000_000], help="few and many")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="which sources")
+    parser.add_argument("--place", type=Path, help="a folder with room for 3 GB; the temporary one by default")
+    arguments = parser.parse_args()
+    show_machine()
+    print(f"\n{HEAD}")
+    verdicts = []
+    for form in arguments.forms:
+        both = []
+        for count in arguments.counts:
+            both.append(measure(form, count, arguments.place))
+            print(both[-1], flush=True)
+        verdicts += judge(*both)
+    print()
+    for holds, words in verdicts:
+        print(f"{'ok  ' if holds else 'MISS'} {words}")
+    return 0 if all(holds for holds, _ in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
