@@ -195,6 +195,7 @@ def autotune_loader(
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
         candidates = our_candidates(
             cores,
+            # Half, because the training needs memory too.
             fits=bool(dataset.reader.stored_bytes < memory / 2),
             per_sample=dataset.per_sample or bool(dataset.reader.encoded),
         )
@@ -289,8 +290,10 @@ def _search(
     latest: dict[int, Trial] = {}
     left = candidates
     for number in range(rounds):
+        # Each round gets an equal part of what is left, so fewer candidates are measured for longer.
         share_s = (deadline - time.monotonic()) / (rounds - number) / len(left)
         for candidate in left:
+            # Each one is tried once, whatever it takes: who was never tried cannot be ruled out.
             if latest.get(id(candidate)) is not None and time.monotonic() > deadline:
                 break
             best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
@@ -361,6 +364,7 @@ def _timed(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
             skipped, counted_from = count, now
         if count - skipped >= _LEAST_BATCHES and now - began > _LEAST_S / 2:
             mean_s = (now - counted_from) / (count - skipped)
+            # What is left of its time is better spent on those that may win.
             if mean_s > _CLEARLY_WORSE * limits.best_s:
                 return replace(trial, batch_s=mean_s, batches=count, stopped=True)
     return replace(trial, batch_s=(time.perf_counter() - counted_from) / max(1, count - skipped), batches=count)

@@ -236,10 +236,12 @@ class SourceComparison:
         for axis, (heading, values, labels) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
             axis.bar_label(axis.barh(titles, values, color=colours, height=0.6), labels, padding=4, fontsize=9)
             axis.set_title(heading, loc="left", fontsize=10)
+            # Room for the figures behind the bars.
             axis.set_xlim(0, max(values) * 1.3)
             axis.set_xticks([])
             axis.spines[["top", "right", "bottom"]].set_visible(False)
             axis.tick_params(axis="y", length=0)
+        # The slowest, which comes first, on top.
         figure.axes[0].invert_yaxis()
         return figure
 
@@ -323,6 +325,7 @@ def _check_answers(path: Path) -> str | None:
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
     """Make a folder below `local` that is removed afterwards, with every folder that had to be created for it."""
+    # The deepest first, so that each is empty when its turn comes.
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
     model = local / "compare"
@@ -422,6 +425,7 @@ class _Comparing:
         sizes = source.sizes
 
         def read(index: int) -> bytes:
+            # Retries count as time: who trains from a mount has them too.
             content = read_with_retry(lambda: source.read(index), source.name(index), policy=RetryPolicy())
             if not isinstance(content, bytes):
                 raise _no_images(source.name(index))
@@ -448,6 +452,8 @@ class _Comparing:
         folder.mkdir(parents=True)
         files = []
         for number, (index, data) in enumerate(kept.items()):
+            # Numbers in place of names, which may be the same in several folders; the extension stays, layouts go by
+            # it.
             file = folder / f"{number:06}{PurePosixPath(source.name(index)).suffix.lower()}"
             file.write_bytes(data)
             files.append(file)
@@ -518,6 +524,7 @@ class _Comparing:
         deadline = began + min(_LEAST_S, self.seconds * _OTHER_PART)
         while time.perf_counter() < deadline:
             permutation = order.permutation(rows)
+            # Whole batches alone: a last one that is short would be timed like the others.
             for start in range(0, rows - batch + 1, batch):
                 chosen = permutation[start : start + batch]
                 read_x(chosen, out, pool=pool)
@@ -554,6 +561,7 @@ def _timed_pass(
 
     def work(index: int) -> bytes | None:
         data = read(index)
+        # Memory for decoding is used again, as a worker process of a loader uses its own.
         if not hasattr(own, "scratch"):
             own.scratch = bytearray()
         try:
@@ -564,6 +572,7 @@ def _timed_pass(
 
     def count(index: int, data: bytes | None) -> None:
         nonlocal done, broken, nbytes, last
+        # The end is when the last image came and not when the pipeline has ended, whose threads take a moment..
         last = time.perf_counter()
         advance(1)
         if data is None:

@@ -35,8 +35,11 @@ _NO_DISK_BYTES = 1 * _GB
 _MEMORY_PART = 0.8
 # One 224 x 224 colour image of floats, where nothing better is known: what most transforms end in.
 _USUAL_ROW_BYTES = 4 * 3 * 224 * 224
+# What `DataLoader` has as prefetch_factor where nobody gives one.
 _AHEAD = 2
+# A healthy Drive mount answers in tenths of a second; after two, its client is busy with something else.
 _SLOW_ANSWER_S = 2.0
+# A few pages that were dropped are read again without anybody noticing.
 _MOSTLY = 0.95
 # A desktop or an earlier kernel; a fresh GPU holds a few hundred MB for its driver.
 _BUSY = 0.1
@@ -142,6 +145,7 @@ class DriveCacheCheck:
             return Ruling("skip", "No Drive client keeps anything on this machine.")
         said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
         rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
+        # It gives room back only when the disk is nearly full, and other programs fail before that.
         if free is not None and cached > free:
             status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
             return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
@@ -166,6 +170,7 @@ class MountCheck:
                 for mount in broken
             )
             return Ruling("fail", f"{said}.")
+        # One figure for all: who has ten mounts wants to know which is the slow one.
         slowest = max(facts.mounts, key=lambda mount: mount.seconds)
         count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
         said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
@@ -238,6 +243,7 @@ class SharedMemoryCheck:
         room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
         if room is None:
             return Ruling("skip", "There is no /dev/shm here.")
+        # Nobody asked about a loader: what a sensible one would have is judged.
         workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
         if workers == 0:
             return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
@@ -248,6 +254,7 @@ class SharedMemoryCheck:
             f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
             f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
         )
+        # A container's other programs use /dev/shm too, so half of it is already close.
         return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
@@ -260,6 +267,7 @@ class CoresCheck:
     def check(self, facts: MachineFacts) -> Ruling:
         """Tell whether worker processes have cores to run on."""
         cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
+        # The training loop itself needs a core.
         best = max(1, facts.cores - 1)
         if facts.workers is None:
             return Ruling("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
@@ -279,6 +287,7 @@ class NetworkMountCheck:
         data = facts.dataset
         if data is None:
             return Ruling("skip", "No path was given.")
+        # Before the mount is judged: a path that is misspelt is no reason to stage anything.
         if data.state == "missing":
             return Ruling("fail", f"There is nothing at '{data.path}'.", _SPELLING)
         if data.state == "unreachable":
@@ -380,6 +389,7 @@ class LibrariesCheck:
         old = [
             name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)
         ]
+        # Without torch one can still pack, stage, and train with Keras.
         lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
         if old or lost:
             wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
@@ -398,10 +408,12 @@ class GpuCheck:
         """Tell whether there is a GPU, idle, that torch can use."""
         gpu = facts.gpu
         if not gpu.gpus:
+            # There a GPU is one menu away, and often forgotten; elsewhere a machine has none because nobody bought one.
             chosen_by_person = facts.platform.name in {"colab", "kaggle"}
             return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
         names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
         torch = facts.packages.get("torch")
+        # By the version's name, because importing torch only to ask would take seconds.
         if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
             return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
         busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
@@ -411,6 +423,7 @@ class GpuCheck:
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
+    # What this very notebook trains is no obstacle.
     if any(process.pid == ours for process in one.processes):
         return False
     return (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
@@ -552,6 +565,7 @@ def doctor(
     >>> [finding.title for finding in report.findings if finding.status == "fail"]  # doctest: +SKIP
     []
     """
+    # Before anything is asked, which takes up to the deadline.
     for name, value, fine in (
         ("timeout_s", timeout_s, timeout_s > 0),
         ("batch_size", batch_size, batch_size > 0),
@@ -568,6 +582,7 @@ def judge_machine(facts: MachineFacts) -> DoctorReport:
     findings = []
     for check in ALL_CHECKS:
         verdict = check.check(facts)
+        # A remedy beside what is fine would be read as a problem.
         remedy = (verdict.remedy or remedy_of(check)) if verdict.status in {"warn", "fail"} else ""
         findings.append(Finding(check.title, verdict.status, verdict.message, remedy))
     return DoctorReport(tuple(findings), facts)

@@ -283,6 +283,7 @@ def draw_samples(samples: Sequence[GpuSample]) -> Figure:
             xs, ys = zip(*points, strict=True)
             axis.plot(xs, ys, color=_LINES[index % len(_LINES)], linewidth=1.4, label=names[index])
         axis.set_ylabel(label)
+        # From zero, or a little noise would fill the picture.
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
@@ -350,7 +351,7 @@ class GpuMonitor:
         self._live = has_kernel() if live == "auto" else live
         self._timeout_s = timeout_s
         self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
-        self._run: _Run | None = None
+        self._run: _SamplingThread | None = None
         self._earlier: tuple[GpuSample, ...] = ()
         self._problem: str | None = None
         self._has_said = False
@@ -384,7 +385,7 @@ class GpuMonitor:
         handle = show_live(LiveUsage((), None)) if self._live else None
         # Time continues where the last run ended, so that a plot of both has no line going back.
         began = self._earlier[-1].seconds + self._interval_s if self._earlier else 0.0
-        self._run = _Run(self._interval_s, self._timeout_s, began, handle)
+        self._run = _SamplingThread(self._interval_s, self._timeout_s, began, handle)
         self._run.start()
         # A monitor that is dropped without being stopped has to end its thread.
         weakref.finalize(self, self._run.stop_soon)
@@ -395,6 +396,7 @@ class GpuMonitor:
         if self._run is None:
             return
         self._run.stop(self._timeout_s + _END_S)
+        # Samples of all runs are kept, so that a monitor can be started for each epoch.
         self._earlier += self._run.taken()
         self._problem = self._run.problem
         self._run = None
@@ -468,7 +470,7 @@ def _process_table(one: GpuFigures) -> str:
     return f"<div class='cs-muted'>processes: {html.escape(shown)}</div>" if shown else ""
 
 
-class _Run:
+class _SamplingThread:
     """The thread of a started monitor. It has no reference to the monitor, which may be dropped while it runs."""
 
     def __init__(self, interval_s: float, timeout_s: float, began: float, handle: Any) -> None:
@@ -480,6 +482,7 @@ class _Run:
         self._samples: list[GpuSample] = []
         self._lock = threading.Lock()
         self._end = threading.Event()
+        # A daemon: a driver that never answers must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._work, name="colabstage-gpu-monitor", daemon=True)
 
     def start(self) -> None:
@@ -522,17 +525,20 @@ class _Run:
         while True:
             now = time.monotonic() - began
             try:
+                # Who uses the GPU changes seldom, and asking takes longer than all the rest.
                 gpus = source.read(processes=now - asked > _PROCESSES_EVERY_S)
                 asked = now if now - asked > _PROCESSES_EVERY_S else asked
                 failures = 0
                 self._keep(GpuSample(self._began + now, gpus))
             except NotSupportedHereError:
                 failures += 1
+                # A single failure is common while a driver is busy; a row of them means that it is gone.
                 if failures == _MOST_FAILURES:
                     raise
             if now - shown > _SHOW_EVERY_S:
                 shown = now
                 self._update()
+            # Less what the reading took, so that samples are evenly apart.
             if self._end.wait(max(0.0, self._interval_s - (time.monotonic() - began - now))):
                 return
 
@@ -540,6 +546,7 @@ class _Run:
         with self._lock:
             self._samples.append(sample)
             if len(self._samples) >= _MOST_SAMPLES:
+                # Every other one goes: hours of training stay a plot of the same size, with the whole of it in view.
                 del self._samples[1::2]
                 self._interval_s *= 2
 

@@ -14,7 +14,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.files import read_json
+from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
 from colabstage.machine.mounts import current_folder, follow_links, list_mounts, mount_of, probe_mount, slow_reason
@@ -503,12 +503,11 @@ def _inspect_package(name: str) -> PackageFacts:
 
 def _inspect_gpus(timeout_s: float) -> GpuFacts:
     """Ask the driver, from a thread that is left behind where the driver never answers: a library has no deadline."""
-    found: list[GpuFacts] = []
-    asker = threading.Thread(target=lambda: found.append(_ask_gpus(timeout_s)), name="colabstage-gpu", daemon=True)
-    asker.start()
-    # nvidia-smi is called three times, and keeps its own deadline.
-    asker.join(4 * timeout_s)
-    return found[0] if found else GpuFacts(problem=f"The driver did not answer in {format_duration(4 * timeout_s)}.")
+    try:
+        # nvidia-smi is called three times, and keeps its own deadline.
+        return in_thread(lambda: _ask_gpus(timeout_s), "colabstage-gpu").result(4 * timeout_s)
+    except TimeoutError:
+        return GpuFacts(problem=f"The driver did not answer in {format_duration(4 * timeout_s)}.")
 
 
 def _ask_gpus(timeout_s: float) -> GpuFacts:

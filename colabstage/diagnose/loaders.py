@@ -484,7 +484,7 @@ def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunTimes:
     """What a run of so many elements took, in seconds and core seconds."""
 
     seconds: float
@@ -494,14 +494,14 @@ class _Run:
     elements: int
     """How many elements came."""
 
-    def least(self, other: _Run) -> _Run:
+    def least(self, other: _RunTimes) -> _RunTimes:
         """Return the shorter times of two runs of as many elements."""
-        return _Run(min(self.seconds, other.seconds), min(self.cpu_s, other.cpu_s), self.elements)
+        return _RunTimes(min(self.seconds, other.seconds), min(self.cpu_s, other.cpu_s), self.elements)
 
-    def less(self, other: _Run) -> _Run:
+    def less(self, other: _RunTimes) -> _RunTimes:
         """Return what a shorter run leaves of this one."""
         elements = self.elements - other.elements
-        return _Run(max(0.0, self.seconds - other.seconds), max(0.0, self.cpu_s - other.cpu_s), elements)
+        return _RunTimes(max(0.0, self.seconds - other.seconds), max(0.0, self.cpu_s - other.cpu_s), elements)
 
     def of(self, elements: int) -> tuple[float, float]:
         """Return the seconds and core seconds of so many elements."""
@@ -533,9 +533,9 @@ class _Beginning:
         elements = known if known >= 0 else int(taken.reduce(np.int64(0), lambda number, *_: number + 1))
         return cls(taken.filter(lambda *_: False).with_options(options), elements)
 
-    def run(self) -> _Run:
+    def run(self) -> _RunTimes:
         """Go through it once."""
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in self.thrown_away:
             pass
-        return _Run(time.perf_counter() - began, time.process_time() - began_cpu, self.elements)
+        return _RunTimes(time.perf_counter() - began, time.process_time() - began_cpu, self.elements)

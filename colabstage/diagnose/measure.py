@@ -77,7 +77,7 @@ class Measured:
     """The batches of the run together."""
 
 
-class _Feed:
+class _TimedBatches:
     """Batches from epoch after epoch, with the time that each took and whether it was an epoch's first."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -128,7 +128,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         _PARTS[3],
     ]
     alone, together, step, stages = tuple(options.seconds * part / sum(parts) for part in parts)
-    feed = _Feed(profiled.start, once=profiled.once, clock=options.clock)
+    feed = _TimedBatches(profiled.start, once=profiled.once, clock=options.clock)
     with _closing(feed, profiled):
         gaps, batch = _run_alone(feed, alone)
         spans, transfer_s, gpu_busy = _run_together(feed, options, batch, together)
@@ -158,7 +158,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
 
 
 @contextmanager
-def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
+def _closing(feed: _TimedBatches, profiled: ProfiledLoader) -> Iterator[None]:
     try:
         yield
     finally:
@@ -166,7 +166,7 @@ def _closing(feed: _Feed, profiled: ProfiledLoader) -> Iterator[None]:
         profiled.close()
 
 
-def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
+def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
     """Take batches without using them; return the time of each that was not an epoch's first, and the last batch."""
     # The start of an epoch is measured apart, since it is paid once and not for every batch.
     gaps: list[float] = []
@@ -191,7 +191,7 @@ def _run_alone(feed: _Feed, seconds: float) -> tuple[list[float], Any]:
 
 
 def _run_together(
-    feed: _Feed, options: MeasureOptions, batch: Any, seconds: float
+    feed: _TimedBatches, options: MeasureOptions, batch: Any, seconds: float
 ) -> tuple[list[Span], float | None, float | None]:
     """Take batches and do the step with each, as a training loop does."""
     if seconds == 0:
@@ -210,7 +210,7 @@ def _run_together(
     return spans, transfer_s, max(shares, default=None)
 
 
-def _spans(feed: _Feed, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
+def _spans(feed: _TimedBatches, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
     # In an array of numbers, because objects for each batch would make Python collect garbage during the measurement.
     marks = array("d")
     start = feed.now()
@@ -303,7 +303,7 @@ def _with_stages(
     if profiled.once:
         # It is used up, and cannot run again with a sampler.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
-    feed = _Feed(profiled.alone or profiled.start, once=False, clock=clock)
+    feed = _TimedBatches(profiled.alone or profiled.start, once=False, clock=clock)
     with _closing(feed, profiled):
         # Half of the time without a sampler, for the true time of a batch; half with it, for the shares of the stages.
         untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]

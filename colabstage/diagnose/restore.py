@@ -159,7 +159,7 @@ def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
         if step is None:
             yield ""
             return
-        walk = _Walk(stack)
+        walk = _ReachedThings(stack)
         walk.go(step)
         if walk.names:
             yield f"What the step trained is as it was before: {', '.join(walk.names)}."
@@ -167,7 +167,7 @@ def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
         yield NOTHING_FOUND
 
 
-class _Walk:
+class _ReachedThings:
     """Everything that a function reaches, each thing once; `names` of what trains, as the step would write them."""
 
     def __init__(self, stack: ExitStack) -> None:

@@ -170,6 +170,7 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
+    # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
     with open_fields(path, fields) as file, reading_contents(path):
         version = _format_version(file, path)
         splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
@@ -204,10 +205,12 @@ def open_h5(path: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         msg = f"There is no file '{path}'."
         raise SourceNotFoundError(msg) from None
+    # Before HDF5 is asked, whose own message for a folder is about errno 21.
     if path.is_dir():
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
     try:
+        # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
         return open_with_any_locking(path)
     except ColabstageError:
@@ -270,6 +273,7 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
 def _format_version(file: Any, path: Path) -> int | None:
     if FORMAT_ATTRIBUTE not in file.attrs:
         return None
+    # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
     version = int(file.attrs[FORMAT_ATTRIBUTE])
     if version > FORMAT_VERSION:
         msg = (
@@ -308,6 +312,7 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
+    # Where nothing is spelt so, the name itself is asked for, whose error says that it is missing.
     x = _read_field(file, _spelled(file, x_name(split), path) or x_name(split), path)
     y_found = _spelled(file, y_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
@@ -321,6 +326,7 @@ def _matched(found: SplitInfo, path: Path) -> SplitInfo:
     if x.kind == "boxes":
         msg = f"The group {x.name} in '{path}' holds boxes; expected the inputs of a model."
         raise PackFormatError(msg)
+    # Before anything is read: with one row missing all labels behind it belong to other inputs.
     if y is not None and y.rows != x.rows:
         msg = f"'{path}' has {x.rows} rows in {x.name} but {y.rows} in {y.name}; expected one target for each input."
         raise PackFormatError(msg)
@@ -353,6 +359,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
         return _read_boxes(node, name)
     if isinstance(node, h5py.Group):
+        # A group may be anything in files from elsewhere; these two datasets make it rows.
         missing = [part for part in (BYTES, OFFSETS) if part not in node]
         if missing:
             msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
@@ -378,6 +385,8 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
 
 def _coding(group: Any) -> dict[str, Any]:
     """Return how the bytes of a group are decoded: as masks where its attributes say so, otherwise as images."""
+    # Masks have an attribute of their own, because their pixels are classes: scaled as images are, classes would be
+    # mixed.
     text = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
     if text is not None:
         return {"mask": mask_options_from_json(text)}
@@ -385,6 +394,7 @@ def _coding(group: Any) -> dict[str, Any]:
 
 
 def _read_boxes(group: Any, name: str) -> FieldInfo:
+    # Boxes first, then further columns by name, so that their order never changes.
     columns = [BOXES, *sorted(set(group) - {BOXES, OFFSETS})]
     lengths = {column: group[column].shape[0] for column in columns}
     if len(set(lengths.values())) > 1 or group[BOXES].shape[1:] != (4,):

@@ -64,6 +64,7 @@ def boxes_schema(columns: tuple[str, ...]) -> FieldSchema:
 
 def field_schema(info: FieldInfo) -> FieldSchema:
     """Return the schema of one field of a file."""
+    # In the same words as a plan has before its file exists: appending compares a plan with a file.
     if info.kind == "fixed" and info.shape is not None:
         return rows_schema(info.shape, info.dtype)
     if info.kind == "boxes":
@@ -100,6 +101,7 @@ def _field_difference(side: str, expected: FieldSchema | None, found: FieldSchem
         return f"its {side} are {kinds[1]} instead of {kinds[0]}"
     if expected is None or found is None:
         return None
+    # Of both sides, because a fact that only one of them has is a difference too.
     for name in sorted({*expected.facts, *found.facts}):
         wanted, there = expected.facts.get(name), found.facts.get(name)
         if wanted != there:
@@ -121,6 +123,7 @@ def check_schemas(infos: list[PackInfo], split: str) -> None:
         PackFormatError: one differs from the first; the message says how.
     """
     first = infos[0]
+    # The first file decides: with thousands of shards each is compared once.
     expected = pack_schema(first, split)
     for other in infos[1:]:
         difference = schema_difference(expected, pack_schema(other, split))
@@ -131,6 +134,7 @@ def check_schemas(infos: list[PackInfo], split: str) -> None:
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")
 _APPENDED = re.compile(r"(?P<stem>.+)-append-(?P<number>\d{5})(?P<suffix>\.[^.]+)?")
+# Names have five digits, which makes the order of names that of the rows.
 _MAX_PARTS = 99_999
 _NAMES_SHOWN = 3
 
@@ -228,6 +232,7 @@ def find_parts(files: Files) -> tuple[Path, ...]:
         OptionError: the list is empty.
     """
     if isinstance(files, str | os.PathLike):
+        # Absolute, because a loader's workers may be started from another folder.
         path = Path(files).expanduser().absolute()
         # A file whose name happens to contain a star or a bracket is that file.
         if path.exists() or not glob.has_magic(str(path)):

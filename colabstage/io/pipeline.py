@@ -468,6 +468,16 @@ class DaemonPool:
             del task  # it holds its arguments, and the next one may be long in coming
 
 
+def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
+    """Call `function` in a thread of its own, and return what will have its result.
+
+    Whoever waits no longer leaves a daemon behind; the interpreter, when it ends, waits for any other thread.
+    """
+    future: Future[R] = Future()
+    threading.Thread(target=_carry_out, args=(future, function), name=name, daemon=daemon).start()
+    return future
+
+
 def _carry_out(future: Future[R], function: Callable[[], R]) -> None:
     if not future.set_running_or_notify_cancel():
         return

@@ -97,6 +97,16 @@ class Readiness(NamedTuple):
         return f"{self.rows:,} of {self.total:,} ({self.fraction:.0%})"
 
 
+class Expectation(Protocol):
+    """Rows that one reader said it will read, in order."""
+
+    def reached(self, rows: int) -> None:
+        """Take note that the first so many of them are done with."""
+
+    def close(self) -> None:
+        """Forget it: nobody reads the rest. Calling it twice is fine."""
+
+
 class HandedOut:
     """Count what readers have got of a dataset that arrives.
 

@@ -120,7 +120,7 @@ def read_facts(shard: ShardFile) -> FileFacts:
         CorruptArchiveError: it is truncated or damaged, or neither parquet nor Arrow.
     """
     arrow = import_arrow(shard.name)
-    with _Opened(arrow, shard) as opened:
+    with _ArrowFile(arrow, shard) as opened:
         if opened.head.startswith(_PARQUET):
             file = opened.parquet()
             return FileFacts(
@@ -162,12 +162,12 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
         CorruptArchiveError: the file is truncated or damaged.
     """
     arrow = import_arrow(shard.name)
-    with _Opened(arrow, shard) as opened:
+    with _ArrowFile(arrow, shard) as opened:
         if not opened.head.startswith((_PARQUET, _FEATHER)):
             found = opened.rows_in_place(arrow, number, image, label)
             if found is not None:
                 return found
-    with _Opened(arrow, shard) as opened:
+    with _ArrowFile(arrow, shard) as opened:
         images: list[Part] = []
         labels: list[Any] = []
         for batch in opened.batches(image, label):
@@ -180,7 +180,7 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
     return FoundRows(images, labels, spooled=True)
 
 
-class _Opened:
+class _ArrowFile:
     """A file as pyarrow reads it; what goes wrong inside becomes one typed error."""
 
     def __init__(self, arrow: Any, shard: ShardFile) -> None:
@@ -206,7 +206,7 @@ class _Opened:
         else:
             yield from self._arrow.ipc.open_stream(self.file)
 
-    def __enter__(self) -> _Opened:
+    def __enter__(self) -> _ArrowFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -288,7 +288,7 @@ _LOOKED_AT = 64
 _LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name")
 
 
-class _Columns(NamedTuple):
+class _ColumnRoles(NamedTuple):
     """The columns of a file, by what they are for."""
 
     image: str
@@ -368,7 +368,7 @@ def read_arrow(tree: Tree) -> SampleTable:
     )
 
 
-def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
+def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
     features = _features(facts.schema)
     names = list(facts.schema.names)
     images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
@@ -386,7 +386,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
             (name for name in _OBJECTS if name in names and f"{_BOX}: " in str(facts.schema.field(name).type)), None
         )
         if label is not None:
-            return _Columns(
+            return _ColumnRoles(
                 image, label, _box_names(features.get(label)), [n for n in names if n not in (image, label)]
             )
     if label is None and called:
@@ -397,7 +397,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _Columns:
         )
         raise BrokenDatasetError(msg)
     classes = features.get(label or "", {}).get("names") or ()
-    return _Columns(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
+    return _ColumnRoles(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
 
 
 def _box_names(feature: Any) -> tuple[str, ...]:
@@ -490,7 +490,7 @@ def _is_label(kind: Any) -> bool:
 
 
 def _find(
-    tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _Columns
+    tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _ColumnRoles
 ) -> tuple[list[FoundRows], list[ShardFile]]:
     """Return the rows of each file, and the files to read their images from."""
     # Images in a parquet file are compressed together, so one alone cannot be read from it.

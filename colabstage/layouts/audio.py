@@ -243,9 +243,9 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
-    def look(index: int, content: Content) -> _Seen:
+    def look(index: int, content: Content) -> _SeenClip:
         clip = read_clip(bytes(content), options.dtype)
-        return _Seen(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
+        return _SeenClip(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
 
     # What is broken is named when it is packed.
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
@@ -277,7 +277,7 @@ def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
     )
 
 
-class _Seen(NamedTuple):
+class _SeenClip(NamedTuple):
     """What one clip turned out to be."""
 
     name: str
@@ -290,7 +290,7 @@ class _Seen(NamedTuple):
     """Samples in a second."""
 
 
-def _plan(seen: Sequence[_Seen], options: AudioOptions) -> _ClipDecoder:
+def _plan(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder:
     """Return what all rows are, by those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate

@@ -90,6 +90,7 @@ def read_box_tools(tree: Tree) -> SampleTable:
         BrokenDatasetError: a file is broken, or most images that it names are not there; it is named.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    # By extension, so that the files of a tree are read once, whichever formats share it.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
         found = _read(tree, extension)
         if found is not None:
@@ -102,11 +103,13 @@ def read_box_tools(tree: Tree) -> SampleTable:
 def _read(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
     """Return the format and the contents of the files with one extension; `None` where they have no known format."""
     forms = [form for form in FORMATS if form.extension == extension]
+    # A format without a pattern of its own adds an empty alternative, which every path matches.
     named = re.compile("|".join(f"(?:{form.named})" for form in forms))
     files = files_ending_in(tree.entries, (extension,)).where(lambda name: named.search(name) is not None)
     # A few files decide, so that thousands of another tool's are not read.
     some = files.take(np.arange(min(len(files), _SNIFFED)))
     kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
+    # One format for a whole tree: two at once would number their classes apart.
     form = next((kind for kind in kinds if kind is not None), None)
     if form is None:
         return None
@@ -123,6 +126,8 @@ def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
         return form.parse(file.name, content)
     except _NotThisFormatError:
         return []
+    # The marks were there, so the file is meant to be of this format: whatever is missing in it makes it broken, and no
+    # other format is to be asked.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, expat.ExpatError) as error:
         msg = f"'{file.name}' looks like {form.name}'s annotations and cannot be read as such ({error})."
         raise BrokenDatasetError(msg) from error
@@ -132,6 +137,7 @@ def _table(
     tree: Tree, images: FileEntries, form: _Format, found: list[tuple[FileEntry, list[Annotated]]]
 ) -> SampleTable:
     lookups: dict[str, FileLookup] = {}
+    # Classes are those that occur: not every tool lists its classes in an export.
     words = {shape.label for _, said in found for one in said for shape in one.shapes}
     classes = _numbered(tree, form, words) if form.numbered else sorted(words)
     numbers = {str(number) if form.numbered else name: float(number) for number, name in enumerate(classes)}
@@ -141,6 +147,7 @@ def _table(
         folder = posixpath.dirname(file.name)
         if folder not in lookups:
             lookups[folder] = FileLookup(images, folder)
+        # A file about one image is called after it, and an image may well be called test_01.
         own = "" if form.per_image else split_name(posixpath.splitext(posixpath.basename(file.name))[0]).split
         split = own or split_of_path(file.name)
         for one in said:
@@ -150,6 +157,7 @@ def _table(
                 missing += 1
                 first = first or one.image
                 continue
+            # Whoever annotated twice, or exported twice, has boxes that need not agree.
             if image.name in samples:
                 msg = f"'{file.name}' names '{image.name}', which has boxes already; expected each image once."
                 raise BrokenDatasetError(msg)
@@ -174,6 +182,7 @@ def _table(
 
 def _numbered(tree: Tree, form: _Format, words: set[str]) -> list[str]:
     """Return the names of numbered classes; the numbers themselves where no list has names for them."""
+    # Classes that have no box count as well, or numbers would shift.
     count = 1 + max(map(int, words), default=-1)
     names = list(read_class_file(tree).names)
     if names and count > len(names):
@@ -203,12 +212,14 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
         raise _NotThisFormatError
     shapes = []
     for shape in found["shapes"]:
+        # Boxes are two points, outlines many; both become the box around them.
         points = [(float(x), float(y)) for x, y in shape["points"]]
         # A circle is stored as its centre and a point on its edge.
         if shape.get("shape_type") == "circle":
             (x, y), edge = points
             radius = float(np.hypot(edge[0] - x, edge[1] - y))
             points = [(x - radius, y - radius), (x + radius, y + radius)]
+        # A single point marks a place and is no box; a line is one, however thin.
         if len(points) > 1:
             shapes.append(Shape(str(shape["label"]), points))
     size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
@@ -243,6 +254,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
     for one in found.values():
         shapes = []
         regions = one["regions"]
+        # Version 1 of the tool wrote objects by number where version 2 writes a list.
         for region in regions.values() if isinstance(regions, dict) else regions:
             at, said = region["shape_attributes"], list((region.get("region_attributes") or {}).values())
             # With several attributes there is no telling which is the class.
@@ -306,6 +318,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
         raise _NotThisFormatError
     every = []
     for one in found:
+        # Annotators skip tasks; their empty answers stay in the export.
         kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
         if len(kept) > 1:
             msg = f"task {one.get('id')} has {len(kept)} annotations, of several persons; export one of each task"
@@ -319,6 +332,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
                     raise ValueError(msg)
                 continue
             size = (int(region["original_height"]), int(region["original_width"]))
+            # A region with several labels raises here, and becomes the error that names the file.
             (label,) = value[kind]
             corners = value["points"] if kind == "polygonlabels" else _rotated(value, size)
             shapes.append(Shape(str(label), [(x * size[1] / 100, y * size[0] / 100) for x, y in corners]))
@@ -384,6 +398,7 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
         msg = "it declares an entity, which no annotation needs; refused"
         raise ValueError(msg)
 
+    # Expat and not ElementTree: files of millions of boxes are read without a tree of them in memory.
     parser = expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse

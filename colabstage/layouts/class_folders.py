@@ -71,7 +71,7 @@ class FoundFiles(NamedTuple):
     """Sentences about what was found or left out."""
 
 
-class _Folder(NamedTuple):
+class _FolderOfKind(NamedTuple):
     """A folder with files of the kind, or an empty one."""
 
     parts: tuple[str, ...]
@@ -185,7 +185,7 @@ class _ClassFolders:
         )
         raise EmptySourceError(msg)
 
-    def _without_files(self, with_files: list[_Folder]) -> list[_Folder]:
+    def _without_files(self, with_files: list[_FolderOfKind]) -> list[_FolderOfKind]:
         """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
         kind."""
         names = {*self.tree.empty_folders, *self._of_other_pictures()}
@@ -193,7 +193,7 @@ class _ClassFolders:
         used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
         found = {tuple(name.split("/")) for name in names}
         return [
-            _Folder(parts, -1)
+            _FolderOfKind(parts, -1)
             for parts in sorted(found - used)
             if not any(map(is_foreign_folder, parts))
             and not is_split_folder(parts[-1])
@@ -207,7 +207,7 @@ class _ClassFolders:
         others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES))
         return {folder for name in others.names if (folder := posixpath.dirname(name))}
 
-    def _split_folders(self, folders: list[_Folder]) -> dict[str, str]:
+    def _split_folders(self, folders: list[_FolderOfKind]) -> dict[str, str]:
         """Return the folders of splits with the name that each is stored under; empty where the folders are those of
         classes."""
         tops = {folder.parts[0] for folder in folders if folder.parts}
@@ -297,19 +297,19 @@ class _ClassFolders:
         ]
 
 
-def _folders(files: FileEntries) -> tuple[list[_Folder], NDArray[np.int32]]:
+def _folders(files: FileEntries) -> tuple[list[_FolderOfKind], NDArray[np.int32]]:
     """Return the folders that hold files, and for each file the number of its own, int32 `(N,)`."""
     known: dict[str, int] = {}
     places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
     # A number for each file in place of its folder's name: four bytes for each of millions.
     folder_of = np.fromiter(places, np.int32, len(files))
-    folders = [_Folder(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
+    folders = [_FolderOfKind(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
     return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (
         folder_of
     )
 
 
-def _unwrap(folders: list[_Folder]) -> list[_Folder]:
+def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:
     """Take away the folders that all files share, down to the one with the folders of classes or splits."""
     while True:
         # Files beside the wrapping folder (a preview, a logo) do not make it a class.
@@ -334,12 +334,12 @@ def _unwrap(folders: list[_Folder]) -> list[_Folder]:
         ]
 
 
-def _holds_splits(folders: list[_Folder], top: str) -> bool:
+def _holds_splits(folders: list[_FolderOfKind], top: str) -> bool:
     """Tell whether a folder, or what it wraps, holds folders of several splits."""
     inside = [folder.parts[1:] for folder in folders if folder.parts[:1] == (top,) and folder.number >= 0]
     inner = {parts[0] for parts in inside if parts}
     if len(inner) == 1 and all(len(parts) > 1 for parts in inside):
-        return _holds_splits([_Folder(parts, 0) for parts in inside], *inner)
+        return _holds_splits([_FolderOfKind(parts, 0) for parts in inside], *inner)
     return len(inner) > 1 and all(map(is_split_folder, inner))
 
 
@@ -358,7 +358,7 @@ def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
     return splits if len(splits) > 1 else {}
 
 
-def _with_splits(folders: list[_Folder], splits: dict[str, str]) -> list[_ClassFolder]:
+def _with_splits(folders: list[_FolderOfKind], splits: dict[str, str]) -> list[_ClassFolder]:
     found = []
     for top, split in splits.items():
         below = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] == (top,)]
@@ -367,7 +367,7 @@ def _with_splits(folders: list[_Folder], splits: dict[str, str]) -> list[_ClassF
     return found
 
 
-def _unwrap_split(folders: list[_Folder], split: str) -> list[_Folder]:
+def _unwrap_split(folders: list[_FolderOfKind], split: str) -> list[_FolderOfKind]:
     """Take away the folder that a split is in once more, or that merely says images: seg_train/seg_train/forest."""
     inner = {folder.parts[0] for folder in folders if folder.parts and folder.number >= 0}
     deep = all(len(folder.parts) > 1 for folder in folders if folder.parts)
@@ -407,7 +407,7 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
     return found
 
 
-def _class_folder(folder: _Folder, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
+def _class_folder(folder: _FolderOfKind, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
     # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
     return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
 

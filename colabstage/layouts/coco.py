@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 # More JSON files than this are one for each image: another tool's.
+# COCO's own archives have fewer; tools that write a file for each image write far more.
 _MAX_FILES = 24
+# What annotations of COCO's other tasks have: of these a category alone is not the answer that was asked for.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
 _COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
 
@@ -38,7 +40,7 @@ class _MissingImagesError(BrokenDatasetError):
         self.found = found
 
 
-class _Box(NamedTuple):
+class _Annotation(NamedTuple):
     """The parts of an annotation that are kept while its file is read; polygons, most of the file, are dropped."""
 
     image: Any
@@ -76,6 +78,7 @@ class _CocoFile(NamedTuple):
             BrokenDatasetError: an image has no id or name.
             MissingImagesError: most are not there.
         """
+        # file_name is relative to a folder that COCO does not name, so files are found by the end of their paths.
         lookup = FileLookup(images, posixpath.dirname(self.entry.name))
         placed = []
         seen: set[Any] = set()
@@ -89,6 +92,7 @@ class _CocoFile(NamedTuple):
                 raise BrokenDatasetError(msg)
             # Annotations refer to their image by this id.
             seen.add(image["id"])
+            # The split of the file's name decides between train/0001.jpg and val/0001.jpg.
             found = lookup.find(name, split=self.split)
             if found is not None:
                 placed.append((image["id"], found))
@@ -107,7 +111,7 @@ class _CocoFile(NamedTuple):
     @property
     def is_of_classes(self) -> bool:
         """Tell whether annotations have a category, and no box."""
-        return bool(self.boxes) and not any(isinstance(box, _Box) for box in self.boxes)
+        return bool(self.boxes) and not any(isinstance(box, _Annotation) for box in self.boxes)
 
     def labels_of_images(self, numbers: dict[Any, int]) -> dict[Any, int]:
         """Return the class of each image, by its id.
@@ -124,6 +128,7 @@ class _CocoFile(NamedTuple):
                     "and the category_id of a category that are listed, and no box, as the others."
                 )
                 raise BrokenDatasetError(msg)
+            # Two annotations that agree are one label twice, which exports of several annotators have.
             label = numbers[one["category_id"]]
             if labels.setdefault(one["image_id"], label) != label:
                 msg = (
@@ -139,7 +144,7 @@ class _CocoFile(NamedTuple):
         known = {image["id"] for image in self.images}
         rows: dict[Any, list[list[float]]] = {}
         for place, box in enumerate(self.boxes):
-            if not isinstance(box, _Box):
+            if not isinstance(box, _Annotation):
                 if isinstance(box, dict) and "image_id" in box:
                     raise self.broken(place, box.get("id"), "has no bbox")
                 raise self.broken(place, None, "is no annotation")
@@ -151,9 +156,12 @@ class _CocoFile(NamedTuple):
                 raise self.broken(place, box.number, f"is of the category {box.category!r}, which is not listed")
             try:
                 x, y, width, height = (float(value) for value in box.bbox)
+                # Most exports leave the area out; COCO's own is that of the outline, which is smaller than the box.
                 area = float(width * height if box.area is None else box.area)
             except (TypeError, ValueError) as error:
                 raise self.broken(place, box.number, f"has a bbox {str(box.bbox)[:60]}") from error
+            # Boxes of no width are in COCO itself, and are kept; negative ones mean corners in place of width and
+            # height.
             if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
                 raise self.broken(place, box.number, f"has a bbox {box.bbox}")
             row = [x, y, x + width, y + height, float(numbers[box.category]), float(bool(box.iscrowd)), area]
@@ -180,6 +188,7 @@ def read_coco(tree: Tree) -> SampleTable:
         BrokenDatasetError: an annotation is broken, or most images of a file are not there; they are named.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
+    # One folder may hold files of both kinds; those of classes are another layout.
     found = [file for file in _find_files(tree, images) if not file.is_of_classes]
     if not found:
         msg = f"'{tree.label}' has no JSON file with images, annotations and categories, as COCO has it, and images."
@@ -194,6 +203,7 @@ def read_coco(tree: Tree) -> SampleTable:
             LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
             for key, image in placed
         ]
+    # Keys have to be unique, and two files about one image would disagree about its boxes.
     _check_once([sample.file.name for sample in samples], found)
     # Not an error: many datasets have annotations for a part of their images.
     unused = len(images) - len(samples)
@@ -255,6 +265,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
 
 def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
     entries = list(files_ending_in(tree.entries, (".json",))) if images else []
+    # COCO's own archive has captions and keypoints of the same images beside them.
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     # With very many JSON files each probably belongs to one image, and reading all of them would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
@@ -276,6 +287,7 @@ def _placed(
         try:
             kept.append((file, *file.place(images)))
         except _MissingImagesError as error:
+            # Some of its images are here, so the file is meant, and most of a dataset is missing.
             if error.found:
                 raise
             absent.append(error)
@@ -301,9 +313,11 @@ def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
             if not _is_id(number):
                 msg = f"'{one.entry.name}' has a category with the id {str(number)[:60]}; expected a number or a word."
                 raise BrokenDatasetError(msg)
+            # Files of splits that were exported apart may number their categories anew, which would mix up classes.
             if names.setdefault(number, name) != name:
                 msg = f"'{one.entry.name}' calls the category {number} '{name}', another file '{names[number]}'."
                 raise BrokenDatasetError(msg)
+    # Numbers and words cannot be compared with each other; a few tools write ids as texts.
     order = sorted(names, key=lambda key: (isinstance(key, str), key))
     return [names[key] for key in order], {key: number for number, key in enumerate(order)}
 
@@ -328,6 +342,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     except (ValueError, RecursionError) as error:
         msg = f"'{entry.name}' looks like COCO's annotations but is no JSON: {error}."
         raise BrokenDatasetError(msg) from error
+    # The three words may stand in a list of anything.
     if not isinstance(found, dict):
         return None
     parts = [found.get(name) for name in ("images", "annotations", "categories")]
@@ -335,8 +350,9 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
         return None
     # Captions and panoptic segments are in the same folder and have no boxes.
-    if annotations and not any(isinstance(box, _Box) or _is_class(box) for box in annotations):
+    if annotations and not any(isinstance(box, _Annotation) or _is_class(box) for box in annotations):
         return None
+    # instances_train2017, _annotations.coco, train-annotations: one word among others is the split, or the folder is.
     stem = posixpath.splitext(posixpath.basename(entry.name))[0]
     words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
     return _CocoFile(
@@ -350,7 +366,7 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
     found = dict(pairs)
     if "image_id" in found and "bbox" in found:
         keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
-        return _Box(*(found.get(key) for key in keys))
+        return _Annotation(*(found.get(key) for key in keys))
     return found
 
 
@@ -368,6 +384,7 @@ def _name_of(image: Any) -> str:
     name = image.get("file_name")
     if isinstance(name, str):
         return name
+    # train2017/000000391895.jpg is the end of LVIS's addresses, and how the files are named below its folder.
     address = image.get("coco_url")
     return "/".join(address.split("/")[-2:]) if isinstance(address, str) and name is None else ""
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 NAME = "table"
 # A path, a label and a split are recognised without a header.
+# A path, a label and a split explain themselves; of more columns without names nobody knows which is the label.
 _PLAIN_COLUMNS = 3
 # Enough for the column names of a wide table.
 _HEADER_BYTES = 64 * 1024
@@ -56,7 +57,7 @@ _FEW = 10
 _LABEL_WORDS = frozenset({"label", "labels", "class", "classid", "classname", "category", "target", "species", "breed"})
 
 
-class _Row(NamedTuple):
+class _FoundRow(NamedTuple):
     """A row whose file exists."""
 
     file: int
@@ -72,7 +73,7 @@ class _Row(NamedTuple):
         return self.cells[self.places[name]]
 
 
-class _Found(NamedTuple):
+class _LeadingTable(NamedTuple):
     """One table file that leads to files of the tree."""
 
     name: str
@@ -104,7 +105,7 @@ class _Found(NamedTuple):
         place = self.header.index(name)
         return [row[place] for row in self.rows]
 
-    def rows_with_files(self, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_Row]:
+    def rows_with_files(self, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_FoundRow]:
         """Return the rows whose file exists.
 
         Raises:
@@ -116,6 +117,7 @@ class _Found(NamedTuple):
         for cells in self.rows:
             own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant.
+            # The search without a split was done for all cells at once; this one costs a look-up for each row.
             if self.lookup.has_splits and (own or of_table):
                 there = self.lookup.search(cells[at], split=own or of_table)
             else:
@@ -129,7 +131,7 @@ class _Found(NamedTuple):
                 )
                 raise LayoutError(msg)
             if there:
-                found.append(_Row(there[0], cells, places, own or (of_table if several else "")))
+                found.append(_FoundRow(there[0], cells, places, own or (of_table if several else "")))
         return found
 
 
@@ -221,6 +223,8 @@ class _TableSearch:
         if not files or not tables:
             msg = f"'{self.tree.label}' holds no {self.kind.noun if not files else 'tables (.csv, .tsv, .parquet)'}."
             raise EmptySourceError(msg) if not files else LayoutError(msg)
+        # Whether a table leads to files is asked before its labels: other layouts may have a table of something else
+        # beside their files.
         found = self.with_paths(self._chosen(tables, self.choice.table), files)
         # From here on a table has claimed the tree, so other layouts are no longer asked.
         try:
@@ -231,7 +235,7 @@ class _TableSearch:
             msg = f"'{found[0].name}' leads to the {self.kind.noun} of '{self.tree.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
-    def _read(self, found: list[_Found], files: FileEntries) -> FileTable:
+    def _read(self, found: list[_LeadingTable], files: FileEntries) -> FileTable:
         notes: list[str] = []
         # Faults of tables that do not count are of no interest.
         found = self._that_count(found, notes)
@@ -243,8 +247,12 @@ class _TableSearch:
             if twice is not None:
                 msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
                 raise LayoutError(msg)
+        # Four columns of corners are boxes only where nobody has said that they are labels, and clips of sound have
+        # none.
         boxes = box_columns(found[0].header) if self.choice.labels is None and self.kind.layout == NAME else None
         first = found[0]
+        # Roles are found in the first table and hold for all: test.csv may have too few rows to tell a class from a
+        # number.
         columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
         roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(first, columns, notes)
         found = self._labelled(found, roles, notes)
@@ -254,6 +262,7 @@ class _TableSearch:
             names = files.names
             wanted = [boxes.label, *boxes.corners]
             placed = make_boxes([(names[row.file], {name: row.cell(name) for name in wanted}) for row in rows], boxes)
+            # A row is a box here, and a sample is an image: the first row of each stands for it.
             rows = [rows[number] for number in placed.firsts]
             targets: Targets = placed.boxes
             classes = placed.classes
@@ -276,7 +285,7 @@ class _TableSearch:
             notes=tuple(notes),
         )
 
-    def _roles(self, table: _Found, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
+    def _roles(self, table: _LeadingTable, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
 
         Raises:
@@ -301,6 +310,7 @@ class _TableSearch:
         """
         if wanted is None:
             return tables
+        # A whole path wins over the same bare name in another folder.
         exact = [entry for entry in tables if entry.name == wanted]
         chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
         if len(chosen) == 1:
@@ -312,7 +322,7 @@ class _TableSearch:
         )
         raise BrokenDatasetError(msg)
 
-    def with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_Found]:
+    def with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_LeadingTable]:
         """Return the tables that lead to files of the kind.
 
         Raises:
@@ -322,12 +332,16 @@ class _TableSearch:
         found = []
         lookups: dict[str, FileLookup] = {}
         for entry in tables:
+            # It names the test images with one made-up label.
             if _is_submission(entry.name):
                 continue
             folder = posixpath.dirname(entry.name)
+            # An index of all files by name is built once for each folder, because paths are relative to the table's
+            # folder and datasets have a table in each of hundreds of folders.
             if folder not in lookups:
                 lookups[folder] = FileLookup(files, folder)
             lookup = lookups[folder]
+            # A fault is kept for later: it is of interest only where the table leads to the files and counts.
             rows, fault = read_some_rows(self.tree, entry)
             path = _path_column(entry.name, rows, lookup, self.kind.extensions)
             if path is not None:
@@ -344,7 +358,9 @@ class _TableSearch:
                         "path,xmin,ymin,xmax,ymax,class for boxes; or say which column is the label: "
                         "layout=table_rows(labels=['column2'])."
                     )
-                found.append(_Found(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads))
+                found.append(
+                    _LeadingTable(entry.name, header, rows[1:] if has_header else rows, number, fault, lookup, leads)
+                )
         if not found:
             names = listed([entry.name for entry in tables])
             msg = (
@@ -354,23 +370,28 @@ class _TableSearch:
             raise NearMissError(msg)
         return found
 
-    def _that_count(self, found: list[_Found], notes: list[str]) -> list[_Found]:
+    def _that_count(self, found: list[_LeadingTable], notes: list[str]) -> list[_LeadingTable]:
         """Return one table, or those of the splits; tables about other files are left out.
 
         Raises:
             LayoutError: several tables describe the same files.
         """
+        # What was named was chosen among all before, so it is the only one.
         if len(found) == 1 or self.choice.table is not None:
             return found
         splits = [table for table in found if table.split]
         names = [table.split for table in splits]
         others = [table for table in found if not table.split]
+        # One table for each split, and one of them to train on: the form in which most competitions come.
         if "train" in names and len(set(names)) == len(names):
+            # Another table about the same files may be better labels; only what leads elsewhere can be left out without
+            # asking.
             told: set[int] = set().union(*(table.files for table in splits))
             if not any(table.files & told for table in others):
                 notes += [
                     f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others
                 ]
+                # Train first, whatever the order of names: its columns decide for all.
                 return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
         most = max(found, key=lambda table: len(table.files))
         few = [table for table in found if _FEW * len(table.files) <= len(most.files)]
@@ -389,11 +410,12 @@ class _TableSearch:
         )
         raise LayoutError(msg)
 
-    def _labelled(self, found: list[_Found], roles: ColumnRoles, notes: list[str]) -> list[_Found]:
+    def _labelled(self, found: list[_LeadingTable], roles: ColumnRoles, notes: list[str]) -> list[_LeadingTable]:
         """Return the tables that have all columns in use."""
         # A competition's test.csv has no labels.
         if len(found) == 1:
             return found
+        # Rows without a label beside rows with one could not be in one array of targets.
         needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
         kept = [table for table in found if needed <= set(table.header)]
         for table in found:
@@ -404,12 +426,13 @@ class _TableSearch:
                 )
         return kept
 
-    def _notes(self, found: list[_Found], rows: list[_Row], files: int, roles: ColumnRoles) -> list[str]:
+    def _notes(self, found: list[_LeadingTable], rows: list[_FoundRow], files: int, roles: ColumnRoles) -> list[str]:
         path = found[0].header[found[0].path]
         labels = listed(list(roles.labels))
         notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
         if roles.group is not None:
             notes.append(f"Samples with the same '{roles.group}' stay in one split.")
+        # Tables of published datasets name a few files that were never published; silence would hide a broken download.
         missing = sum(len(table.rows) for table in found) - len(rows)
         if missing:
             notes.append(f"{missing:,} rows whose {self.kind.noun} are not there were left out.")
@@ -440,23 +463,25 @@ def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
     except LayoutError:
         return False
     # The German traffic signs have a table in the folder of each class; together they say of each which it is.
-    alike: dict[tuple[str, ...], list[_Found]] = {}
+    alike: dict[tuple[str, ...], list[_LeadingTable]] = {}
     for table in found:
         alike.setdefault(tuple(table.header), []).append(table)
     return all(_has_classes(tables, files, class_of) for tables in alike.values())
 
 
-def _has_classes(tables: list[_Found], files: FileEntries, class_of: Mapping[str, str]) -> bool:
+def _has_classes(tables: list[_LeadingTable], files: FileEntries, class_of: Mapping[str, str]) -> bool:
     """Tell whether a column of some tables has one word for each class of their files, and may be the label."""
     header = tables[0].header
     said: list[set[tuple[str, str]]] = [set() for _ in header]
     for table in tables:
         for row in table.rows:
+            # Rows of another length than the header are cut or have a comma too many; they prove nothing.
             there = table.lookup.search(row[table.path], split=table.split) if len(row) == len(said) else ()
             if len(there) == 1 and (name := class_of.get(files.names[there[0]])) is not None:
                 for column, cell in zip(said, row, strict=True):
                     column.add((name, cell))
     agrees = [
+        # As many pairs as classes and as many as words: each class has one word, and no two share one.
         len(pairs) > 1 and len({name for name, _ in pairs}) == len({cell for _, cell in pairs}) == len(pairs)
         for pairs in said
     ]
@@ -465,6 +490,8 @@ def _has_classes(tables: list[_Found], files: FileEntries, class_of: Mapping[str
         return any(
             fits and not _LABEL_WORDS.isdisjoint(words_of(name)) for fits, name in zip(agrees, header, strict=True)
         )
+    # Without a header nothing is called a label; but where all other columns are numbers (corners, sizes), the one that
+    # agrees is.
     others = [n for n, fits in enumerate(agrees) if not fits and n != tables[0].path]
     return any(agrees) and all(is_numeric([cell for _, cell in said[n]]) for n in others)
 
@@ -488,8 +515,10 @@ def _path_column(
         if is_label_name(rows[0][column]):
             continue
         cells = [row[column] for row in body if len(row) > column]
+        # `may_find` looks at the end of a path alone and is cheap; only columns that pass are searched in full.
         known = {cell for cell in set(cells) if cell and lookup.may_find(cell)}
         hits = sum(cell in known for cell in cells)
+        # Half of the rows, because tables name missing files; or half of the files, because tables of boxes repeat few.
         if 2 * hits <= len(cells) and 2 * len(known) <= len(lookup):
             continue
         found = {cell: numbers for cell in known if (numbers := lookup.search(cell))}
@@ -500,11 +529,13 @@ def _path_column(
             leads[column] = found
     if not leading:
         return None
+    # Whole names beat stems, which any number may be; then whoever reaches more files; then what is called a path.
     best = max(leading, key=lambda column: leading[column])
     if not leading[best][0]:
         _check_no_better(name, rows, best, extensions)
     for other in leading.keys() - {best}:
         # An index beside the paths counts as many files; only a name, or an extension, tells which is meant.
+        # A hundred rows tell whether two columns mean the same files: file_name beside path mostly does.
         if leading[other] == leading[best] and any(
             lookup.search(row[best]) != lookup.search(row[other]) for row in body[:100] if len(row) > max(best, other)
         ):
@@ -535,7 +566,7 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
             raise BrokenDatasetError(msg)
 
 
-def listed_names(tables: list[_Found]) -> str:
+def listed_names(tables: list[_LeadingTable]) -> str:
     """Write the names of some tables."""
     return listed([table.name for table in tables])
 

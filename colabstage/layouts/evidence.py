@@ -279,10 +279,10 @@ def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
         BrokenDatasetError: lists of splits contradict the folders, or each other.
         NearMissError: the folders are probably not classes.
     """
-    return _ClassFolders(tree, found, is_more).undoubted()
+    return _FolderEvidence(tree, found, is_more).undoubted()
 
 
-class _ClassFolders:
+class _FolderEvidence:
     """The evidence for and against taking the folders of a tree as classes."""
 
     def __init__(self, tree: Tree, found: SampleTable, is_more: bool) -> None:
@@ -304,7 +304,7 @@ class _ClassFolders:
         )
         # Lists are read only where the folders may be classes, because each costs a read.
         listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
-        named = _Named() if reason else self._named_elsewhere(read=listed_splits.lists)
+        named = _SaidElsewhere() if reason else self._named_elsewhere(read=listed_splits.lists)
         reason = reason or named.reason
         if reason:
             classes = listed(list(self.found.classes))
@@ -399,11 +399,11 @@ class _ClassFolders:
                 )
         return ""
 
-    def _named_elsewhere(self, *, read: frozenset[str]) -> _Named:
+    def _named_elsewhere(self, *, read: frozenset[str]) -> _SaidElsewhere:
         """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
         others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
-            return _Named()
+            return _SaidElsewhere()
         by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
         classes = set(self.found.classes)
         texts = sorted(
@@ -427,15 +427,15 @@ class _ClassFolders:
                 own.append(by_stem[stem])
         # A few files beside images are notes; one for most images is annotation.
         if 2 * len(own) > len(self.found):
-            return _Named(_says_more(own[0], f"{len(own):,} files such as this"))
+            return _SaidElsewhere(_says_more(own[0], f"{len(own):,} files such as this"))
         enough = min(_NAMED, len(self.found))
         competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
         competing = [name for name, does in competes.items() if does]
         are_tables = all(map(is_table, competing))
         if competing and not (are_tables and tables_that_agree(self.tree, dict(_class_of(self.found)))):
-            return _Named(_says_more(competing[0], "this file"))
+            return _SaidElsewhere(_says_more(competing[0], "this file"))
         agreeing = [name for name, does in competes.items() if does is False]
-        return _Named(
+        return _SaidElsewhere(
             lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]
         )
 
@@ -485,7 +485,7 @@ def _wrapper(below: dict[str, set[str]]) -> str:
     return ""
 
 
-class _Named(NamedTuple):
+class _SaidElsewhere(NamedTuple):
     """What files beside the samples say of them."""
 
     reason: str = ""

@@ -242,7 +242,7 @@ class _Datum(NamedTuple):
     """Its class; 0 where it says none, as protobuf has it."""
 
 
-class _Scanned(NamedTuple):
+class _ScannedDatabase(NamedTuple):
     """What one database holds of samples."""
 
     shard: ShardFile
@@ -315,9 +315,9 @@ def _is_database(name: str) -> bool:
     return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
 
 
-def _scan(shard: ShardFile, number: int) -> _Scanned:
+def _scan(shard: ShardFile, number: int) -> _ScannedDatabase:
     window = ScanWindow(shard.content)
-    found = _Scanned(shard, {}, {}, {})
+    found = _ScannedDatabase(shard, {}, {}, {})
     for value in scan_values(window):
         if _NOTES.fullmatch(value.key):
             continue
@@ -389,7 +389,7 @@ def _no_images(shard: ShardFile, name: str, head: bytes) -> LayoutError:
     return LayoutError(msg)
 
 
-def _of_caffe(scanned: Sequence[_Scanned], source: ShardParts) -> tuple[Images | Arrays, _Targets]:
+def _of_caffe(scanned: Sequence[_ScannedDatabase], source: ShardParts) -> tuple[Images | Arrays, _Targets]:
     """Return the inputs and targets of databases of Caffe's messages."""
     datums = [datum for found in scanned for datum in found.datums.values()]
     if len(datums) != len(source):
@@ -412,7 +412,7 @@ def _of_caffe(scanned: Sequence[_Scanned], source: ShardParts) -> tuple[Images |
     return Arrays(source, datums[0].shape, np.dtype(np.uint8)), _Targets(labels, notes=(note,))
 
 
-def _targets(scanned: Sequence[_Scanned], names: Sequence[str]) -> _Targets:
+def _targets(scanned: Sequence[_ScannedDatabase], names: Sequence[str]) -> _Targets:
     if not any(found.labels for found in scanned):
         # Keys that are written like paths of images say their classes as folders do.
         keys = [name for found in scanned for name in found.images]

@@ -121,7 +121,7 @@ _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 _MASK_EXTENSIONS = IMAGE_EXTENSIONS
 
 
-class _Place(NamedTuple):
+class _PairKey(NamedTuple):
     """What an image and its mask have in common."""
 
     folders: tuple[str, ...]
@@ -133,9 +133,9 @@ class _Place(NamedTuple):
 class _Sides(NamedTuple):
     """The files of a tree that may make pairs, each with its place."""
 
-    images: dict[FileEntry, _Place]
+    images: dict[FileEntry, _PairKey]
     """Those that are not masks."""
-    masks: dict[FileEntry, _Place]
+    masks: dict[FileEntry, _PairKey]
     """Those in folders of masks, or with a mask's suffix."""
 
 
@@ -235,10 +235,10 @@ def _is_mask(parts: list[str]) -> bool:
     return _without_suffix(stem, _MASK_SUFFIXES) != stem and not any(is_image_folder(folder) for folder in folders)
 
 
-def _place(parts: list[str], suffixes: tuple[str, ...]) -> _Place:
+def _place(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
     *folders, base = parts
     left = (_without_role(folder) for folder in folders)
-    return _Place(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
+    return _PairKey(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -274,7 +274,7 @@ def _matched(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
     Raises:
         NearMissError: an image has several masks.
     """
-    by_place: dict[_Place, FileEntry] = {}
+    by_place: dict[_PairKey, FileEntry] = {}
     images = set(sides.images.values())
     for mask, place in sides.masks.items():
         other = by_place.setdefault(place, mask)
@@ -296,8 +296,8 @@ def _is_of_objects(mask: FileEntry) -> bool:
 
 def _by_stem(sides: _Sides) -> _Sides | None:
     """Return the same without folders, where stems tell all images and all masks apart."""
-    images = {image: _Place((), place.stem) for image, place in sides.images.items()}
-    masks = {mask: _Place((), place.stem) for mask, place in sides.masks.items()}
+    images = {image: _PairKey((), place.stem) for image, place in sides.images.items()}
+    masks = {mask: _PairKey((), place.stem) for mask, place in sides.masks.items()}
     return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
 
 

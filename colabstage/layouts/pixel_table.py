@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 
 NAME = "pixel_table"
 
+# A header of 28 x 28 x 3 named columns and one row of them.
 _HEAD_BYTES = 256 * 1024
 _READ_BYTES = 8 * 1024 * 1024
 # pixel0 and pixel0001, or 1x1 for a row and a column.
 _PIXEL = re.compile(r"pixel_?\d+|\d+x\d+")
 # Fewer columns with such names are some other measurement.
 _FEWEST = 16
+# In the order in which they are believed: "y" may also be a coordinate.
 _LABELS = ("label", "class", "emotion", "target", "y")
 # The splits of FER2013, two of which are called tests.
 _USAGE = {"training": "train", "publictest": "val", "privatetest": "test"}
 
 
-class _Columns(NamedTuple):
+class _PixelColumns(NamedTuple):
     """The roles of a table's columns, by number."""
 
     pixels: slice
@@ -60,7 +62,7 @@ class _Table(NamedTuple):
 
     name: str
     """Its file."""
-    lines: _Lines
+    lines: _LinesOfPixels
     """The images."""
     labels: list[int] | None
     """Their classes."""
@@ -78,6 +80,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     """
     found = []
     for entry in files_ending_in(tree.entries, (".csv", ".gz")).where(_is_table):
+        # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
         columns = _columns(source.pread(_HEAD_BYTES, 0))
         if columns is not None:
@@ -85,6 +88,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     if not found:
         msg = f"'{tree.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
         raise EmptySourceError(msg)
+    # Whichever is taken, the other may be the dataset; numbers beside photographs are mostly measurements of them.
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files beside '{found[0].name}', which holds pixels."
         raise LayoutError(msg)
@@ -96,6 +100,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         msg = f"Tables hold images of different shapes ({told}). Stage one of them."
         raise BrokenDatasetError(msg)
     splits = [split for one in labelled for split in one.splits]
+    # Rows of a table without a split would belong to none of the files that are made.
     if not all(splits) and any(splits):
         msg = f"Some tables are called after a split and others not: {', '.join(one.name for one in labelled)}."
         raise BrokenDatasetError(msg)
@@ -117,7 +122,7 @@ def _is_table(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(".csv")
 
 
-def _columns(head: bytes) -> _Columns | None:
+def _columns(head: bytes) -> _PixelColumns | None:
     """Return the roles of columns according to the header; `None` where a table has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]
@@ -126,21 +131,24 @@ def _columns(head: bytes) -> _Columns | None:
     if "pixels" in names:
         at = names.index("pixels")
         cells = _cells(rest.partition(b"\n")[0])
+        # The first row tells for all; one that differs is an error that names it when it is read.
         count = len(cells[at].split()) if at < len(cells) else 0
         shape = _shape(count)
-        return None if shape is None else _Columns(slice(at, at + 1), shape, True, label, usage)
+        return None if shape is None else _PixelColumns(slice(at, at + 1), shape, True, label, usage)
     numbers = [number for number, name in enumerate(names) if _PIXEL.fullmatch(name)]
     shape = _shape(len(numbers))
     # The pixels of a row are cut out as one slice.
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return None
-    return _Columns(slice(numbers[0], numbers[-1] + 1), shape, False, label, usage)
+    return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, False, label, usage)
 
 
 def _shape(count: int) -> tuple[int, ...] | None:
     """Return the shape of a square image with this number of values; `None` where there is none."""
+    # The count alone tells grey from colour: three times a square is never a square.
     for channels in (1, 3):
         side = math.isqrt(count // channels)
+        # Tables do not say height and width, so only squares can be told.
         if count >= _FEWEST and side * side * channels == count:
             return (side, side) if channels == 1 else (side, side, channels)
     return None
@@ -150,16 +158,18 @@ def _cells(line: bytes) -> list[bytes]:
     return [cell.strip().strip(b'"') for cell in line.split(b",")]
 
 
-def _read(source: ByteSource, entry: FileEntry, columns: _Columns) -> _Table:
+def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
     starts, sizes, labels, splits = [], [], [], []
     name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
     own = split_name(name).split
     for start, line in _lines_of(source):
         starts.append(start)
         sizes.append(len(line))
+        # As an editor counts: the header is line 1.
         number = len(starts) + 1
         if columns.label is not None:
             cell = _cell(line, columns.label)
+            # Words could be numbered here, but a word in this column of numbers is a row that slipped.
             if not cell.isdigit():
                 msg = f"Line {number} of '{entry.name}' has the class {cell.decode(errors='replace')!r}, no number."
                 raise BrokenDatasetError(msg)
@@ -171,7 +181,7 @@ def _read(source: ByteSource, entry: FileEntry, columns: _Columns) -> _Table:
             if not splits[-1]:
                 msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is no split known here."
                 raise BrokenDatasetError(msg)
-    lines = _Lines(source, entry, columns, np.array(starts, np.int64), np.array(sizes, np.int64))
+    lines = _LinesOfPixels(source, entry, columns, np.array(starts, np.int64), np.array(sizes, np.int64))
     return _Table(entry.name, lines, labels if columns.label is not None else None, splits)
 
 
@@ -201,14 +211,14 @@ def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
             return
 
 
-class _Lines:
+class _LinesOfPixels:
     """The images in the lines of one file, as a `SampleSource`."""
 
     def __init__(
         self,
         source: ByteSource,
         entry: FileEntry,
-        columns: _Columns,
+        columns: _PixelColumns,
         positions: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> None:
@@ -235,10 +245,12 @@ class _Lines:
         Raises:
             DecodeError: it has other numbers than the pixels of an image.
         """
+        # Parsed only now: all pixels of all rows in memory would be several times the size of the pack.
         cells = _cells(self._source.pread(int(self.sizes[index]), int(self.positions[index])))[self.columns.pixels]
         if self.columns.in_one:
             cells = cells[0].split() if cells else []
         try:
+            # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
             pixels = bytes(map(int, cells))
         except ValueError as error:
             msg = f"A pixel is no whole number from 0 to 255: {error}."

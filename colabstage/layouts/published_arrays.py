@@ -78,6 +78,7 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
     ]
 
 
+# By names, because pickles and .bin files begin with nothing that tells whose they are.
 def _kind(entry: FileEntry, tree: Tree) -> str:
     base, folder = posixpath.basename(entry.name), posixpath.basename(posixpath.dirname(entry.name)) or tree.label
     if _IDX.search(base.lower()):
@@ -106,16 +107,19 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
         raise LayoutError(msg)
     shape = struct.unpack(f">{head[3]}I", sides)
     stored, start = np.dtype(dtype), 4 + len(sides)
+    # Sides come from the file: as Python's numbers they cannot overflow to a size that fits.
     size = int(np.prod(shape[1:], dtype=object)) * stored.itemsize
+    # The format has no checksum, so its length is the only proof that a download is complete.
     if source.size != start + shape[0] * size:
         msg = (
             f"'{entry.name}' has {source.size:,} bytes; an idx file of shape {shape} takes {start + shape[0] * size:,}."
         )
         raise LayoutError(msg)
+    # idx files are big-endian, which torch refuses.
     native = stored.newbyteorder("=")
 
     def rows() -> SampleSource:
-        found = _slices(source, entry, _Place(shape[0], start, size, shape[1:], stored))
+        found = _slices(source, entry, _RowsInFile(shape[0], start, size, shape[1:], stored))
         return found if stored.itemsize == 1 else ConvertedRows(found, lambda row: row.astype(native))
 
     return StoredArray(
@@ -127,7 +131,7 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     )
 
 
-class _Place(NamedTuple):
+class _RowsInFile(NamedTuple):
     """Where rows of one shape are in a file."""
 
     rows: int
@@ -142,14 +146,14 @@ class _Place(NamedTuple):
     """The type of the values, as stored."""
 
 
-def _slices(source: ByteSource, entry: FileEntry, place: _Place) -> FileSlices:
+def _slices(source: ByteSource, entry: FileEntry, place: _RowsInFile) -> FileSlices:
     size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
     starts = place.start + np.arange(place.rows, dtype=np.int64) * place.step
     sizes = np.full(place.rows, size, np.int64)
     return FileSlices(source, starts, sizes, stamp=stamp_of(entry), shape=place.shape, dtype=place.dtype)
 
 
-class _Batch(NamedTuple):
+class _CifarFile(NamedTuple):
     """The images and labels of one file of CIFAR."""
 
     split: str
@@ -161,7 +165,7 @@ class _Batch(NamedTuple):
 
 
 def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    batches: dict[str, list[_Batch]] = {}
+    batches: dict[str, list[_CifarFile]] = {}
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder = posixpath.dirname(entry.name)
@@ -176,8 +180,9 @@ def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArra
     return [array for folder, parts in batches.items() for array in _joined(folder, parts)] + found
 
 
-def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _Batch:
+def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
     data, fine = held["data"], held.get("labels", held.get("fine_labels"))
+    # A pickle may hold anything of any shape, also under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
     if not whole or not isinstance(fine, list) or len(fine) != len(data):
         msg = f"'{entry.name}' is a pickle, and not one of CIFAR's: expected 'data' (N, 3072) and N 'labels'."
@@ -191,9 +196,9 @@ def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -
     if start < 0:
         source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
     else:
-        place = _Place(len(data), start, _CIFAR_BYTES, _CIFAR_SHAPE)
+        place = _RowsInFile(len(data), start, _CIFAR_BYTES, _CIFAR_SHAPE)
         source = _slices(open_unpacked(tree, entry), entry, place)
-    return _Batch(_split(entry), ConvertedRows(source, _channels_last), labels)
+    return _CifarFile(_split(entry), ConvertedRows(source, _channels_last), labels)
 
 
 def _split(entry: FileEntry) -> str:
@@ -209,7 +214,7 @@ def _upright(image: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(image.transpose(2, 1, 0))
 
 
-def _joined(folder: str, parts: Sequence[_Batch]) -> list[StoredArray]:
+def _joined(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
     """Return one array of images, and one of each kind of labels, for each split."""
     found = []
     for split in dict.fromkeys(part.split for part in parts):
@@ -242,10 +247,11 @@ def _known(name: str, values: NDArray[Any]) -> StoredArray:
 
 
 def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
-    batches: dict[str, list[_Batch]] = {}
+    batches: dict[str, list[_CifarFile]] = {}
     for entry in sorted(entries, key=lambda entry: entry.name):
         # CIFAR-100 has two labels before each image: of the coarse class, and of the class.
         ahead = 1 if _BATCH_BIN.match(posixpath.basename(entry.name)) else 2
+        # Records have no header and no separator: only their length tells where each begins.
         step = ahead + _CIFAR_BYTES
         source = open_unpacked(tree, entry)
         if not source.size or source.size % step:
@@ -256,8 +262,8 @@ def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]
         labels = {"labels": table[:, ahead - 1].astype(np.int64)}
         if ahead == 2:
             labels["coarse"] = table[:, 0].astype(np.int64)
-        images = _slices(source, entry, _Place(count, ahead, step, _CIFAR_SHAPE))
-        batch = _Batch(_split(entry), ConvertedRows(images, _channels_last), labels)
+        images = _slices(source, entry, _RowsInFile(count, ahead, step, _CIFAR_SHAPE))
+        batch = _CifarFile(_split(entry), ConvertedRows(images, _channels_last), labels)
         batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
     return [array for folder, parts in batches.items() for array in _joined(folder, parts)]
 
@@ -271,7 +277,7 @@ def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
             found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
             continue
         count = source.size // _STL_BYTES
-        rows = ConvertedRows(_slices(source, entry, _Place(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
+        rows = ConvertedRows(_slices(source, entry, _RowsInFile(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
         found.append(_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
     return found
 
@@ -288,6 +294,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     try:
+        # As bytes, because CIFAR was pickled by Python 2, whose texts are not all ASCII.
         held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
         msg = (

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _EXTENSIONS = (".txt", ".lst")
 # Of what a list names so much has to be there for it to be a list of these samples.
 _THERE = 0.5
+# Three splits and some folds; more text files than that are one for each sample.
 _MOST_LISTS = 16
 # What people write beside the split in the name of a list.
 _BESIDE_LISTS = frozenset({"list", "files"})
@@ -71,15 +72,18 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     lines = [
         [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()] for text in texts
     ]
+    # Only names that occur in a list are indexed: samples may be millions, and lists are read to the end anyway.
     wanted = {posixpath.basename(line) for one in lines for line in one}
     places: dict[str, list[int]] = defaultdict(list)
     for number, key in enumerate(found.keys):
         base = posixpath.basename(key)
+        # Food-101's lists have no extensions, other datasets' have them.
         for word in {base, posixpath.splitext(base)[0]} & wanted:
             places[word].append(number)
     lists = [_read_list(entry.name, one, found, places) for entry, one in zip(candidates, lines, strict=True)]
     used = [one for one in lists if one is not None]
     splits = [one.split for one in used]
+    # Folders say the splits already, or lists are folds, or only train is listed, which leaves nothing held out.
     if found.splits is not None or len(set(splits)) < len(splits) or not set(splits) - {"train"}:
         return ListedSplits(found)
     return ListedSplits(_apply(found, used), frozenset(one.file for one in used))
@@ -113,6 +117,7 @@ def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str
                     found.layout,
                 )
             there = own
+        # The same base name in several classes: a list of bare names cannot mean one of them.
         if len(there) > 1:
             _refuse(
                 name, f"names '{line}', which is '{found.keys[there[0]]}' or '{found.keys[there[1]]}'", found.layout
@@ -145,6 +150,7 @@ def _apply(found: SampleTable, lists: list[_SplitList]) -> SampleTable:
     if len(rest) and "train" not in number_of:
         notes.append(f"{len(rest):,} {found.unit} that no list names are the split 'train'.")
         names.append("train")
+        # People list what they hold out and train on the rest.
         of[rest] = len(lists)
     elif len(rest):
         notes.append(f"{len(rest):,} {found.unit} that no list names were left out.")

@@ -235,7 +235,7 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _NpyHeader:
     shape: tuple[int, ...]
     """Of the array."""
     dtype: np.dtype[Any]
@@ -266,7 +266,7 @@ class _Header:
         return ""
 
 
-def _turned(file: ByteSource, header: _Header) -> LocalBytes:
+def _turned(file: ByteSource, header: _NpyHeader) -> LocalBytes:
     """Write an array in Fortran order row by row into a file without a name, and return its bytes.
 
     Raises:
@@ -329,14 +329,14 @@ def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     return tuple(int(size) for size in found["shape"]), dtype, bool(found["fortran_order"])
 
 
-def _read_header(tree: Tree, entry: FileEntry, name: str) -> _Header:
+def _read_header(tree: Tree, entry: FileEntry, name: str) -> _NpyHeader:
     head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name, policy=RetryPolicy())
     try:
         shape, dtype, fortran, start = npy_header(head)
     except ValueError as error:
         msg = f"'{name}' {error}."
         raise LayoutError(msg) from error
-    header = _Header(shape, dtype, fortran, start)
+    header = _NpyHeader(shape, dtype, fortran, start)
     # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):

@@ -135,6 +135,7 @@ class FileSlices:
         """Return one part, as bytes or as an array."""
         start, size = int(self.positions[index]), int(self.sizes[index])
         data = self._file.pread(size, start)
+        # A file that shrank while it was read gives fewer bytes and no error.
         if len(data) != size:
             msg = f"'{self._file.label}' ends before byte {start + size:,}, where its part {index} does."
             raise SourceReadError(msg)
@@ -188,8 +189,10 @@ class Arrays:
 
     def to_array(self, content: Content) -> NDArray[Any]:
         """Return the array of a sample's content."""
+        # A decoder of the layout's own knows more than the type: bits that are packed, columns to put together.
         if self.decode is not None:
             return self.decode(content)
+        # Bytes are those of the array itself; no copy is made, because whoever packs copies them to their place anyway.
         return np.frombuffer(content, self.dtype).reshape(self.shape) if isinstance(content, bytes) else content
 
 
@@ -202,6 +205,7 @@ class Values:
     to predict, one column for each of several labels."""
 
     def __post_init__(self) -> None:
+        # Texts and objects would be pickled or lost in HDF5; layouts number them before.
         if self.values.ndim < 1 or self.values.dtype.kind not in "biuf":
             msg = f"Targets are {self.values.dtype} of shape {self.values.shape}; expected rows of numbers."
             raise LayoutError(msg)
@@ -250,6 +254,7 @@ class Boxes:
             msg = f"Boxes have shape {self.boxes.shape}; expected one row of x0, y0, x1, y1 for each box."
             raise LayoutError(msg)
         if (
+            # Readers slice by offsets without looking: one that goes back would give an image the boxes of another.
             len(self.offsets) < 1
             or self.offsets[0] != 0
             or self.offsets[-1] != count
@@ -258,6 +263,7 @@ class Boxes:
             msg = f"The offsets of boxes do not ascend from 0 to their number, {count}."
             raise LayoutError(msg)
         for name, values in self.columns.items():
+            # Columns become datasets beside `boxes` and `offsets` in one group, so these two names are taken.
             if len(values) != count or values.dtype.kind not in "biuf" or name in ("boxes", "offsets"):
                 msg = (
                     f"The column {name!r} of boxes is {values.dtype} {values.shape}; expected {count} rows of numbers."
@@ -326,6 +332,8 @@ class SampleTable:
     """Sentences the user should see about what was found or left out."""
 
     def __post_init__(self) -> None:
+        # Checked here and not where the parts are used: a list that is one short would shift every label behind the
+        # gap.
         parts = {
             "inputs": self.inputs,
             "targets": self.targets,
@@ -350,6 +358,7 @@ class SampleTable:
         """Say by name what was found: the layout, the classes with the first sample of each, or one sample."""
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
+        # A path beside each class lets people see at a glance whether labels were read in the right way.
         firsts = self._first_of_each()
         if self.classes:
             shown = [
@@ -368,6 +377,7 @@ class SampleTable:
             classes, samples = np.unique(targets.values, return_index=True)
         elif isinstance(targets, Boxes) and "labels" in targets.columns:
             classes, boxes = np.unique(targets.columns["labels"], return_index=True)
+            # Images without boxes share an offset with the next; "right" finds the one that has the box.
             samples = np.searchsorted(targets.offsets, boxes, side="right") - 1
         else:
             return {}

@@ -263,7 +263,7 @@ _SIZES = (
 _BOX_LABEL, _BOX_TEXT = "image/object/class/label", "image/object/class/text"
 
 
-class _Box(NamedTuple):
+class _RecordBox(NamedTuple):
     """One box of an image."""
 
     corners: tuple[float, ...]
@@ -287,7 +287,7 @@ class _Record(NamedTuple):
     """`None` where it has none."""
     text: str | None
     """The label in words, where it has both."""
-    boxes: list[_Box] | None
+    boxes: list[_RecordBox] | None
     """`None` where it has none of their features."""
     mask: ByteSpan | None
     """Where in the data, `None` where it has none."""
@@ -297,7 +297,7 @@ class _Record(NamedTuple):
     """How many a one-hot label tells apart; 0 of any other."""
 
 
-class _Scanned(NamedTuple):
+class _ScannedRecords(NamedTuple):
     shard: ShardFile
     """The file."""
     records: list[_Record]
@@ -458,7 +458,7 @@ def _pixel_shape(features: dict[str, Feature], image: ByteSpan) -> tuple[int, in
     return (height, width, depth) if fits else None
 
 
-def _scan(shard: ShardFile, number: int, image: str) -> _Scanned:
+def _scan(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
     """Return every record of a file, in one pass over it."""
     window = ScanWindow(shard.content)
     records = []
@@ -480,7 +480,7 @@ def _scan(shard: ShardFile, number: int, image: str) -> _Scanned:
             records.append(_Example(data, features, name).as_record(stored, found))
         count += 1
     rest_shard(shard)
-    return _Scanned(shard, records, count - len(records))
+    return _ScannedRecords(shard, records, count - len(records))
 
 
 class _Example:
@@ -532,7 +532,7 @@ class _Example:
             msg = f"'{self._record}' has a label that is no text."
             raise BrokenDatasetError(msg) from error
 
-    def _boxes(self) -> list[_Box] | None:
+    def _boxes(self) -> list[_RecordBox] | None:
         if not any(name in self._features for name in _CORNERS):
             return None
         corners = [cast("list[float]", self._features.get(name, [])) for name in _CORNERS]
@@ -542,7 +542,7 @@ class _Example:
             msg = f"'{self._record}' has corners, labels and names of boxes in different numbers."
             raise BrokenDatasetError(msg)
         rows = zip(zip(*corners, strict=True), labels or texts, texts or labels, strict=True)
-        return [_Box(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
+        return [_RecordBox(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
     def _mask(self) -> ByteSpan | None:
         """Return the first feature that is called like a mask and holds an image file."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TokenDtype = Literal["uint16", "uint32"]
 
 # Text is handed to a tokenizer in pieces of about so much, which end where a line does.
+# Enough for a call of a tokenizer to pay, little enough for the numbers that it gives to fit in memory.
 _PIECE_BYTES = 1024 * 1024
 # llm.c writes 256 int32 before its tokens; the first is one of these.
 _HEADERS: dict[int, TokenDtype] = {20240520: "uint16", 20240801: "uint32"}
@@ -65,6 +66,7 @@ class TokenOptions:
         if self.dtype not in get_args(TokenDtype):
             msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(TokenDtype))}."
             raise OptionError(msg)
+        # numpy would store another token, which is a word of the vocabulary.
         if self.separator is not None and not 0 <= self.separator <= np.iinfo(self.dtype).max:
             msg = f"separator={self.separator} does not fit in {self.dtype}."
             raise OptionError(msg)
@@ -89,6 +91,7 @@ class TokenStream:
 
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
         row_bytes = length * self.dtype.itemsize
+        # Targets are the same bytes one token further on, so they are read and not copied beforehand.
         starts = self.start + shift * self.dtype.itemsize + np.arange(count, dtype=np.int64) * row_bytes
         source = FileSlices(
             self.content, starts, np.full(count, row_bytes, np.int64), stamp=self.stamp, shape=(length,),
@@ -107,6 +110,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
+    # Half a token at the end means another dtype, under which all would be other tokens.
     if (entry.size - start) % dtype.itemsize or entry.size < start:
         msg = f"'{entry.name}' has {entry.size:,} bytes, which is no whole number of {dtype.name} tokens."
         raise BrokenDatasetError(msg)
@@ -133,6 +137,7 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
                 file.write(tokens.astype(dtype).tobytes())
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
+    # The file of tokens is made again in each run, so its own times say nothing; its texts and options do.
     stamp = " ".join(stamp_of(entry) for entry in entries)
     digest = hashlib.sha256(stamp.encode(errors="surrogateescape")).hexdigest()[:16]
     return TokenStream(entries[0].name, content, 0, count, dtype, f"{digest} {options!r}")
@@ -274,9 +279,11 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
         raise EmptySourceError(msg)
     others = [entry for entry in tree.entries if not entry.name.lower().endswith((*_TOKENS, *_TEXTS, *_BESIDE))]
+    # LICENSE and Makefile have no extension and no data.
     if any("." in posixpath.basename(other.name) for other in others):
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
+    # .bin says nothing of its content, so a name such as train.bin is what tells.
     named = [entry for entry in tokens if _split_of(entry.name)]
     parts = [entry for entry in tokens if _ARRAY_WORDS & set(_words(entry.name))]
     if parts:
@@ -339,6 +346,7 @@ def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     for entry in entries:
         found.setdefault(_split_of(entry.name), []).append(entry)
     if len(found) > 1 and "" in found:
+        # Beside a val.txt, files without a split are those to train on.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
     order = list(dict.fromkeys(SPLIT_NAMES.values()))
     return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] else 0))
@@ -350,12 +358,14 @@ def _table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOpti
         (split, stream, (stream.count - extra) // options.length)
         for split, parts in streams.items()
         for stream in parts
+        # A stream that is shorter than a row has none, and stays out without failing the others.
         if stream.count - extra >= options.length
     ]
     total = sum(stream.count for parts in streams.values() for stream in parts)
     if not rows:
         msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {options.length:,}. Choose a shorter one."
         raise LayoutError(msg)
+    # One array holds all rows: of uint16 and uint32, the larger.
     dtype = np.result_type(*(stream.dtype for _, stream, _ in rows)).newbyteorder("=")
 
     def side(shift: int) -> Arrays:

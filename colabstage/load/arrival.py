@@ -23,21 +23,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation, HandedOut
+    from colabstage.io.progress import Cancellation, Expectation, HandedOut
     from colabstage.load.epoch import Order, Shard
 
 # What is read of a row: all of it, or its targets alone.
 Side = Literal["row", "targets"]
-
-
-class Expectation(Protocol):
-    """Rows that one reader said it will read, in order."""
-
-    def reached(self, rows: int) -> None:
-        """Take note that the first so many of them are done with."""
-
-    def close(self) -> None:
-        """Forget it: nobody reads the rest. Calling it twice is fine."""
 
 
 class Arrival(Protocol):

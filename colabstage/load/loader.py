@@ -318,12 +318,12 @@ def _build(
         plan, schedule, source, finish, place, shown, seed, identity, pinned, stagers, dataset.reader
     )
     loader.plan = plan
-    loader._done = loader._next = _Place(0, 0)
+    loader._done = loader._next = _EpochPlace(0, 0)
     return loader
 
 
 @dataclass(slots=True)
-class _Place:
+class _EpochPlace:
     """How far an epoch has been handed out."""
 
     epoch: int
@@ -365,7 +365,7 @@ class _Machine:
     reader: SplitReader
     """What rows are read with."""
 
-    def start(self, place: _Place, handed_out: Callable[[_Place], None]) -> Iteration[Any, Any]:
+    def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
         `handed_out` is called with it each time."""
         left, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
@@ -425,7 +425,7 @@ class _Machine:
         return iteration
 
     def _filled(
-        self, left: Sequence[NDArray[np.intp]], place: _Place, cancellation: Cancellation
+        self, left: Sequence[NDArray[np.intp]], place: _EpochPlace, cancellation: Cancellation
     ) -> Sequence[NDArray[np.intp]]:
         """Return the batches that are left; without the rows that turn out unusable, where there may be such."""
         arrival = self.reader.arrival
@@ -475,10 +475,10 @@ class Loader(Iterated, _Base):
     plan: LoaderPlan
     # None of a loader that a framework built of another one's parts: that is a plain DataLoader.
     _machine: _Machine | None = None
-    _done: _Place
-    _next: _Place
+    _done: _EpochPlace
+    _next: _EpochPlace
     # The place of the iteration that `_done` follows; None once somebody has set another place.
-    _followed: _Place | None = None
+    _followed: _EpochPlace | None = None
 
     def __len__(self) -> int:
         """Count the batches in an epoch, of this rank."""
@@ -494,11 +494,11 @@ class Loader(Iterated, _Base):
         asked, self._machine.sampler.asked = self._machine.sampler.asked, None
         # A framework calls set_epoch with the epoch that comes anyway, which must not lose a resumed place.
         if asked is not None and asked != self._next.epoch:
-            self._next = _Place(asked, 0)
+            self._next = _EpochPlace(asked, 0)
         before, place, begun_at = self._followed, self._next, replace(self._next)
         loader = weakref.ref(self)
 
-        def handed_out(by: _Place) -> None:
+        def handed_out(by: _EpochPlace) -> None:
             # An iterator may outlive its loader.
             if (owner := loader()) is not None and owner._followed is not by:
                 owner._follow(by)
@@ -507,18 +507,18 @@ class Loader(Iterated, _Base):
         if before is not None and not before.ended and self._others_run():
             weakref.finalize(iteration, _forget_look, loader, place, begun_at, before).atexit = False
         self._done = self._followed = place
-        self._next = _Place(place.epoch + 1, 0)
+        self._next = _EpochPlace(place.epoch + 1, 0)
         return self._begun(iteration)
 
     def _others_run(self) -> bool:
         running = [one() for one in self._running]
         return any(one is not None and not one.closed for one in running)
 
-    def _follow(self, place: _Place) -> None:
+    def _follow(self, place: _EpochPlace) -> None:
         # Whoever has set another place since meant that one.
         if self._followed is not None:
             self._done = self._followed = place
-            self._next = _Place(place.epoch + 1, 0)
+            self._next = _EpochPlace(place.epoch + 1, 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`: from its first batch, or where `load_state_dict` said, if that is this
@@ -528,7 +528,7 @@ class Loader(Iterated, _Base):
             OptionError: a negative number, or none.
         """
         if _whole("epoch", epoch) != self._next.epoch:
-            self._next = _Place(epoch, 0)
+            self._next = _EpochPlace(epoch, 0)
         self._done, self._followed = self._next, None
 
     def state_dict(self) -> dict[str, int]:
@@ -540,7 +540,7 @@ class Loader(Iterated, _Base):
         step, so one rank's serves all.
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
-        done = _Place(self._done.epoch + 1, 0) if self._done.ended else self._done
+        done = _EpochPlace(self._done.epoch + 1, 0) if self._done.ended else self._done
         return {**self._identity(), "epoch": done.epoch, "batches_done": done.batches_done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -564,7 +564,7 @@ class Loader(Iterated, _Base):
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
-        self._done = self._next = _Place(_whole("epoch", state.get("epoch")), done)
+        self._done = self._next = _EpochPlace(_whole("epoch", state.get("epoch")), done)
         self._followed = None
 
     def close(self) -> None:
@@ -611,7 +611,7 @@ class Loader(Iterated, _Base):
         return self._machine.identity
 
 
-def _forget_look(loader: weakref.ref[Loader], look: _Place, begun_at: _Place, before: _Place) -> None:
+def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _EpochPlace, before: _EpochPlace) -> None:
     """Put a loader back to where it was before an iteration that was dropped after one batch at most."""
     owner = loader()
     if owner is None or owner._followed is not look or look.ended or look.batches_done - begun_at.batches_done > 1:

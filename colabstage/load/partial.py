@@ -28,7 +28,7 @@ from colabstage.load.arrival import visited_units
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.opening import remote_opener
 from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, parse_source
-from colabstage.sources.partial.file import PartialFile, WholeFile
+from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import Edges, is_part
 from colabstage.sources.partial.plan import find_visits
 from colabstage.sources.transfer.connections import read_directly
@@ -63,7 +63,7 @@ PARTS, PART_RECORD = "partial", "part.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class PackField:
     """A byte range of the file that holds rows of a split, of which some blocks are here."""
 
     split: str
@@ -88,7 +88,11 @@ class PartialPack:
     """
 
     def __init__(
-        self, file: PartialFile | WholeFile, fields: tuple[Field, ...], window_units: int, place: Path | None = None
+        self,
+        file: BlockwiseFile | WholeFile,
+        fields: tuple[PackField, ...],
+        window_units: int,
+        place: Path | None = None,
     ) -> None:
         """Take what `open_partial` or `open_restored` found out."""
         self.file, self._fields, self._window_units, self._place = file, fields, window_units, place
@@ -144,7 +148,7 @@ class PartialPack:
         self.file.check()
 
     def fill(self, step: ProgressStep, cancellation: Cancellation) -> int:
-        """Wait until all of it is here, and return how many bytes were fetched for it; as `PartialFile.fill`."""
+        """Wait until all of it is here, and return how many bytes were fetched for it; as `BlockwiseFile.fill`."""
         return self.file.fill(self._first_blocks(), step, cancellation)
 
     def end(self, error: BaseException) -> None:
@@ -222,7 +226,9 @@ class PartialPack:
 class _Places:
     """Which blocks each row of a split needs."""
 
-    def __init__(self, spans: list[tuple[Field, NDArray[np.int64], NDArray[np.int64]]], rows: int, edges: bool) -> None:
+    def __init__(
+        self, spans: list[tuple[PackField, NDArray[np.int64], NDArray[np.int64]]], rows: int, edges: bool
+    ) -> None:
         """Take for each field the first and the last block of each row; `edges`: whether edges of blocks stay here."""
         self._spans, self._edges = spans, edges
         coarsest = min(spans, key=lambda span: int(span[2].max(initial=0) - span[1].min(initial=0)), default=None)
@@ -355,7 +361,7 @@ def open_partial(
     if not isinstance(source, LocalSource | WebSource | ObjectSource):
         msg = f"disk_limit= is for one packed file; '{source.label}' is none. Give its path or address."
         raise OptionError(msg)
-    opener, remote = remote_opener(source), _Opened()
+    opener, remote = remote_opener(source), _UnclaimedFile()
     try:
         with DaemonPool(2, "colabstage-open") as pool:
             # At the same time, because each takes a round trip or more.
@@ -366,7 +372,7 @@ def open_partial(
         make_folder(folder)
         if not (folder / PART_RECORD).exists():
             write_json(folder / PART_RECORD, {"address": source.address, "samples": manifest.samples})
-        file = PartialFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
+        file = BlockwiseFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
         return _open_pack(file)
     finally:
         # Where another process fetches, the file was not needed.
@@ -375,7 +381,7 @@ def open_partial(
 
 def open_restored(path: Path, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
     """Open a pack at `path` that is copied to `folder` completely and then moved to `place`; as `open_partial`."""
-    return _open_pack(PartialFile(local_source(path), manifest, folder, None, place.name), place)
+    return _open_pack(BlockwiseFile(local_source(path), manifest, folder, None, place.name), place)
 
 
 def open_whole(place: Path) -> PartialPack | None:
@@ -384,12 +390,12 @@ def open_whole(place: Path) -> PartialPack | None:
     return None if manifest is None else _open_pack(WholeFile(place, manifest), place)
 
 
-def _reopen(arguments: tuple[Any, ...], fields: tuple[Field, ...], window_units: int, place: Path) -> PartialPack:
+def _reopen(arguments: tuple[Any, ...], fields: tuple[PackField, ...], window_units: int, place: Path) -> PartialPack:
     """Open a pack in another process, while it is copied or in its place."""
     manifest, folder = arguments[1:3]
-    file: PartialFile | WholeFile
+    file: BlockwiseFile | WholeFile
     try:
-        file = PartialFile(*arguments)
+        file = BlockwiseFile(*arguments)
     except OSError:
         if folder.is_dir():
             raise
@@ -400,7 +406,7 @@ def _reopen(arguments: tuple[Any, ...], fields: tuple[Field, ...], window_units:
     return PartialPack(file, fields, window_units, place)
 
 
-class _Opened:
+class _UnclaimedFile:
     """A file that was opened before it was known who would read it."""
 
     def __init__(self) -> None:
@@ -479,13 +485,13 @@ def _folder_for(source: SingleSource, manifest: Manifest, local_dir: str | os.Pa
     return folder / (mine + content)
 
 
-def _open_pack(file: PartialFile | WholeFile, place: Path | None = None) -> PartialPack:
+def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:
     try:
-        if isinstance(file, PartialFile):
+        if isinstance(file, BlockwiseFile):
             # Nearly always the index and the labels; asked for together, as each takes a round trip.
             file.wish(np.unique(np.array([0, file.blocks - 1])))
         fields = _find_fields(file)
-        if isinstance(file, PartialFile):
+        if isinstance(file, BlockwiseFile):
             _bring_kept(file, fields)
         window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
         return PartialPack(file, fields, 1 << (window.bit_length() - 1), place)
@@ -494,7 +500,7 @@ def _open_pack(file: PartialFile | WholeFile, place: Path | None = None) -> Part
         raise
 
 
-def _bring_kept(file: PartialFile, fields: tuple[Field, ...]) -> None:
+def _bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
     """Bring what is not rows, and say that it stays."""
     kept = _kept_blocks(file, fields)
     # Before any of it comes.
@@ -513,7 +519,7 @@ def _bring_kept(file: PartialFile, fields: tuple[Field, ...]) -> None:
 class _Bytes(io.RawIOBase):
     """The whole file as h5py reads it: every block that it touches is brought here."""
 
-    def __init__(self, file: PartialFile | WholeFile) -> None:
+    def __init__(self, file: BlockwiseFile | WholeFile) -> None:
         self._file, self._place = file, 0
 
     def readable(self) -> bool:
@@ -540,13 +546,13 @@ class _Bytes(io.RawIOBase):
         return self
 
 
-def _find_fields(file: PartialFile | WholeFile) -> tuple[Field, ...]:
+def _find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
     """Find the rows of all splits in the file."""
     import h5py
 
     limit = file.limit
     most = _KEPT_BLOCKS * file.manifest.block_bytes if limit is None else limit // _KEPT_PART
-    found: list[Field] = []
+    found: list[PackField] = []
     with reading_contents(file.path), h5py.File(_Bytes(file), "r") as pack:
         for name in pack:
             split = split_of(name)
@@ -559,7 +565,7 @@ def _find_fields(file: PartialFile | WholeFile) -> tuple[Field, ...]:
     return tuple(found)
 
 
-def _field_of(node: Any, split: str, *, is_input: bool) -> list[Field]:
+def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:
     import h5py
 
     grouped = isinstance(node, h5py.Group)
@@ -568,12 +574,12 @@ def _field_of(node: Any, split: str, *, is_input: bool) -> list[Field]:
     data, rows = (node[BYTES], len(node[OFFSETS]) - 1) if grouped else (node, len(node))
     if data.chunks is not None or data.id.get_offset() is None or not data.id.get_storage_size():
         # Nobody knows where its rows are: all of it stays, as everything does that no field has.
-        return [Field(split, is_input, 0, 0, rows, None)]
+        return [PackField(split, is_input, 0, 0, rows, None)]
     offsets = f"{node.name}/{OFFSETS}" if grouped else None
-    return [Field(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
+    return [PackField(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
 
 
-def _kept_blocks(file: PartialFile, fields: tuple[Field, ...]) -> NDArray[np.bool_]:
+def _kept_blocks(file: BlockwiseFile, fields: tuple[PackField, ...]) -> NDArray[np.bool_]:
     """Return which blocks hold anything else than rows: they stay."""
     block_bytes, kept = file.manifest.block_bytes, np.ones(file.blocks, np.bool_)
     for field in fields:
@@ -584,7 +590,7 @@ def _kept_blocks(file: PartialFile, fields: tuple[Field, ...]) -> NDArray[np.boo
     return kept
 
 
-def _find_places(pack: PartialPack, fields: list[Field]) -> _Places:
+def _find_places(pack: PartialPack, fields: list[PackField]) -> _Places:
     file = pack.file
     block_bytes = file.manifest.block_bytes
     spans = []
@@ -595,7 +601,7 @@ def _find_places(pack: PartialPack, fields: list[Field]) -> _Places:
     return _Places(spans, rows, edges=pack.file.has_edges)
 
 
-def _row_places(file: PartialFile | WholeFile, field: Field) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return where in the file each row of a field begins and ends."""
     if field.offsets is None:
         length = field.nbytes // max(1, field.rows)
@@ -609,7 +615,7 @@ def _row_places(file: PartialFile | WholeFile, field: Field) -> tuple[NDArray[np
     return field.start + offsets[:-1], field.start + offsets[1:]
 
 
-def _find_edges(file: PartialFile, fields: tuple[Field, ...], kept: NDArray[np.bool_]) -> Edges:
+def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
     """Return what of each block belongs to rows that reach over one of its ends."""
     block_bytes, edges = file.manifest.block_bytes, Edges.none(file.blocks)
     for field in fields:

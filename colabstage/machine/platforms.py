@@ -107,7 +107,7 @@ class _Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _PlatformRow:
     """One platform: how it is recognised, and where its folders are."""
 
     name: str
@@ -138,8 +138,8 @@ def _nothing(_: _Facts) -> None:
     return None
 
 
-_TABLE: tuple[_Row, ...] = (
-    _Row(
+_TABLE: tuple[_PlatformRow, ...] = (
+    _PlatformRow(
         "colab-enterprise",
         "Colab Enterprise",
         lambda facts: facts.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE",
@@ -147,7 +147,7 @@ _TABLE: tuple[_Row, ...] = (
         _nothing,
         ("Google Drive cannot be mounted here; keep data in a Cloud Storage bucket.",),
     ),
-    _Row(
+    _PlatformRow(
         "vertex-workbench",
         "Vertex AI Workbench",
         lambda facts: facts.environ.get("VERTEX_PRODUCT") == "WORKBENCH_INSTANCE",
@@ -155,7 +155,7 @@ _TABLE: tuple[_Row, ...] = (
         _home,
     ),
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
-    _Row(
+    _PlatformRow(
         "kaggle",
         "Kaggle",
         lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
@@ -168,7 +168,7 @@ _TABLE: tuple[_Row, ...] = (
         "/kaggle/working would take the cache out of the 20 GB of the notebook's output, and lasts only where "
         "persistence is switched on; cache_dir='/kaggle/working/colabstage' uses it all the same",
     ),
-    _Row(
+    _PlatformRow(
         "colab",
         "Google Colab",
         lambda facts: (
@@ -183,7 +183,7 @@ _TABLE: tuple[_Row, ...] = (
             "Everything read or written through the Drive mount takes the same space on the local disk again.",
         ),
     ),
-    _Row(
+    _PlatformRow(
         "studio-lab",
         "SageMaker Studio Lab",
         lambda facts: facts.environ.get("HOME") == "/home/studio-lab-user",
@@ -191,7 +191,7 @@ _TABLE: tuple[_Row, ...] = (
         _home,
         ("The home folder is limited to 15 GB; other drives cannot be mounted.",),
     ),
-    _Row(
+    _PlatformRow(
         "sagemaker-studio",
         "SageMaker Studio",
         lambda facts: facts.any_set("SAGEMAKER_INTERNAL_IMAGE_URI", "SAGEMAKER_APP_TYPE"),
@@ -199,7 +199,7 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.system("/home/sagemaker-user"),
         ("/opt/ml is reserved by the platform.",),
     ),
-    _Row(
+    _PlatformRow(
         "paperspace",
         "Paperspace Gradient",
         lambda facts: facts.any_set("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID"),
@@ -207,7 +207,7 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.first_existing("/storage", "/notebooks"),
         ("/storage is a network file system that the whole team shares.",),
     ),
-    _Row(
+    _PlatformRow(
         "lightning",
         "Lightning Studio",
         lambda facts: (
@@ -217,7 +217,7 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.system("/cache") if facts.exists("/cache") else facts.temp,
         lambda facts: facts.system("/teamspace/studios/this_studio"),
     ),
-    _Row(
+    _PlatformRow(
         "databricks",
         "Databricks",
         lambda facts: facts.any_set("DATABRICKS_RUNTIME_VERSION"),
@@ -225,14 +225,14 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.system("/dbfs") if facts.exists("/dbfs") else None,
         ("Volumes lie under /Volumes/<catalog>/<schema>/<volume>; name one to keep a cache there.",),
     ),
-    _Row(
+    _PlatformRow(
         "deepnote",
         "Deepnote",
         lambda facts: facts.any_set("DEEPNOTE_PROJECT_ID"),
         _temp,
         lambda facts: facts.system("/work"),
     ),
-    _Row(
+    _PlatformRow(
         "codespaces",
         "GitHub Codespaces",
         lambda facts: facts.any_set("CODESPACES"),
@@ -240,17 +240,17 @@ _TABLE: tuple[_Row, ...] = (
         lambda facts: facts.system("/workspaces"),
         ("Only /workspaces is kept when the container is rebuilt.",),
     ),
-    _Row("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
-    _Row("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),
-    _Row("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL"), _temp, _home),
-    _Row(
+    _PlatformRow("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
+    _PlatformRow("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),
+    _PlatformRow("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL"), _temp, _home),
+    _PlatformRow(
         "jupyter",
         "Jupyter",
         lambda facts: facts.any_set("JPY_PARENT_PID") or facts.in_kernel,
         lambda facts: facts.cache,
         _home,
     ),
-    _Row("python", "Python", lambda _: True, lambda facts: facts.cache, _home),
+    _PlatformRow("python", "Python", lambda _: True, lambda facts: facts.cache, _home),
 )
 
 PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)
@@ -302,7 +302,7 @@ def detect_platform(
     )
 
 
-def _choose_row(facts: _Facts) -> _Row:
+def _choose_row(facts: _Facts) -> _PlatformRow:
     named = facts.environ.get(PLATFORM_VARIABLE)
     if not named:
         return next(row for row in _TABLE if row.holds(facts))

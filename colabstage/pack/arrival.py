@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, Expectation
 
 # What far archives are cut into. Each stretch costs a request, and its round trip is hidden by those beside it as long
 # as it is not too short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy. Each also is of one class,
@@ -335,13 +335,6 @@ class ArrivalPlan(NamedTuple):
     """Whether samples may turn out to be unusable."""
     knows_targets: bool
     """Whether targets are in the file from the beginning."""
-
-
-class Expectation(Protocol):
-    """Rows that one reader will read, in order; as in `load.arrival`."""
-
-    def reached(self, rows: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class _Nothing:

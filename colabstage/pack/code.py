@@ -56,7 +56,7 @@ def describe_callable(function: Callable[..., Any]) -> Description:
 
     Of libraries that it uses only the versions count, and files that it reads do not count.
     """
-    walk = _Walk()
+    walk = _CodeWalk()
     try:
         digest = walk.digest(function).hex()
     except RecursionError:
@@ -72,10 +72,10 @@ def code_digest(function: Callable[..., Any]) -> str:
     inner = getattr(function, "__func__", function)
     if not isinstance(inner, types.FunctionType):
         inner = getattr(type(inner), "__call__", None)  # noqa: B004 - its code is wanted, not whether there is one
-    return _Walk().digest(inner.__code__).hex()[:16] if isinstance(inner, types.FunctionType) else ""
+    return _CodeWalk().digest(inner.__code__).hex()[:16] if isinstance(inner, types.FunctionType) else ""
 
 
-class _Walk:
+class _CodeWalk:
     """One walk through a value and everything that it refers to.
 
     `unknown`: types that could not be compared, in order.

@@ -55,8 +55,8 @@ def run_tasks(
         WorkersLostError: a task lost its worker again and again, or there is no sign of work.
         Exception: what `function` raises, for the first task that fails; the others are cancelled.
     """
-    run = _Run(executor, function, tasks)
-    watch = _Watch(signs, silence_s)
+    run = _PendingTasks(executor, function, tasks)
+    watch = _WorkerWatch(signs, silence_s)
     try:
         while run.pending:
             finished, _ = wait(run.pending, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
@@ -69,7 +69,7 @@ def run_tasks(
         run.close()
 
 
-class _Watch:
+class _WorkerWatch:
     """Notices when no worker is left."""
 
     def __init__(self, signs: Callable[[], object], silence_s: float) -> None:
@@ -95,7 +95,7 @@ class _Watch:
             raise WorkersLostError(msg)
 
 
-class _Run(Generic[Task, Result]):
+class _PendingTasks(Generic[Task, Result]):
     """The tasks under way, in `pending` by their futures."""
 
     def __init__(self, executor: Executor, function: Callable[[Task], Result], tasks: Sequence[Task]) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.geometry import can_torch_resize
 from colabstage.images.options import ImageOptions
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import open_spool
@@ -269,10 +269,8 @@ class TorchImport:
 
     def __init__(self) -> None:
         """Start the thread."""
-        self._usable = False
-        self._done = threading.Event()
         # Not a daemon, so that the interpreter does not end in the middle of the import.
-        threading.Thread(target=self._run, name="colabstage-import").start()
+        self._usable = in_thread(can_torch_resize, "colabstage-import", daemon=False)
 
     def require(self) -> None:
         """Wait until torch is imported. Called by every thread that is about to resize.
@@ -280,15 +278,12 @@ class TorchImport:
         Raises:
             UnusableTorchError: it cannot resize.
         """
-        self._done.wait(_MOST_S)
-        if not self._usable:
-            raise UnusableTorchError
-
-    def _run(self) -> None:
         try:
-            self._usable = can_torch_resize()
-        finally:
-            self._done.set()
+            usable = self._usable.result(_MOST_S)
+        except TimeoutError as error:
+            raise UnusableTorchError from error
+        if not usable:
+            raise UnusableTorchError
 
 
 def by_pillow(job: PackJob) -> PackJob:

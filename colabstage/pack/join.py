@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackSource
     from colabstage.pack.options import PackOptions
 
+# Large enough for a disk's full rate, and little beside the memory of one decoder.
 _COPY_BYTES = 8 * 1024 * 1024
 
 
@@ -90,6 +91,7 @@ def pack_by_executor(
             )
         except OSError as error:
             raise translate_write_error(error, joined) from error
+        # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
         manifest = replace(
             manifest_of_bytes(joined, threads=usable_cores()),
             key=key,
@@ -116,6 +118,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
     import h5py
 
     with contextlib.ExitStack() as stack:
+        # They are finished and nobody writes them, and file systems of clusters often know no locks.
         files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in shards]
         parts = [_Joined.of(split, files) for split in splits]
         content = _content(files, parts, attributes)
@@ -159,6 +162,7 @@ class _Joined:
     def of(cls, split: str, files: Sequence[Any]) -> _Joined:
         """Return the split, from those shards that have rows of it."""
         joined = cls({}, [], {}, {})
+        # A small split may have fewer rows than there are shards.
         having = [file for file in files if key_name(split) in file]
         keys = [text for file in having for text in file[key_name(split)][()].tolist()]
         joined.arrays[key_name(split)] = _text(keys)
@@ -175,6 +179,7 @@ class _Joined:
 
     def _add_group(self, top: str, groups: Sequence[Any]) -> None:
         """Add rows of different lengths: first those that offsets refer to, then unused ones."""
+        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
         counted = [group[OFFSETS][()] for group in groups]
         used = [int(offsets[-1]) for offsets in counted]
         starts = np.cumsum([0, *used])
@@ -205,10 +210,12 @@ class _Joined:
 
 def _content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
     arrays = {name: array for part in parts for name, array in part.arrays.items()}
+    # All shards of a set have the same classes: they were planned together.
     arrays[CLASSES] = _text(files[0][CLASSES][()].tolist())
     skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
     if skipped:
         arrays[SKIPPED] = _text(skipped)
+    # The format is written by `create_pack`; the other two would make the file a shard.
     own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
     return PackContent(
         reserved=[spec for part in parts for spec in part.reserved],

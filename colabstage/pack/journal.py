@@ -79,7 +79,7 @@ class PackJournal(Closing):
 
     def forget(self) -> None:
         """Start over with nothing finished; only before the first `finish`."""
-        self._found = _Found.nothing(self._samples)
+        self._found = _Finished.nothing(self._samples)
         self._lines.close()
         self._lines = self._begin()
 
@@ -144,7 +144,7 @@ class PackJournal(Closing):
         self._lines.close()
 
 
-class _Found(NamedTuple):
+class _Finished(NamedTuple):
     """What an earlier run finished."""
 
     stamps: array[int]
@@ -155,7 +155,7 @@ class _Found(NamedTuple):
     """The positions of samples in finished blocks that have further frames."""
 
     @classmethod
-    def nothing(cls, samples: int) -> _Found:
+    def nothing(cls, samples: int) -> _Finished:
         return cls(array("Q", bytes(8 * _blocks_of(samples))), {}, set())
 
 
@@ -163,9 +163,9 @@ def _blocks_of(samples: int) -> int:
     return -(-samples // BLOCK_SAMPLES)
 
 
-def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Found:
+def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Finished:
     """Return what the journal says, where it belongs to this work, about blocks whose samples have not changed."""
-    found = _Found.nothing(samples)
+    found = _Finished.nothing(samples)
     try:
         for value in walk_journal(path, head):
             if "block" in value:
@@ -176,7 +176,7 @@ def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[in
                 found.animated.add(value["animated"])
     # Whatever else is in the file: packing again is always right, so nothing is worth an error.
     except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return _Found.nothing(samples)
+        return _Finished.nothing(samples)
     for block, noted in enumerate(found.stamps):
         if noted != _NO_STAMP and noted != stamp(block):
             found.stamps[block] = _NO_STAMP

@@ -57,6 +57,7 @@ class RemoteTarget:
         text = str(out)
         if not _ADDRESS.match(text):
             return None
+        # One slash is a typing error, which as a path would become folders called "s3:".
         protocol, mark, rest = text.partition("://")
         if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
             msg = f"out='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
@@ -76,6 +77,7 @@ class RemoteTarget:
     @contextlib.contextmanager
     def open(self) -> Iterator[_SetFolder]:
         """Yield the storage, and close it at the end."""
+        # Opened where it is used: connections cannot be pickled.
         store = WritableStore(self.url)
         try:
             yield _SetFolder(store)
@@ -91,6 +93,7 @@ class RemoteTarget:
         """
         names = plan.names()
         with self.open() as remote:
+            # Before any work, as for a local target.
             others = remote.others(names, overwrite=plan.wanted.overwrite)
             done = {name.number: placed for name in names if (placed := remote.finished(remote.final(name), name))}
             tasks = [RemoteTask(plan.task(name, Path()), self) for name in names if name.number not in done]
@@ -164,6 +167,7 @@ def _write(task: RemoteTask, remote: _SetFolder, write: Callable[[ShardTask], Sh
         local = replace(task.shard, folder=str(workspace.path))
         with _as_long_as_wanted(remote, name, workspace.path / WANTED):
             result = write(local)
+        # Looked at after the work, which takes long: another worker may have done it meanwhile.
         if not remote.has_all(name):
             remote.upload(local.path, name)
             # The set may have been finished during the upload, by a worker that took over from this one.
@@ -217,6 +221,7 @@ class _SetFolder:
             return None
         with tempfile.TemporaryDirectory(prefix="colabstage-") as folder:
             file = Path(folder) / self._file(name)
+            # Read through a file, so that there is one reader of manifests with its checks.
             manifest_path(file).write_bytes(sidecar)
             manifest = read_manifest(file)
         if manifest is None or manifest.shard != str(name) or self.store.size(path) != manifest.size:
@@ -237,6 +242,7 @@ class _SetFolder:
             part = PartName.of(Path(found))
             if row.get("type") == "directory" or (part.stem, part.suffix) != (target.stem, target.suffix):
                 continue
+            # Rows would be read behind others than those they were appended to.
             if part.appended:
                 msg = f"'{found}' at '{self.store.label}' belongs to a dataset of this name. Choose another name."
                 raise TargetExistsError(msg)

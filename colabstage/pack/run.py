@@ -214,6 +214,7 @@ def pack_dataset(
     shown = resolve_progress(progress)
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
+        # An executor without `shards` writes shards too: one file has one writer.
         in_shards = shards is not None or executor is not None
         if append_to is not None:
             if target is not None or in_shards or overwrite:
@@ -239,6 +240,7 @@ def pack_dataset(
             raise OptionError(msg)
         path = Path(target)
         require_answer(path)
+        # Before the source is opened, which may take minutes on a mount.
         _check_target(path, overwrite=overwrite, in_shards=in_shards)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path)
@@ -256,6 +258,7 @@ def pack_dataset(
                 identity=opened.identity,
             )
 
+    # All of them are watched: the work ends with a reason whichever of the mounts dies.
     places = [place for place in (target, append_to) if place is not None]
     if isinstance(source, str | os.PathLike):
         return run_watched(lambda: pack(source), source, *places)
@@ -270,6 +273,7 @@ def _check_apart(source: Path, target: Path) -> None:
         DriveDisconnectedError: the mount of the source does not answer.
     """
     require_answer(source)
+    # By the file and not by its path: links and mounts give one file several.
     if source.exists() and target.exists() and source.samefile(target):
         msg = f"target='{target}' is what is to be packed, and would be replaced by it. Choose another name."
         raise OptionError(msg)
@@ -278,6 +282,7 @@ def _check_apart(source: Path, target: Path) -> None:
 def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
     """Write a further file of the dataset that would be called `dataset` if it were one file."""
     base = read_base(dataset)
+    # Before anything is opened: samples in another form could not be read beside those that are there.
     options = options_like(base, options)
     locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
     make_own_folder(locks)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from colabstage.pack.job import OpenSamples, PackJob, PackSource
     from colabstage.pack.options import PackOptions
 
+# Large enough that opening and uploading a file does not count, small enough that a lost one is soon written again.
 _SHARD_BYTES = 1_000_000_000
 # Fewer shards would leave workers of a small cluster idle; with too few samples, a shard costs more than it gains.
 _FEWEST = 8
@@ -133,6 +134,7 @@ def check_shards(count: int, job: PackJob) -> int:
     Raises:
         OptionError: they cannot, because some would be empty.
     """
+    # A shard without a row in any split would be a file that nobody can read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= count <= most:
         msg = f"shards={count!r} cannot work; expected 1 to {most:,}, the rows of the largest split at the most."
@@ -146,6 +148,7 @@ def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[S
     parts = []
     for split in splits:
         rows = len(split.samples)
+        # Integer arithmetic: shards differ by at most one row, and together have each row once.
         own = split.samples[rows * number // count : rows * (number + 1) // count]
         if len(own):
             parts.append(SplitPlan(split.name, own))
@@ -155,6 +158,7 @@ def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[S
 def shard_job(job: PackJob, number: int, count: int) -> PackJob:
     """Return the part of a job that is one shard."""
     splits = shard_splits(job.plan.splits, number, count)
+    # Ascending, which is the order of the source: a worker reads its part of it from front to back.
     chosen = np.sort(np.concatenate([split.samples for split in splits]))
     return replace(job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits))
 
@@ -163,6 +167,7 @@ def made_of(job: PackJob, count: int) -> str:
     """Return 16 hexadecimal digits that change whenever any shard of the set would."""
     digest = hashlib.sha256()
     facts = (
+        # Another version may write other bytes for the same samples.
         version("colabstage"),
         job.label,
         job.options.places_fingerprint(),
@@ -171,8 +176,10 @@ def made_of(job: PackJob, count: int) -> str:
         count,
     )
     digest.update(repr(facts).encode(errors="surrogateescape"))
+    # A key may hold what is not UTF-8, as file names on Linux can.
     for text in (*job.table.classes, *job.table.keys):
         digest.update(f"{text}\n".encode(errors="surrogateescape"))
+    # Lengths stand for contents: hashing all images would read the source twice.
     rows = (job.table.inputs.source.sizes, *target_arrays(job.table), *(split.samples for split in job.plan.splits))
     for values in rows:
         digest.update(np.ascontiguousarray(values).tobytes())
@@ -192,6 +199,7 @@ def write_shard(task: ShardTask) -> ShardResult:
     done = finished_shard(task.path, task.name)
     if done is not None:
         return done
+    # Asked of the plan and not of this machine: the set has one resizer, or its bytes would show who wrote them.
     has_torch = task.resizer == "torch"
     if has_torch:
         _check_torch()
@@ -246,6 +254,7 @@ def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardR
 def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
     """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
     manifest = read_manifest(path)
+    # By the manifest, which is written last: a file without one was being written when its worker died.
     if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
         return None
     return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
@@ -303,6 +312,7 @@ class ShardSet:
         """
         began = time.monotonic()
         with open_samples(self.source, self.options, beside=self.target) as opened:
+            # The images looked at for the plan go to the workers, who then plan the same without reading them again.
             facts = tuple(seen_facts(opened.tree, opened.table, self.options))
             free_bytes = free_space(self.target.parent)
             # Workers use the resizer that is planned here, so it has to be certain and not only expected.
@@ -317,6 +327,7 @@ class ShardSet:
                 if self.options.encoding == "pixels":
                     msg = f"These images cannot be stored as pixels: {error}."
                     raise LayoutError(msg) from error
+            # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
             return write(replace(plan, job=keeps_files(job), encoded=True), progress, began)
 
 
@@ -348,6 +359,7 @@ class SetPlan:
         """Write beside the target, then publish; finished shards are kept for the next attempt."""
         target = self.wanted.target
         names = self.names()
+        # Before any work: what must not be replaced is an error within a second, and not after hours.
         others = self._others(names)
         model = target.with_name(f"{target.stem}-shards{target.suffix}")
         # After the first of these errors shards of another form are needed; before the second nothing was written.
@@ -361,12 +373,14 @@ class SetPlan:
                 results = self._write(folder, names, progress)
             finally:
                 remove_own(folder / WANTED)  # workers that still write a shard stop
+            # Before any is put in place: too many broken samples leave the old set as it was.
             check_share(self.job, results)
             for name in names:
                 file = shard_path(folder / target.name, name.number, name.total)
                 if file.exists():
                     place_pack(file, shard_path(target, name.number, name.total))
             for other in others:
+                # Last, when the whole new set is in place: until then the old one is all there is.
                 remove_vouched(other, whatever_is_there)
                 remove_manifest(other)
         files = [shard_path(target, number, self.count) for number in range(self.count)]
@@ -382,6 +396,7 @@ class SetPlan:
             TargetExistsError: there are such files, but they must not be replaced.
         """
         target = self.wanted.target
+        # Shards of this very set were placed by a run that was interrupted while it put them there.
         own = {shard_path(target, name.number, name.total): name for name in names}
         there = [path for path in (target, *shards_beside(target)) if path.exists()]
         foreign = [path for path in there if path not in own or finished_shard(path, own[path]) is None]
@@ -390,6 +405,7 @@ class SetPlan:
             raise TargetExistsError(msg)
         others = [path for path in foreign if path not in own]
         for path in others:
+            # The caller named `target` and gave overwrite=True for it; nobody named these.
             if path != target and not is_as_written(path):
                 msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
                 raise TargetExistsError(msg)

@@ -40,6 +40,7 @@ class SplitPlan:
 
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
+    # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
     prefix = f"{seed}/{purpose}/"
     return np.fromiter(
         (xxhash.xxh3_64_intdigest((prefix + key).encode(errors="surrogateescape")) for key in keys),
@@ -106,6 +107,7 @@ def split_rows(
                 "Splits that lists say, beside folders of classes, are not read with layout='image_folder'."
             )
             raise OptionError(msg)
+        # In the order in which they first occur, which is that of the source.
         names: list[str] = list(dict.fromkeys(table.splits))
         index = {name: number for number, name in enumerate(names)}
         assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
@@ -150,6 +152,7 @@ def _divide(
 def _files(table: SampleTable) -> NDArray[np.int64] | None:
     """Return the number of the file that each sample is made of, int64 `(N,)`; `None` where no two are of one file."""
     source = table.inputs.source
+    # Most layouts use the files' names as keys, which are unique: then nothing need be counted.
     if not isinstance(source, TreeFiles) or source.entries.names is table.keys:
         return None
     numbers: dict[str, int] = {}
@@ -178,6 +181,7 @@ def _strata(table: SampleTable) -> NDArray[np.int64]:
     targets = table.targets
     if isinstance(targets, Values) and targets.values.ndim == 1 and targets.values.dtype.kind in "biu":
         labels = targets.values.astype(np.int64)
+        # Whole numbers may also be counts or prices, of which most are single.
         if table.classes or 2 * len(np.unique(labels)) <= len(labels):
             return labels
     return np.zeros(len(table), np.int64)
@@ -211,17 +215,20 @@ def assign_groups(groups: Sequence[str], fractions: Sequence[tuple[str, float]],
     Returns:
         int64 `(N,)`, index into `fractions` of each sample's split.
     """
+    # As objects: numpy's own texts take four bytes a character and the longest one's length for each.
     names, members, counts = np.unique(np.array(groups, dtype=object), return_inverse=True, return_counts=True)
     order = np.argsort(key_hashes(names.tolist(), seed=seed, purpose="group"), kind="stable")
     middles = np.cumsum(counts[order]) - counts[order] / 2
     edges = np.cumsum([fraction for _, fraction in fractions])[:-1] * len(groups)
     of_group = np.empty(len(names), np.int64)
     of_group[order] = np.searchsorted(edges, middles, side="right")
+    # numpy's versions differ in the shape of the inverse.
     return of_group[members.reshape(-1)]
 
 
 def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int64]) -> None:
     for (name, fraction), count in zip(fractions, counts.tolist(), strict=True):
+        # An empty split is found here and not in the first epoch that asks for it.
         if count == 0:
             msg = (
                 f"splits gives '{name}' the fraction {fraction}, which of {counts.sum():,} samples comes to none. "
@@ -236,6 +243,7 @@ class SomeSamples:
     def __init__(self, source: SampleSource, chosen: NDArray[np.int64]) -> None:
         self._source = source
         self._chosen = chosen
+        # Copied once, because planning and reading look at both for every sample.
         self.sizes = source.sizes[chosen]
         self.positions = source.positions[chosen]
 
@@ -278,6 +286,7 @@ def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitP
         for part in (plan.x, plan.y)
     ]
     everything = sum(len(split.samples) for split in plan.splits)
+    # An estimate over all samples, shared out by number.
     open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
     return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
 
@@ -292,6 +301,7 @@ def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:
     if not isinstance(targets, Boxes):
         return replace(targets, source=SomeSamples(targets.source, chosen))
     counts = np.diff(targets.offsets)[chosen]
+    # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
     ends = np.cumsum(counts)
     rows = np.repeat(targets.offsets[chosen] - (ends - counts), counts) + np.arange(counts.sum())
     return replace(

@@ -81,11 +81,13 @@ class PackStream:
         """Prepare for what will be packed, and tell `source` in which order byte ranges of its archive are needed, now
         and whenever that changes."""
         coder = SampleCoder(job.table, job.plan, job.options)
+        # By position in the archive, because a unit is a range of it; stable, so that each run has the same units.
         order = np.argsort(coder.positions, kind="stable")
         tree = job.tree
         costs = coder.costs[order]
         far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
         length = 0 if apart else stretch_bytes(int(costs.sum()), far=far)
+        # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = by_position = pack_units(costs, length)
         self._units, self._by_position = units, by_position
@@ -105,6 +107,7 @@ class PackStream:
         self._row_of = np.full(len(order), -1, np.int64)
         for split, start in zip(job.plan.splits, starts, strict=False):
             self._row_of[split.samples] = start + np.arange(len(split.samples))
+        # A guess, in which packing begins at once; a reader's own order replaces it as soon as there is one.
         self._first = self._first_turns(count)
         self._change(self._first)
 
@@ -121,6 +124,7 @@ class PackStream:
         path = workspace / _MAP
         self._rows = RowMap.create(path, sum(len(split.units) for split in self._splits.values()))
         self._positions_to_rows = self._row_of[order]
+        # An earlier run's rows are announced first: a reader of a continued pack need not wait for them.
         left = journal.unfinished()
         done = np.ones(len(order), np.bool_)
         done[np.asarray(left, np.int64)] = False
@@ -132,6 +136,7 @@ class PackStream:
         self._order = PackingOrder(left, self._by_position)
         if self._turns is not None:
             self._order.sort(self._turns)
+        # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
         plan = ArrivalPlan(
             job.table.unit, window_units(len(self._first)), job.options.skip_share is not None, job.plan.y is None
@@ -152,6 +157,7 @@ class PackStream:
 
     def _bytes_moved(self) -> dict[str, int]:
         assert self._source is not None
+        # Counted by rows and not by requests, so that the figures agree with what readers see.
         here = self._bytes_of_rows()
         kept = min(here, max(self._kept_bytes, self._source.resumed_bytes))
         return {"fetched": here - kept, "kept": kept, "evicted": 0}
@@ -175,6 +181,7 @@ class PackStream:
         assert self._rows is not None
         row = self._positions_to_rows[position]
         if row >= 0:
+            # After the bytes of the row are in the file: readers look at this byte alone.
             self._rows.rows[row] = state
 
     def _first_turns(self, count: int) -> NDArray[np.int64]:
@@ -204,6 +211,7 @@ class PackStream:
             units = np.argsort(turns, kind="stable")
             if self._order is not None:
                 left = self._order.units_left()
+                # What is packed need not be fetched again; telling the source so frees its connections for the rest.
                 units = units[left[units]]
             self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
 

@@ -100,6 +100,7 @@ def files_module(colab: SimulatedColab) -> ModuleType:
         for name, data in colab.knobs.uploads.items():
             chosen = str(Path(target_dir, name))
             target = _free_name(Path(chosen))
+            # Printed, because notebooks that parse the real module's output find the same here.
             print(f"Saving {chosen} to {target}")
             target.write_bytes(data)
             saved[str(target)] = data
@@ -208,6 +209,7 @@ def auth_module(colab: SimulatedColab) -> ModuleType:
         raise AuthorizationError(_NO_CREDENTIALS)
 
     def _check_supported() -> None:
+        # The real module tells these machines by this very file.
         if colab.marker("/var/colab/mp").exists():
             msg = "google.colab.auth is unsupported in this environment."
             raise NotImplementedError(msg)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CAP_SYS_ADMIN = 21
 _INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install 'colabstage[fuse]'"
+# Starting a process that imports Python takes a second; on a busy machine of one core, many.
 _START_S = 30.0
 _ANSWER_S = 10.0
 _POLL_S = 0.01
@@ -152,6 +153,7 @@ class SimulatedDrive:
             raise
 
     def _start(self, mountpoint: Path, *, readonly: bool) -> None:
+        # A pair of sockets and no name in the file system, so nobody else can command this client.
         ours, theirs = socket.socketpair()
         self._control, self._received, self._asked = ours, b"", 0
         config = {
@@ -178,6 +180,7 @@ class SimulatedDrive:
                 stderr=log,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **_ALLOCATOR, "PYTHONPATH": os.pathsep.join(paths)},
+                # Ctrl-C in a terminal goes to all processes of a session, and this one ends on request alone.
                 start_new_session=True,
             )
         answer = self._receive(0, timeout_s=_START_S)
@@ -229,6 +232,7 @@ class SimulatedDrive:
         if self.is_alive() or is_dead(self.mountpoint):
             # Otherwise it is gone already, and what is there now may be somebody else's.
             unmount_lazily(self.mountpoint)
+        # The last counters come with the good-bye, because afterwards there is nobody to ask.
         stats = self._ask({"do": "exit"})
         if stats:
             self._last_stats = DriveStats(**stats)

@@ -24,12 +24,11 @@ from colabstage.machine.drive import drive_root
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.sources.folder import fetch_folder, unfinished_bytes
 from colabstage.sources.identity import (
     FETCHED,
     FetchRecord,
     announce_record,
-    compare,
+    compare_states,
     file_seal,
     settle_record,
 )
@@ -46,7 +45,7 @@ from colabstage.sources.parse import (
 from colabstage.sources.part import SLOW_LISTERS, Opening
 from colabstage.sources.remote import parse_checksum
 from colabstage.sources.transfer.whole_file import fetch_file
-from colabstage.sources.tree import TransferFacts, plan_transfer
+from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, unfinished_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +176,7 @@ def fetch_files(
         raise OptionError(msg)
     place, into = _read_target(target), os.fspath(target).endswith(os.sep)
     shown = resolve_progress(progress)
-    fetch = _Fetch(
+    fetch = _FetchCall(
         parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
     )
 
@@ -202,7 +201,7 @@ def _read_target(target: str | os.PathLike[str]) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class _FetchCall:
     """One call of `fetch_files`."""
 
     source: Source
@@ -240,6 +239,7 @@ class _Fetch:
         note = self._unchanged(record.identity)
         if note is None:
             return None
+        # A run may have died after its work was in place and before the record was final.
         settle_record(place, record)
         seconds = time.monotonic() - self.began
         return FetchReport(
@@ -273,7 +273,7 @@ class _Fetch:
         # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
             return f"The source cannot be read now ({error}); what was fetched before is as it was."
-        verdict = compare(recorded, now)
+        verdict = compare_states(recorded, now)
         if verdict == "unproved" and not self.thorough:
             return "Names and sizes are those that were fetched, but all times are other ones, as after a remount."
         return "" if verdict == "same" else None
@@ -295,6 +295,7 @@ class _Fetch:
     def _fetch_file(self, opened: SourcePart) -> FetchReport:
         assert opened.file is not None
         facts = opened.file.facts
+        # As `cp` does: into a folder that is there, else under the name given.
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
         on_drive = opened.path is not None and drive_root(opened.path) is not None
@@ -302,6 +303,8 @@ class _Fetch:
         kept = sum(map(disk_use, find_orphans(place)))
         plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
         self._check_space(plan)
+        # The checksum that the caller gave is in the record, so that the next call with the same need not ask the
+        # source.
         identity = replace(opened.identity, checksum=str(self.checksum or ""))
         # On the same disk and ours: a rename instead of a copy.
         if opened.movable:
@@ -351,6 +354,7 @@ class _Fetch:
         """Bring a folder, or of a list files under their names and folders under theirs."""
         place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
         self._check_replaceable(place)
+        # The parts of a list are put together, so none of them is the target.
         if opened.movable and not isinstance(self.source, ManySource):
             return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
         fingerprint = identity.fingerprint

@@ -30,7 +30,7 @@ _CONNECT_TIMEOUT_S = 15.0
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 
 
-class _Lines:
+class _TimedLines:
     """A socket's stream whose lines come in bounded time, however slowly their bytes drip.
 
     A socket's own timeout starts over with every byte, so a server that sends one every twenty seconds would hold its
@@ -91,7 +91,7 @@ class _PromptResponse(http.client.HTTPResponse):
         self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
     ) -> None:
         super().__init__(sock, debuglevel, method, url)
-        self._lines = _Lines(self.fp, sock)
+        self._lines = _TimedLines(self.fp, sock)
         self.fp = cast("Any", self._lines)
 
     def begin(self) -> None:

@@ -200,7 +200,7 @@ def _hash_lines(lines: Iterable[str]) -> str:
     return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
 
-def compare(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
+def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     """Return whether two full identities are of the same content, as far as they prove it.
 
     A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
@@ -238,7 +238,7 @@ def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
 
 
 def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
-    """Return what `compare` found two states of one content by, in words."""
+    """Return what `compare_states` found two states of one content by, in words."""
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
     if recorded.version or now.version:
@@ -255,7 +255,7 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
 def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:
     if len(recorded) != len(now):
         return "changed"
-    verdicts = set(map(compare, recorded, now))
+    verdicts = set(map(compare_states, recorded, now))
     # One part that changed is a change of all.
     order: tuple[Verdict, ...] = ("changed", "unproved")
     return next((verdict for verdict in order if verdict in verdicts), "same")
@@ -277,8 +277,8 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
 
 
 def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
-    """Return whether two full identities are not known to be of different content; see `compare` for what is proved."""
-    return compare(recorded, now) != "changed"
+    """Return whether two full identities may be of the same content; `compare_states` says what is proved."""
+    return compare_states(recorded, now) != "changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def open_kaggle(
         theirs = kagglehub_cache(dataset, os.environ)
         cache = theirs or work / "cache"
         with progress.step("Download from Kaggle", total=None, unit="B") as step:
-            watch = _Watch(cache / "datasets" / dataset.owner / dataset.name, step, stall_timeout_s)
+            watch = _DownloadWatch(cache / "datasets" / dataset.owner / dataset.name, step, stall_timeout_s)
             path = _download(
                 dataset, cache, log=work / "log.txt", watch=watch, cancellation=cancellation, policy=policy
             )
@@ -289,7 +289,7 @@ def kagglehub_cache(dataset: KaggleDataset, environ: Mapping[str, str]) -> Path 
     return cache if found else None
 
 
-class _Watch:
+class _DownloadWatch:
     """Looks at what grows on the disk: shows it, and tells when nothing has changed for too long."""
 
     def __init__(self, folder: Path, step: ProgressStep, stall_timeout_s: float) -> None:
@@ -333,7 +333,13 @@ def _worker_environment(cache: Path) -> dict[str, str]:
 
 
 def _download(
-    dataset: KaggleDataset, cache: Path, *, log: Path, watch: _Watch, cancellation: Cancellation, policy: RetryPolicy
+    dataset: KaggleDataset,
+    cache: Path,
+    *,
+    log: Path,
+    watch: _DownloadWatch,
+    cancellation: Cancellation,
+    policy: RetryPolicy,
 ) -> Path:
     """Run kagglehub until it succeeds; tries count only while nothing comes."""
     environ = _worker_environment(cache)
@@ -355,7 +361,7 @@ def _download(
 
 
 def _run_worker(
-    dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _Watch, cancellation: Cancellation
+    dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _DownloadWatch, cancellation: Cancellation
 ) -> dict[str, Any]:
     """Run kagglehub once; return what it answered."""
     # -P: what is in the current folder is not for this process.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
-from colabstage.sources.identity import MD5_PROOF, compare, identify_tree
+from colabstage.sources.identity import MD5_PROOF, compare_states, identify_tree
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -70,26 +70,19 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     silence = silence_of(*(part.path for part in parts if isinstance(part, LocalSource)))
     if silence is not None:
         return Look("silent", str(silence))
-    answers: list[Look] = []
-    finished, last = threading.Event(), time.monotonic()
+    last = time.monotonic()
 
     def heard() -> None:
         nonlocal last
         last = time.monotonic()
 
-    def look() -> None:
-        try:
-            answers.append(_look(source, recorded, workers, heard))
-        finally:
-            finished.set()
-
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    threading.Thread(target=look, name="colabstage-look", daemon=True).start()
+    answer = in_thread(lambda: _look(source, recorded, workers, heard), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
-    while not finished.wait(max(0.01, last + patience_s - time.monotonic())):
+    while not wait([answer], max(0.01, last + patience_s - time.monotonic())).done:
         if time.monotonic() - last >= patience_s:
             return Look("silent", f"nothing came from it for {patience_s:.0f} s")
-    return answers[0] if answers else Look("unsure")
+    return answer.result()
 
 
 def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
@@ -140,7 +133,7 @@ def _ask_disk(
         return _ask_mounted(place, recorded, workers, heard, leave_out)
     now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
     seen = "names, sizes and times of all files are the recorded ones"
-    return Look("same", seen) if compare(recorded, now) == "same" else Look("changed")
+    return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
 
 
 def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
@@ -164,7 +157,7 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
         return Look("same", seen)
     tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
     now = identify_tree(tree, address=recorded.address, md5s=md5s)
-    if compare(recorded, now) != "same":
+    if compare_states(recorded, now) != "same":
         # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists again.
         return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
     seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"

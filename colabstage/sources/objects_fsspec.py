@@ -185,7 +185,7 @@ def _parse_time(text: str) -> int:
 T = TypeVar("T")
 
 
-class _Member(NamedTuple):
+class _StoreEntry(NamedTuple):
     """An entry as the service has it."""
 
     path: str
@@ -194,12 +194,12 @@ class _Member(NamedTuple):
     """Its version in the listing."""
 
 
-class _Listed(NamedTuple):
+class _Listing(NamedTuple):
     """What a listing came to."""
 
     entries: list[FileEntry]
     """The files of the tree."""
-    members: dict[str, _Member]
+    members: dict[str, _StoreEntry]
     """By name, what the service calls each, and its version."""
     native: list[str]
     """Google's own documents, which are not files."""
@@ -311,7 +311,7 @@ class ObjectTree(Tree):
         """Hang up. Calling it twice is fine."""
         self._store.close()
 
-    def _list(self, workers: int) -> _Listed:
+    def _list(self, workers: int) -> _Listing:
         root = self._store.path.rstrip("/")
         is_file = self._store.info().get("type") != "directory"
         listed = [] if is_file and not self._store.folders_are_prefixes else self._store.list_files(workers=workers)
@@ -333,7 +333,7 @@ class ObjectTree(Tree):
         )
         return ObjectFile(self._store, member.path, facts, owns_store=False)
 
-    def _member(self, entry: FileEntry) -> _Member:
+    def _member(self, entry: FileEntry) -> _StoreEntry:
         try:
             return self._members[entry.name]
         except KeyError:
@@ -363,9 +363,9 @@ class ObjectTree(Tree):
         self._clock.sleep(max(budget.wait_s(self._retry.first_wait_s), min(error.wait_s or 0.0, 60.0)))
 
 
-def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
+def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:
     """Judge a listing's names; nothing is asked of the service."""
-    listed = _Listed([], {}, [], [])
+    listed = _Listing([], {}, [], [])
     sizes: dict[str, int] = {}
     for position, row in enumerate(rows):
         path = str(row["name"])
@@ -385,7 +385,7 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
             check_collisions(label, [name, name], [])
         else:
             sizes[name] = size
-            listed.members[name] = _Member(path, version_of(row))
+            listed.members[name] = _StoreEntry(path, version_of(row))
             listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
     # Leave out empty objects that others are below, markers of folders as well; refuse one with content.
     # A name cannot be a file and a folder here, though buckets allow it.
@@ -397,7 +397,7 @@ def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listed:
     )
 
 
-def _notes(listed: _Listed) -> tuple[str, ...]:
+def _notes(listed: _Listing) -> tuple[str, ...]:
     notes = []
     if listed.native:
         notes.append(

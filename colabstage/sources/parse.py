@@ -67,7 +67,7 @@ _WITH_SIG = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _SourceBase:
     """What every source has."""
 
     address: str
@@ -79,7 +79,7 @@ class _Named:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalSource(_Named):
+class LocalSource(_SourceBase):
     """A folder, a file, or a pattern of several, on this machine or on a mounted Drive."""
 
     path: Path
@@ -94,7 +94,7 @@ class LocalSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class WebSource(_Named):
+class WebSource(_SourceBase):
     """One file at an http(s) address."""
 
     url: str = field(repr=False)
@@ -102,7 +102,7 @@ class WebSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectSource(_Named):
+class ObjectSource(_SourceBase):
     """A file or folder at an address that fsspec knows."""
 
     url: str = field(repr=False)
@@ -110,7 +110,7 @@ class ObjectSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class ShareSource(_Named):
+class ShareSource(_SourceBase):
     """A file or folder shared by a Google Drive link."""
 
     link: ShareLink = field(repr=False)
@@ -118,7 +118,7 @@ class ShareSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class KaggleSource(_Named):
+class KaggleSource(_SourceBase):
     """A dataset on Kaggle."""
 
     dataset: KaggleDataset
@@ -126,7 +126,7 @@ class KaggleSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class TreeSource(_Named):
+class TreeSource(_SourceBase):
     """Files that the caller has opened as a tree."""
 
     tree: Tree = field(repr=False)
@@ -136,7 +136,7 @@ class TreeSource(_Named):
 
 
 @dataclass(frozen=True, slots=True)
-class ManySource(_Named):
+class ManySource(_SourceBase):
     """Several sources that are one dataset together."""
 
     parts: tuple[SingleSource, ...]

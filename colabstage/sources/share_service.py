@@ -71,7 +71,7 @@ class SharedFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _FolderPage:
     """A folder whose page is here."""
 
     prefix: str
@@ -164,9 +164,9 @@ class DriveWeb(Closing):
         first = self._folder_page(link)
         found: list[SharedFile] = []
         notes: list[str] = []
-        level = [_Listed("", frozenset({link.id}), link, first)]
+        level = [_FolderPage("", frozenset({link.id}), link, first)]
         for _ in range(_MAX_DEPTH):
-            below: list[tuple[_Listed, str, ShareLink]] = []
+            below: list[tuple[_FolderPage, str, ShareLink]] = []
             for listed in level:
                 files, folders, left_out = _sort_entries(listed.link, listed.page, listed.prefix)
                 found += files
@@ -175,7 +175,7 @@ class DriveWeb(Closing):
                 below += [(listed, name, folder) for name, folder in folders if folder.id not in listed.above]
             pages = self.map_in_parallel(self._folder_page, [folder for _, _, folder in below])
             level = [
-                _Listed(name, parent.above | {folder.id}, folder, page)
+                _FolderPage(name, parent.above | {folder.id}, folder, page)
                 for (parent, name, folder), page in zip(below, pages, strict=True)
             ]
             if not level:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ftplib
-import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from colabstage.io.pipeline import in_thread
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine, Iterator
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -69,15 +70,7 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
     Raises:
         TimeoutError: it took longer.
     """
-    answer: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            answer.set_exception(error)
-
-    threading.Thread(target=run, name="colabstage-remote", daemon=True).start()
+    answer = in_thread(function, "colabstage-remote")
     try:
         return answer.result(seconds)
     except TimeoutError as error:

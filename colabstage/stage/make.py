@@ -23,7 +23,7 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.join import pack_by_executor
-from colabstage.sources.folder import fetch_folder
+from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
@@ -75,6 +75,7 @@ class StageCall:
 
 def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
+    # The sum of what is unpacked: plain files take that, however small their archive is.
     tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
     return StageFigures(
         source_bytes=source.identity.nbytes,
@@ -94,6 +95,7 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         NotEnoughSpaceError: it would take more than `disk_limit`, or might.
     """
     limit = request.disk_limit
+    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
     if limit is None or (figures is not None and figures.peak_bytes <= limit):
         return
     takes = "as much of the local disk as shows once it is here and unpacked"
@@ -124,6 +126,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
     """
     request, report = call.request, call.report
     if request.wants_files:
+        # A run that died while it exchanged old files for new left the old ones under another name.
         put_back(request.files_path)
         check_replaceable(
             request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
@@ -134,11 +137,13 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         make_folder(spool)
         with report.timed("plan", unit="files", moves=False) as step:
             if request.checksum is not None:
+                # Before the listing is believed: a wrong file may well have one.
                 source.verify(request.checksum)
             # Before anything comes or is unpacked.
             check_disk_limit(request, None if source.unpacks_first else staging_figures(request, source, None, None))
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
+            # `space_for` counts what an interrupted pack has written already as free.
             wants_pack = pack and request.wants_pack
             room = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
@@ -147,8 +152,10 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             check_disk_limit(request, figures)
             # What an interrupted run has written is part of the figures, and does not need its space twice.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+            # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
             check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
             report.note(*source.notes, *tree.notes)
+            # Before the source starts, so that its first bytes are those which the first epoch needs.
             stream = None if job is None else _stream_for(call, source, job)
         # With an executor only its workers read, so a copy in this process would be made for nothing.
         if call.executor is None or request.wants_files:
@@ -164,6 +171,7 @@ def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream
     if call.stream is None:
         return None
     obstacle = call.stream.obstacle(job)
+    # Waiting is slower and gives the same pack, so it is a note and no error.
     if obstacle is not None:
         call.report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
         return None
@@ -235,6 +243,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 stream=stream,
             )
         else:
+            # Workers open the data by its path: those on other machines cannot share this process's open source.
             place = request.files_path if request.wants_files else request.opened_path
             assert place is not None
             done = pack_by_executor(
@@ -248,6 +257,8 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 address=request.address,
             )
         try:
+            # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the
+            # first time.
             _check_listing(source)
         except SourceListingError:
             remove_manifest(request.pack_path)  # so that a pack of half a source does not count
@@ -286,5 +297,6 @@ def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
         f"The pack stays in the cache ('{cached.path}') and is read from there block by block; keep it there and "
         "reachable while loaders run."
     )
+    # Looked up when the report is shown: figures grow as long as loaders read.
     report.arrival = partial(getattr, part, "figures")
     return StagedDataset(path=part.path, files=None, report=report, info=read_info(part.path), part=part)

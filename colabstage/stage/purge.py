@@ -135,6 +135,7 @@ def _places(
 def _list_here(base: Path) -> Iterator[StoredDataset]:
     for record_file in sorted(base.glob(f"*/{RECORD_NAME}")):
         folder = record_file.parent
+        # Unreadable JSON is `None`, so a damaged record keeps its folder from being removed.
         record = read_json(record_file)
         # A folder with somebody else's `stage.json` is not listed, so it cannot be removed either.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
@@ -150,6 +151,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             nbytes=disk_use(folder),
             changed_s=record_file.stat().st_mtime,
             samples={} if manifest is None else manifest.samples,
+            # Without a seal only plain files were staged, and a pack beside them would be unfinished.
             whole=_has_length(pack, manifest) if record.get("seal") else record.get("files") is not None,
         )
 
@@ -177,6 +179,7 @@ def _list_cache(cache: Path) -> Iterator[StoredDataset]:
         for path in (current, previous_path(current)):
             manifest = _manifest(path)
             name = current.name.removesuffix(".h5")
+            # People keep packs of their own in the folder of the cache; those have no key of ours in their names.
             if manifest is None or not _is_named_by(name, manifest.key):
                 continue
             # Another session may be publishing to the same cache, and may have renamed it just now.
@@ -210,6 +213,7 @@ def _has_length(pack: Path, manifest: Manifest | None) -> bool:
 
 def _is_named_by(name: str, key: object) -> bool:
     """Return whether a name ends in the beginning of a key."""
+    # The name has half of the key, the record all of it; that both agree is no accident.
     return isinstance(key, str) and len(key) == 16 and name.endswith(f"-{key[:8]}")
 
 
@@ -240,6 +244,7 @@ def select_datasets(
         msg = "Nothing says what to remove. Give names (`cache list` has them), older_than_days=…, or everything=True."
         raise OptionError(msg)
     now = time.time() if now_s is None else now_s
+    # Names are looked for in the chosen place alone, so that a copy in the cache is not taken for the local one.
     there = [one for one in datasets if place in (None, one.place)]
     for name in names:
         if not any(_is_called(one, name) for one in there):
@@ -287,6 +292,7 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
 
 def _purge(one: StoredDataset) -> str | None:
     """Remove one dataset; return why it was kept, or `None`."""
+    # Removing on a mount that hangs would never come back.
     require_answer(one.path)
     if is_part(one.path):
         return _purge_part(one)
@@ -332,6 +338,7 @@ def _purge_cached(one: StoredDataset) -> str | None:
     # Recognised by its manifest alone, because people keep other files in the folder of the cache.
     if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
         return f"'{one.path}' is not what colabstage put there"
+    # Uploads that were cut off take space under names of their own.
     sweep_leftovers_of(one.path)
     return None
 
@@ -362,6 +369,7 @@ def sweep_leftovers(
 def _sweep(base: Path, cache: Path | None) -> list[Path]:
     removed = sweep_orphans(base)
     for lock in sorted(base.glob(lock_path(base / "*").name)):
+        # A lock that somebody holds stays; the others are files without a use.
         clear_lock(lock)
         if not lock.exists():
             removed.append(lock)

@@ -16,7 +16,7 @@ from colabstage.io.files import read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.identity import SourceIdentity, compare, file_seal, is_same
+from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, is_same
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def kept_seal(request: StageRequest, identity: SourceIdentity) -> Seal:
     A seal is kept only if an earlier call wrote it for a pack of this state of the source, and only while it fits.
     """
     record = read_record(request)
-    if record is None or compare(record.identity, identity) != "same" or not request.pack_path.is_file():
+    if record is None or compare_states(record.identity, identity) != "same" or not request.pack_path.is_file():
         return {}
     if record.seal != file_seal(request.pack_path) or pack_problem(request, record, thorough=False) is not None:
         return {}
@@ -142,7 +142,7 @@ def pack_problem(
             return "its manifest is missing"
         # A refresh that died between writing the pack and the record leaves a new file with an old record.
         made_of = identity_of(manifest)
-        if made_of is None or compare(made_of, record.identity) == "changed":
+        if made_of is None or compare_states(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
         if thorough or file_seal(pack) != record.seal:
             check_whole(pack, manifest, threads=usable_cores(), cancellation=cancellation)

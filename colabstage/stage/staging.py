@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
@@ -29,6 +28,7 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import Closing, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes, format_count
 from colabstage.machine.resources import free_space
@@ -37,7 +37,7 @@ from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.stream import PackStream
-from colabstage.sources.identity import compare, file_seal, proof_of
+from colabstage.sources.identity import compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import ManySource
@@ -69,8 +69,6 @@ from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import lock_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
@@ -195,7 +193,7 @@ def _compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentit
         # A person whose account or network fails today wants to train on what is here.
         report.note(f"The source cannot be read now; what was made of it before is used. {error}")
         return _Freshness(same=True)
-    verdict = compare(recorded, now)
+    verdict = compare_states(recorded, now)
     if verdict == "same":
         return _Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
     if verdict == "unproved" and request.verify == "fast":
@@ -281,7 +279,7 @@ def _sweep_copies(request: StageRequest) -> None:
         sweep_copies(request.folder.parent, part.address)
 
 
-class _Found(NamedTuple):
+class _CurrentPack(NamedTuple):
     """A pack in the cache that was made from the source's present state."""
 
     pack: CachedPack
@@ -292,7 +290,7 @@ class _Found(NamedTuple):
     """Whether the source was opened and proved to be the same."""
 
 
-def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Found | None:
+def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _CurrentPack | None:
     """Return the packed copy in the cache, if there is a complete one and the source has not changed."""
     if call.request.refresh or not call.request.wants_pack:
         return None
@@ -307,7 +305,7 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Found 
             step.note = "made from an earlier state of the source"
             return None
         step.note = "; ".join(filter(None, (f"found '{cached.path.name}'", freshness.seen)))
-    return _Found(cached, identity, freshness.proved)
+    return _CurrentPack(cached, identity, freshness.proved)
 
 
 def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
@@ -352,7 +350,7 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
     return True
 
 
-def _finish_restored(call: StageCall, source: SourceOnce, found: _Found) -> StagedDataset:
+def _finish_restored(call: StageCall, source: SourceOnce, found: _CurrentPack) -> StagedDataset:
     request = call.request
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = _seal(request)
@@ -403,7 +401,9 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
     if not request.wants_pack or cache.is_left:
         return _finish(call)
     if not wait:
-        return _finish(call, _in_background(lambda: _publish(call, cache, record, quietly=True)))
+        # Not a daemon: a script that ends right after staging would cut the copy off.
+        publishing = in_thread(lambda: _publish(call, cache, record, quietly=True), "colabstage-publish", daemon=False)
+        return _finish(call, publishing)
     return _finish(call, _finished(_publish(call, cache, record)))
 
 
@@ -493,23 +493,6 @@ def _find_published(request: StageRequest) -> PublishReport | None:
 def _finished(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
-    return future
-
-
-def _in_background(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a thread of its own, which the interpreter waits for when it ends."""
-    # Not a daemon: a script that ends right after staging would cut the copy off.
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - kept for whoever asks
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    Thread(target=run, name="colabstage-publish").start()
     return future
 
 

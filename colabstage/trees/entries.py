@@ -190,7 +190,7 @@ _TIME_END_NS = 1 << 63
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _FactColumns:
     """Facts of M files."""
 
     names: StringArray
@@ -228,7 +228,7 @@ class FileEntries(Sequence[FileEntry]):
 
     __slots__ = ("_columns", "_rows", "names")
 
-    def __init__(self, columns: _Columns, rows: NDArray[Any] | None = None) -> None:
+    def __init__(self, columns: _FactColumns, rows: NDArray[Any] | None = None) -> None:
         """Take columns, or `rows` of them; call `of`, `where` or `take`."""
         self._columns = columns
         self._rows = rows
@@ -434,7 +434,7 @@ class Listing:
 
     def entries(self, *, places: NDArray[Any] | None = None) -> FileEntries:
         """Return the files in the order in which they were added. `places`: where each is in its tree."""
-        columns = _Columns(
+        columns = _FactColumns(
             self.names,
             narrowed(np.array(self._sizes, np.int64)),
             np.array(self._mtimes_ns, np.int64),
@@ -454,7 +454,7 @@ def sorted_by_name(
 ) -> SortedListing:
     """Return the files of a whole tree from columns `(N,)`, each as in `FileEntry`, sorted by name."""
     order = names.order()
-    columns = _Columns(
+    columns = _FactColumns(
         names.take(order).packed(),
         narrowed(sizes[order]),
         mtimes_ns[order],

@@ -56,7 +56,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _Identity = tuple[int, int]
 
 
-class _Folder(NamedTuple):
+class _UnlistedFolder(NamedTuple):
     """A folder still to be listed."""
 
     name: str
@@ -72,16 +72,16 @@ class _Folder(NamedTuple):
         return f"{self.name}/" if self.name else ""
 
 
-class _Batch(NamedTuple):
+class _EntriesToLookAt(NamedTuple):
     """Some entries of a folder, to be looked at together."""
 
-    folder: _Folder
+    folder: _UnlistedFolder
     """The folder."""
     entries: list[os.DirEntry[str]]
     """Those of its entries."""
 
 
-class _Seen(NamedTuple):
+class _SeenEntry(NamedTuple):
     """What one entry of a folder turned out to be."""
 
     kind: Literal["file", "folder", "native", "broken", "left out"]
@@ -101,14 +101,14 @@ class _Looked(NamedTuple):
     """How many there are, junk included."""
     files: Listing
     """The files, in columns since there may be millions."""
-    others: list[tuple[str, _Seen]]
+    others: list[tuple[str, _SeenEntry]]
     """The few that are none, by name."""
 
 
-class _Listed(NamedTuple):
+class _ListedFolder(NamedTuple):
     """What one folder holds."""
 
-    folder: _Folder
+    folder: _UnlistedFolder
     """Which folder it is."""
     mtime_ns: int
     """When something in it was last added, removed or renamed."""
@@ -123,7 +123,7 @@ class _Listed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Found:
+class _WalkResult:
     """All that a walk brought home."""
 
     files: Listing = field(default_factory=Listing)
@@ -178,7 +178,7 @@ class FolderTree(Tree):
         self._root = os.fspath(path)
         _check_root(self._root)
         with _Threads(workers) as threads:
-            walked = _Walk(self._root, threads, retry, heard, found).all_but(leave_out)
+            walked = _LevelWalk(self._root, threads, retry, heard, found).all_but(leave_out)
         self.label = self._root
         self.entries = walked.files.by_name().entries
         self._stamp = walked.stamp
@@ -405,7 +405,7 @@ class _Threads:
             pool.close(abandon=error is not None)
 
 
-class _Walk:
+class _LevelWalk:
     """List one level of a tree after the other: some folders at once, and what they hold meanwhile."""
 
     def __init__(
@@ -422,13 +422,13 @@ class _Walk:
         self._heard = heard
         self._found = found
 
-    def all_but(self, leave_out: Collection[str]) -> _Found:
+    def all_but(self, leave_out: Collection[str]) -> _WalkResult:
         """Return all that is there, but for folders of these names."""
-        found = _Found()
-        level = [_Folder("", frozenset(), through_link=False)]
+        found = _WalkResult()
+        level = [_UnlistedFolder("", frozenset(), through_link=False)]
         at_once = _LIST_FOLDERS if self._threads.many else 1
         while level:
-            deeper: list[_Folder] = []
+            deeper: list[_UnlistedFolder] = []
             for first in range(0, len(level), at_once):
                 for listed, looks in self._threads.list_each(self._list, level[first : first + at_once]):
                     inside = _sort_in(found, listed, [*listed.looked, *self._threads.results(looks)])
@@ -437,7 +437,7 @@ class _Walk:
             level = deeper
         return found
 
-    def _list(self, folder: _Folder) -> tuple[_Listed, list[Future[_Looked]]]:
+    def _list(self, folder: _UnlistedFolder) -> tuple[_ListedFolder, list[Future[_Looked]]]:
         """List one folder, and have what is in it looked at."""
         look = None if self._threads.many else self._look
         name = _join(self._root, folder.name)
@@ -446,29 +446,33 @@ class _Walk:
         batches = _batches(listed, self._threads.workers)
         return listed, [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
 
-    def _look(self, batch: _Batch) -> _Looked:
+    def _look(self, batch: _EntriesToLookAt) -> _Looked:
         looked = _look_at(self._root, batch, self._retry)
         if self._found is not None:
             self._found([f"{self._root}/{name}" for name in looked.files.names])
         return looked
 
 
-def _batches(listed: _Listed, workers: int) -> list[_Batch]:
+def _batches(listed: _ListedFolder, workers: int) -> list[_EntriesToLookAt]:
     entries = listed.entries
     length = min(max(1, -(-len(entries) // (4 * workers))), _LOOK_BATCH)
-    batches = [_Batch(listed.folder, entries[start : start + length]) for start in range(0, len(entries), length)]
+    batches = [
+        _EntriesToLookAt(listed.folder, entries[start : start + length]) for start in range(0, len(entries), length)
+    ]
     entries.clear()  # each is to go when its batch has been looked at
     return batches
 
 
-def _list_folder(root: str, folder: _Folder, look: Callable[[_Batch], _Looked] | None) -> _Listed:
+def _list_folder(
+    root: str, folder: _UnlistedFolder, look: Callable[[_EntriesToLookAt], _Looked] | None
+) -> _ListedFolder:
     """Read one folder. `look`: at its entries while it is read; `None` leaves that to many workers."""
     path = _join(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
     status = os.stat(path)  # noqa: PTH116
     identity = (status.st_dev, status.st_ino)
     looped = folder.through_link and identity in folder.ancestors
-    listed = _Listed(folder, status.st_mtime_ns, identity, looped, [], [])
+    listed = _ListedFolder(folder, status.st_mtime_ns, identity, looped, [], [])
     if looped:
         return listed
     if look is None:
@@ -481,13 +485,13 @@ def _list_folder(root: str, folder: _Folder, look: Callable[[_Batch], _Looked] |
     try:
         with os.scandir(handle) as scan:
             while batch := list(islice(scan, _LOOK_BATCH)):
-                listed.looked.append(look(_Batch(folder, batch)))
+                listed.looked.append(look(_EntriesToLookAt(folder, batch)))
     finally:
         os.close(handle)
     return listed
 
 
-def _look_at(root: str, batch: _Batch, retry: RetryPolicy) -> _Looked:
+def _look_at(root: str, batch: _EntriesToLookAt, retry: RetryPolicy) -> _Looked:
     """Look at each entry once; what they are is checked by all names at once, because nearly all are plain files."""
     entries, prefix = batch.entries, batch.folder.prefix
     looked = _Looked(len(entries), Listing(), [])
@@ -522,26 +526,26 @@ def _look_at(root: str, batch: _Batch, retry: RetryPolicy) -> _Looked:
     return looked
 
 
-def _look(entry: os.DirEntry[str]) -> _Seen:
+def _look(entry: os.DirEntry[str]) -> _SeenEntry:
     linked = entry.is_symlink()
     try:
         if entry.is_dir():
-            return _Seen("left out" if is_junk_folder(entry.name) else "folder", through_link=linked)
+            return _SeenEntry("left out" if is_junk_folder(entry.name) else "folder", through_link=linked)
         if is_junk(entry.name):
-            return _Seen("left out")
+            return _SeenEntry("left out")
         if entry.name.lower().endswith(GOOGLE_NATIVE):
-            return _Seen("native")
+            return _SeenEntry("native")
         status = entry.stat()
     except OSError as error:
         if linked and error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR):
-            return _Seen("broken")
+            return _SeenEntry("broken")
         raise
     if not stat.S_ISREG(status.st_mode):
-        return _Seen("left out")
-    return _Seen("file", status.st_size, status.st_mtime_ns)
+        return _SeenEntry("left out")
+    return _SeenEntry("file", status.st_size, status.st_mtime_ns)
 
 
-def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Folder]:
+def _sort_in(found: _WalkResult, listed: _ListedFolder, looked: list[_Looked]) -> list[_UnlistedFolder]:
     """Put what was seen in a folder where it belongs; returns the folders in it."""
     folder = listed.folder
     if listed.looped:
@@ -549,12 +553,12 @@ def _sort_in(found: _Found, listed: _Listed, looked: list[_Looked]) -> list[_Fol
         return []
     found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in looked))
     ancestors = folder.ancestors | {listed.identity}
-    inside: list[_Folder] = []
+    inside: list[_UnlistedFolder] = []
     for some in looked:
         found.files.extend(some.files)
         for name, (kind, _, _, through_link) in some.others:
             if kind == "folder":
-                inside.append(_Folder(name, ancestors, through_link))
+                inside.append(_UnlistedFolder(name, ancestors, through_link))
             else:
                 (found.native if kind == "native" else found.broken).append(name)
     return inside

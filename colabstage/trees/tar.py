@@ -85,7 +85,7 @@ class TarMember(NamedTuple):
     """For its owner."""
 
 
-class _Header(NamedTuple):
+class _HeaderBlock(NamedTuple):
     """One header block, before long names and pax records are applied."""
 
     name: bytes
@@ -154,7 +154,7 @@ def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _parse(source: ByteSource, block: bytes, at: int) -> _Header:
+def _parse(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     # fmt: off
@@ -162,7 +162,7 @@ def _parse(source: ByteSource, block: bytes, at: int) -> _Header:
     # fmt: on
     try:
         whole = _number(checksum) in header_checksums(block)
-        header = _Header(_text(name), _number(size), _number(mtime), kind, _text(link), _number(mode))
+        header = _HeaderBlock(_text(name), _number(size), _number(mtime), kind, _text(link), _number(mode))
     except ValueError:
         whole = False
     if not whole or header.size < 0:
@@ -218,7 +218,7 @@ def _pax_records(data: bytes) -> dict[str, str]:
     return records
 
 
-def _apply(source: ByteSource, header: _Header, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
+def _apply(source: ByteSource, header: _HeaderBlock, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
     """Return the member that a header and the extensions before it describe, and the bytes it takes up after the
     header."""
     name = pax.get("path") or _decode(header.name)

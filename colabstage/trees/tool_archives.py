@@ -53,11 +53,14 @@ if TYPE_CHECKING:
 
 ToolArchiveKind = Literal["7z", "rar"]
 
+# 7-Zip's own build first, then p7zip's, last the one without plug-ins.
 _COMMANDS = ("7zz", "7z", "7za")
 _RAR_COMMANDS = ("unrar", "unar", "bsdtar")
+# A listing reads headers alone; one that takes longer hangs.
 _LISTING_S = 300.0
 # A tool that is slower than this hangs.
 _SLOWEST_BYTES_PER_S = 500_000
+# 7-Zip has one exit code for all of these, so its words are all there is.
 _LOCKED = ("wrong password", "encrypted archive", "enter password", "data error in encrypted")
 # A line of the section "Codecs" of `7z i`: library, abilities (D: decode), number, name.
 _RAR_CODEC = re.compile(rb"(?m)^[ \d]*[EQ ]*D[EQF ]*4030[1-5]\s+Rar\d\s*$")
@@ -151,6 +154,7 @@ class _SevenZip:
         self._handle = handle
 
     def members(self) -> list[Listed]:
+        # The technical listing, whose fields have names: columns of the usual one move with the length of names.
         lines = self._run(["l", "-slt", "-ba"], deadline_s=_LISTING_S)
         return [self._member(fields) for fields in _blocks(self._label, lines)]
 
@@ -188,11 +192,13 @@ class _SevenZip:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(self._handle,),
+            # A Ctrl-C in the terminal would otherwise reach the tool too, before this process has cleared up.
             start_new_session=True,
         )
         try:
             if started is not None:
                 started(process.pid)
+            # Names in archives may be of any encoding; bytes that are not UTF-8 go to the check of names as they are.
             output = self._output(process, time.monotonic() + deadline_s).decode("utf-8", "surrogateescape")
         except subprocess.TimeoutExpired:
             msg = f"Unpacking '{self._label}' took longer than {deadline_s:.0f} seconds; '{self._command}' hangs."
@@ -237,6 +243,7 @@ def _blocks(label: str, text: str) -> Iterator[dict[str, str]]:
             key, equals, value = line.partition(" =")
             if line.strip() and not equals:
                 raise refuse_member(label, fields.get("Path", line), "its name contains a line break")
+            # The first one counts: what follows could come from inside a name.
             fields.setdefault(key.strip(), value.removeprefix(" "))
         if "Path" in fields:
             yield fields
@@ -268,6 +275,7 @@ class _Py7zr:
                     is_folder=info.is_directory,
                     is_link=bool(getattr(info, "is_symlink", False)),
                     crc=info.crc32,
+                    # py7zr does not tell.
                     executable=False,
                 )
                 for info in archive.list()
@@ -422,6 +430,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
     """Give a path at which a tool finds the archive's bytes, and the handle that it depends on."""
     owners = owners_bytes(source)
     if isinstance(owners, LocalBytes):
+        # By its handle, so that the tool reads the very file that was opened, even where it was renamed meanwhile.
         yield f"/proc/self/fd/{owners.fileno()}", owners.fileno()
         return
     try:
@@ -452,6 +461,7 @@ def _check_members(archive: str, members: list[Listed]) -> tuple[dict[str, Liste
             raise refuse_member(archive, name, "it is a link, which is not read from such an archive")
         names.append(name)
         files[name] = member
+    # Junk included: the tool unpacks all, and of two files of one name the later one would win.
     check_collisions(archive, names, folders)
     kept = {name: member for name, member in files.items() if not is_junk(name)}
     return kept, frozenset(files)
@@ -490,6 +500,7 @@ def _walk(archive: str, folder: Path, prefix: str = "") -> Iterator[str]:
             name = f"{prefix}{entry.name}"
             mode = entry.stat(follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
+                # Archives made on other systems have folders without the right to enter them.
                 os.chmod(entry.path, 0o755)  # noqa: PTH101  # an entry's path
                 yield from _walk(archive, folder / entry.name, f"{name}/")
             elif stat.S_ISREG(mode):

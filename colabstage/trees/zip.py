@@ -177,7 +177,7 @@ def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:
     if member.method == STORED:
         yield from packed
     elif member.method == ZSTANDARD:
-        reader = _zstandard().ZstdDecompressor().stream_reader(_Feed(iter(packed)))
+        reader = _zstandard().ZstdDecompressor().stream_reader(_PieceStream(iter(packed)))
         yield from iter(lambda: reader.read(PIECE_BYTES), b"")
     else:
         yield from _fed(packed, member)
@@ -214,7 +214,7 @@ def _with_alone_header(parts: Iterator[bytes], member: ZipMember) -> Iterator[by
     yield from parts
 
 
-class _Feed(io.RawIOBase):
+class _PieceStream(io.RawIOBase):
     """A readable stream over pieces."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
@@ -329,7 +329,7 @@ class ZipTree(Tree):
         )
 
 
-class _Listed(NamedTuple):
+class _SortedFiles(NamedTuple):
     """The files of a zip, N of them, sorted by name."""
 
     entries: FileEntries
@@ -345,7 +345,7 @@ class _Listed(NamedTuple):
     """Members that are folders and hold no file."""
 
 
-def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
+def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
     names, numbers, folders = _check_members(source.label, directory)
     empty_folders = without_files(folders, names) if folders else ()
@@ -382,7 +382,7 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _Listed:
     rows = numbers[order]
     packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
     packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
-    return _Listed(entries, packing, _stored_names(directory, entries, rows), skipped, empty_folders)
+    return _SortedFiles(entries, packing, _stored_names(directory, entries, rows), skipped, empty_folders)
 
 
 def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[np.int64]) -> dict[int, bytes]:

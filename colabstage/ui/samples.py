@@ -60,7 +60,7 @@ _HELD_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
-class SampleSource:
+class ShownSplits:
     """Splits to look at, each opened when it is first asked for."""
 
     name: str
@@ -115,7 +115,7 @@ class SampleSource:
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
 
-def open_source(data: Samples) -> SampleSource:
+def open_source(data: Samples) -> ShownSplits:
     """Look at what there is; no sample is read.
 
     Raises:
@@ -130,7 +130,7 @@ def open_source(data: Samples) -> SampleSource:
     # By what it has and not by its class, because that would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
-        return SampleSource(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
+        return ShownSplits(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
     if isinstance(data, str | os.PathLike):
         return _of_paths(find_parts(data))
     msg = (
@@ -140,7 +140,7 @@ def open_source(data: Samples) -> SampleSource:
     raise OptionError(msg)
 
 
-def _of_paths(paths: tuple[Path, ...]) -> SampleSource:
+def _of_paths(paths: tuple[Path, ...]) -> ShownSplits:
     infos = [read_info(Path(path).expanduser()) for path in paths]
     rows: dict[str, int] = {}
     for info in infos:
@@ -148,7 +148,7 @@ def _of_paths(paths: tuple[Path, ...]) -> SampleSource:
             # One dataset in several files: a split is that of all of them together.
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
-    return SampleSource(name, infos[0].layout, rows, tuple(info.path for info in infos))
+    return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Sample:
     image."""
 
 
-def read_samples(source: SampleSource, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
+def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longest_px: int) -> list[Sample]:
     """Read samples, in the order of `rows`.
 
     Args:
@@ -292,7 +292,7 @@ class SplitClasses:
         return self._rows[end - int(self.counts[number]) : end]
 
 
-def read_labels(source: SampleSource, split: str) -> SplitClasses:
+def read_labels(source: ShownSplits, split: str) -> SplitClasses:
     """Read the targets of a split, and sort its rows by them.
 
     Raises:
@@ -305,7 +305,7 @@ def read_labels(source: SampleSource, split: str) -> SplitClasses:
     targets = source.targets(split)
     if not targets:
         return SplitClasses(why_none="the file has no targets")
-    if _are_masks(reader, targets[0][1]):
+    if _shows_masks(reader, targets[0][1]):
         return _of_masks(reader)
     if reader.target_shape is None:
         return _of_texts(reader)
@@ -343,7 +343,7 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
     return _sorted(np.arange(len(values)), places[numbers], known, classes)
 
 
-def _are_masks(reader: SplitReader, targets: FieldInfo) -> bool:
+def _shows_masks(reader: SplitReader, targets: FieldInfo) -> bool:
     shape = reader.target_shape
     return targets.kind == "encoded" or (
         shape is not None and len(shape) == 2 and min(shape) > 1 and reader.target_dtype == np.uint8
@@ -366,7 +366,7 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
     return _sorted(rows, np.searchsorted(known, values), known, reader.classes)
 
 
-def _of_boxes(source: SampleSource, split: str, classes: Sequence[str]) -> SplitClasses:
+def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
     """Return, for each row, each class that one of its boxes has."""
     rows: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from benchmarks.bottlenecks import PIPELINES, is_named
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.advice import judge
-from colabstage.diagnose.measure import MeasureOptions, _Feed, _spans, measure
+from colabstage.diagnose.measure import MeasureOptions, _spans, _TimedBatches, measure
 from colabstage.diagnose.profile import profiled_loader
 from tests.clocks import ManualClock
 
@@ -317,7 +317,7 @@ def test_nothing_is_left_running() -> None:
 def test_a_look_at_the_clock_is_all_that_is_added_to_a_batch() -> None:
     """Four of them for each batch with its step, so that the run that counts is the one without a profile."""
     clock = ManualClock()
-    feed = _Feed(profiled_loader([0] * 4000).start, once=False, clock=clock)
+    feed = _TimedBatches(profiled_loader([0] * 4000).start, once=False, clock=clock)
     before = clock.looks
     spans = _spans(feed, lambda _: clock.sleep(0.001), None, 2.0)
     assert len(spans) == 2000
@@ -334,7 +334,7 @@ def test_measuring_costs_less_than_two_percent() -> None:
     plain_s = time.thread_time() - began
     profiled = profiled_loader(batches)
     began = time.thread_time()
-    spans = _spans(_Feed(profiled.start, once=False), str, None, 0.2)
+    spans = _spans(_TimedBatches(profiled.start, once=False), str, None, 0.2)
     measured_s = time.thread_time() - began
     assert measured_s / len(spans) - plain_s / len(batches) < 0.02 * 0.0005
 

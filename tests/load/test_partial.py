@@ -41,7 +41,7 @@ from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.parse import local_source
-from colabstage.sources.partial.file import PartialFile
+from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.remote import RemoteFacts
 from tests.support.http_server import WebServer
 
@@ -280,7 +280,7 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     """Nobody waits longer than was said for a block of a source that gives nothing."""
     manifest = read_manifest(pack.path)
     assert manifest is not None
-    silent = PartialFile(local_source(pack.path), manifest, tmp_path, LIMIT, opener=Silent, stall_timeout_s=0.2)
+    silent = BlockwiseFile(local_source(pack.path), manifest, tmp_path, LIMIT, opener=Silent, stall_timeout_s=0.2)
     with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
         pass
     silent.close()

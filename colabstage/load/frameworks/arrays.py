@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.load.arrival import Expectation
+    from colabstage.io.progress import Expectation
     from colabstage.load.choices import LoaderPlan
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Order

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class _ProcessState:
     """What one process has open."""
 
     pid: int
@@ -119,7 +119,7 @@ class SplitPart:
             )
             raise PackFormatError(msg)
         self._x = self._considering_cache(self._x)
-        self._opened: _Opened | None = None
+        self._opened: _ProcessState | None = None
         self.in_memory = False
         self._loaded: InputRows | None = None
         self._kept_y: RaggedRows | None = None
@@ -383,7 +383,7 @@ class SplitPart:
         nbytes = facts.nbytes + self._beside_bytes
         return CacheState(file.resident_part(facts), nbytes, read_resources().free_memory_bytes)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> _ProcessState:
         """Return what this process has open, opened now if it was not."""
         opened = self._opened
         # Two threads may both find it closed, and then one of the two openings is dropped. That costs a millisecond,
@@ -394,7 +394,7 @@ class SplitPart:
             with reading_contents(path):
                 x = self._loaded or self._open_x(file)
                 y = None if self._y is None else self._open_y(file, self._y, x)
-            opened = self._opened = _Opened(os.getpid(), x, y)
+            opened = self._opened = _ProcessState(os.getpid(), x, y)
         return opened
 
     def _path_now(self) -> Path:

@@ -56,7 +56,7 @@ class ProcessesNotStartedError(Exception):
     """No process could be started here; threads can do the work."""
 
 
-class _Member:
+class _WorkerProcess:
     """One process: the batches that it has in hand, and what of its answers has come."""
 
     def __init__(self, archive: int, label: str, place: Place) -> None:
@@ -146,12 +146,12 @@ class ProcessPool:
         self._label = label
         self._place = place
         self._workers = workers
-        self._members: list[_Member] = []
+        self._members: list[_WorkerProcess] = []
 
     def __enter__(self) -> ProcessPool:
         try:
             for _ in range(self._workers):
-                self._members.append(_Member(self._archive, self._label, self._place))
+                self._members.append(_WorkerProcess(self._archive, self._label, self._place))
         except (OSError, ProcessesNotStartedError) as error:
             # Half a pool would never be entered, so nobody else would end these.
             self.__exit__(None, None, None)
@@ -214,7 +214,7 @@ class ProcessPool:
 
 
 def _feed(
-    member: _Member,
+    member: _WorkerProcess,
     share: collections.deque[int],
     shares: Sequence[collections.deque[int]],
     batches: Sequence[Batch],

@@ -1,4 +1,4 @@
-"""`PartialFile`: one file that is somewhere else, read here block by block: never more of it at once than a limit, or
+"""`BlockwiseFile`: one file that is somewhere else, read here block by block: never more of it at once than a limit, or
 until all of it is here.
 
 Every process that reads it has one. The first fetches for all; when it ends, the next one that waits takes over.
@@ -57,7 +57,7 @@ _BESIDE_BYTES = 2 * 1024 * 1024
 _BESIDE_A_BLOCK = 128
 
 
-class PartialFile:
+class BlockwiseFile:
     """Read a file of which some blocks are here. Pickles, and works after a fork.
 
     `path`: the sparse local file, of the whole's length and layout. `limit`: bytes on the disk, never exceeded; `None`
@@ -101,7 +101,7 @@ class PartialFile:
         self._take_over()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PartialFile, (self._source, self.manifest, self._folder, self.limit, self._name)
+        return BlockwiseFile, (self._source, self.manifest, self._folder, self.limit, self._name)
 
     @property
     def blocks(self) -> int:
@@ -161,10 +161,12 @@ class PartialFile:
         if self.limit is None:
             return self.blocks
         block_bytes = self.manifest.block_bytes
+        # What is on the disk in any case: blocks that stay, edges of the others, the table and the locks.
         fixed = (
             int(kept.sum()) * block_bytes + edges.nbytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * self.blocks + PAGE_BYTES
         )
         others = int((~kept).sum())
+        # Whole blocks alone: part of one could not be verified.
         capacity = min(others, (self.limit - fixed) // block_bytes)
         if capacity < min(least, others):
             needed = fixed + min(least, others) * block_bytes
@@ -207,6 +209,7 @@ class PartialFile:
         """
         part, told = self._part, 0
         failures = part.failures.copy()
+        # As a reader that is far behind all others: whatever anybody reads comes before.
         expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
         patience = _Patience(part, self._stall_timeout_s, cancellation)
         try:
@@ -233,6 +236,7 @@ class PartialFile:
     def check(self) -> None:
         """Raise why nothing more comes, if nothing does."""
         if self._ended is not None:
+            # A copy: one error raised in several threads would gather the tracebacks of all.
             kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
             # What has failed here says so already.
             raise kind(words) if words.endswith(_STAGE_AGAIN) else self._with_what_is_here(kind(words))
@@ -276,6 +280,7 @@ class PartialFile:
         self._check_fit(blocks, edges)
         needed = np.union1d(blocks, edges)
         with contextlib.ExitStack() as stack:
+            # Pinned before it is looked at, or a block could be let go between the look and the read.
             stack.enter_context(self._part.pins.held(needed.tolist()))
             if len(self._missing(blocks, edges)):
                 # Who waits for room must not take it from others who do.
@@ -328,6 +333,7 @@ class PartialFile:
     def _wait(
         self, blocks: NDArray[np.int64], edges: NDArray[np.int64], needed: NDArray[np.int64], patience: _Patience
     ) -> None:
+        # Failures are counted, so an old one does not fail who asks again.
         part, failures = self._part, self._part.failures[needed].copy()
         self._wake()
         while len(missing := self._missing(blocks, edges)):
@@ -375,6 +381,7 @@ class PartialFile:
         except FileNotFoundError:
             self._check_whole()
             return None
+        # In a list that the finalizer has, which must not hold this object.
         self._fetchers += [] if fetcher is None else [fetcher]
         return fetcher
 
@@ -397,7 +404,7 @@ class PartialFile:
 
 @dataclass(frozen=True, slots=True)
 class WholeFile:
-    """Stand in for a `PartialFile` of which nothing is missing, and which is where it will stay."""
+    """Stand in for a `BlockwiseFile` of which nothing is missing, and which is where it will stay."""
 
     path: Path
     """The file."""
@@ -424,7 +431,7 @@ class WholeFile:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Return bytes, as `PartialFile.figures`."""
+        """Return bytes, as `BlockwiseFile.figures`."""
         size = self.manifest.size
         return {"fetched": 0, "evicted": 0, "kept": size, "here": size, "disk": size}
 

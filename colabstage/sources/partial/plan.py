@@ -53,6 +53,7 @@ def find_visits(places: NDArray[np.int64], blocks: NDArray[np.int64], gap: int) 
     """
     if not len(places):
         return Visits(places, places, places)
+    # By block, then by time: uses of one block stand beside each other and can be joined.
     order = np.lexsort((places, blocks))
     blocks, places = blocks[order], places[order]
     begins = np.flatnonzero(np.r_[True, (np.diff(blocks) != 0) | (np.diff(places) > gap)])
@@ -69,6 +70,7 @@ def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray
         capacity: how many blocks can be here at once, at least 1.
         here: those that are here now.
     """
+    # From the end to the beginning: the next use of each visit is the one seen last.
     following = [NEVER] * len(blocks)
     seen: dict[int, int] = {}
     for place in range(len(blocks) - 1, -1, -1):
@@ -84,6 +86,7 @@ def find_misses(blocks: Sequence[int], capacity: int, here: set[int]) -> NDArray
             misses[place] = True
             while len(cached) >= capacity:
                 key, victim = heapq.heappop(farthest)
+                # An entry that is out of date is dropped here, which is cheaper than finding it in the heap before.
                 if cached.get(victim) == -key:
                     del cached[victim]
         cached[block] = following[place]
@@ -116,6 +119,7 @@ class Outlook:
         if for_block is not None:
             allowed[for_block] = False
             if not needed_now:
+                # To let go what is needed sooner than what comes would be to fetch it twice.
                 allowed &= ~self.stays & (self.next_use > self.next_use[for_block])
         if not allowed.any():
             return None
@@ -142,10 +146,12 @@ def plan_misses(readers: Sequence[Reader], capacity: int, here: set[int]) -> Non
     )
     blocks = np.concatenate([reader.visits.blocks[start:] for reader, start in zip(readers, starts, strict=True)])
     away = np.concatenate([r.visits.first[s:] - r.reached for r, s in zip(readers, starts, strict=True)])
+    # Readers are taken to be equally fast, so rows from now are their common clock.
     order = np.argsort(away, kind="stable")
     misses = np.empty(len(blocks), np.bool_)
     misses[order] = find_misses(blocks[order].tolist(), capacity, here)
     for number, (reader, start) in enumerate(zip(readers, starts, strict=True)):
+        # Visits that are over count as fetched, so that numbers of visits stay those of the reader.
         reader.misses = np.concatenate([np.ones(start, np.bool_), misses[owner == number]])
 
 

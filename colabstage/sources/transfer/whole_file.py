@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError, SourceChangedError, TargetExistsError
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import sweep_orphans, whatever_is_there
+from colabstage.io.pipeline import in_thread
 from colabstage.sources.remote import TransientError
 from colabstage.sources.transfer.connections import RetryBudget, closing_pieces, final_error, sleep_unless
 from colabstage.sources.transfer.partial_file import BlockHashes, take_partial_file
@@ -182,7 +183,7 @@ def fetch_file(
         msg = f"'{target}' is a folder; expected the name that the file is to have."
         raise TargetExistsError(msg)
     make_folder(target.parent)
-    fetch = _Fetch(target, step, cancellation, policy, connections, stall_timeout_s, announce, replaces)
+    fetch = _Attempts(target, step, cancellation, policy, connections, stall_timeout_s, announce, replaces)
     try:
         return fetch.run(source)
     except SourceChangedError:
@@ -198,7 +199,7 @@ def fetch_file(
 
 
 @dataclass(frozen=True, slots=True)
-class _Fetch:
+class _Attempts:
     """What all tries to fetch one file share."""
 
     target: Path
@@ -263,9 +264,8 @@ class _Fetch:
             copy.wait(self.cancellation)
             return None
         # Hashing afterwards would read everything again, and not from the system's cache where the file is large.
-        follower = _Follower(copy, checksum)
         copy.start()
-        follower.start()
+        follower = _RunningHash(copy, checksum)
         try:
             copy.wait(self.cancellation)
             return follower.result(self.cancellation)
@@ -323,39 +323,30 @@ class _Fetch:
         raise ChecksumMismatchError(msg)
 
 
-class _Follower:
+class _RunningHash:
     """Hashes a file in order while it arrives, in a thread of its own."""
 
     def __init__(self, copy: StreamingCopy, checksum: Checksum) -> None:
         self._copy = copy
         self._hasher = checksum.new_hasher()
         self._stopping = False
-        self._error: BaseException | None = None
         # A daemon: it may wait for bytes that never come.
-        self._thread = threading.Thread(target=self._run, name="colabstage-hash", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._digest = in_thread(self._run, "colabstage-hash")
 
     def result(self, cancellation: Cancellation) -> str:
         """Return the digest, after all of the file is here: then the thread has only the disk to wait for."""
-        while self._thread.is_alive():
+        while not wait([self._digest], _LOOK_S).done:
             cancellation.check()
-            self._thread.join(_LOOK_S)
-        if self._error is not None:
-            raise self._error
-        return self._hasher.hexdigest()
+        return self._digest.result()
 
     def stop(self) -> None:
         """Let the thread end, and wait for it a little: it may wait for bytes until the copy is closed."""
         self._stopping = True
-        self._thread.join(2 * _LOOK_S)
+        wait([self._digest], 2 * _LOOK_S)
 
-    def _run(self) -> None:
-        try:
-            for offset in range(0, self._copy.size, _HASH_PIECE_BYTES):
-                if self._stopping:
-                    return
-                self._hasher.update(self._copy.read_here(_HASH_PIECE_BYTES, offset))
-        except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
-            self._error = error
+    def _run(self) -> str:
+        for offset in range(0, self._copy.size, _HASH_PIECE_BYTES):
+            if self._stopping:
+                break
+            self._hasher.update(self._copy.read_here(_HASH_PIECE_BYTES, offset))
+        return self._hasher.hexdigest()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.ui.samples import Samples, SampleSource
+    from colabstage.ui.samples import Samples, ShownSplits
 
 _COLUMNS = (
     "display:grid!important;grid-template-columns:repeat(auto-fill,minmax(132px,1fr));grid-auto-rows:176px;gap:8px"
@@ -86,7 +86,7 @@ _EVERY_CLASS = "all classes"
 class Browsing:
     """Where somebody is in a dataset."""
 
-    source: SampleSource
+    source: ShownSplits
     """What is looked at."""
     split: str
     """Which split is shown."""

@@ -127,7 +127,7 @@ def _literal(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class FormField:
     """One argument of `stage_dataset` in the form."""
 
     widget: Any
@@ -136,7 +136,7 @@ class Field:
     """Turn that widget's value into the argument."""
 
 
-def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, Field]:
+def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
     """Make a field for each argument, by its name, in order; `start` has what is in them at first.
 
     Args:
@@ -172,26 +172,26 @@ class _Maker:
         self._widgets = widgets
         self._start = start
 
-    def text(self, name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> Field:
+    def text(self, name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> FormField:
         value = write(self._start[name])
-        return Field(self._widgets.Text(value=value, placeholder=hint, **self._look(name)), read)
+        return FormField(self._widgets.Text(value=value, placeholder=hint, **self._look(name)), read)
 
-    def lines(self, name: str, hint: str) -> Field:
+    def lines(self, name: str, hint: str) -> FormField:
         look = {**self._look(name), "layout": self._widgets.Layout(width="auto")}
         value = write_source(self._start[name])
-        return Field(self._widgets.Textarea(value=value, placeholder=hint, rows=2, **look), read_source)
+        return FormField(self._widgets.Textarea(value=value, placeholder=hint, rows=2, **look), read_source)
 
-    def choice(self, name: str, words: tuple[str, ...]) -> Field:
+    def choice(self, name: str, words: tuple[str, ...]) -> FormField:
         value = self._start[name]
         # What is given in code may be a word that takes a number, as jpeg:85 does.
         options = words if value in words else (*words, value)
-        return Field(self._widgets.Dropdown(options=options, value=value, **self._look(name)), str)
+        return FormField(self._widgets.Dropdown(options=options, value=value, **self._look(name)), str)
 
-    def number(self, name: str) -> Field:
-        return Field(self._widgets.IntText(value=self._start[name], **self._look(name)), int)
+    def number(self, name: str) -> FormField:
+        return FormField(self._widgets.IntText(value=self._start[name], **self._look(name)), int)
 
-    def tick(self, name: str) -> Field:
-        return Field(self._widgets.Checkbox(value=self._start[name], **self._look(name)), bool)
+    def tick(self, name: str) -> FormField:
+        return FormField(self._widgets.Checkbox(value=self._start[name], **self._look(name)), bool)
 
     def _look(self, name: str) -> dict[str, Any]:
         return {
