@@ -145,6 +145,7 @@ class LoaderProfile:
     def summary(self) -> str:
         """Return the verdict, the stages, the shares, and the advice, as lines of text."""
         lines = [self.verdict.sentence]
+        # Bars are shares of the longest stage: stages overlap, so their sum means nothing.
         total = max(self.stage_seconds.values(), default=0.0) or 1.0
         for name, seconds in self.stage_seconds.items():
             bar = "#" * max(1, round(24 * seconds / total))
@@ -168,6 +169,7 @@ class LoaderProfile:
                 ("consumer waits", f"{facts.consumer_wait_share:.0%} of the time"),
                 ("loader waits", f"{facts.producer_wait_share:.0%} of the time"),
             ]
+        # Below that nobody notices it, and the line would only be one more to read.
         if facts.start_s > 0.05:
             rows.append(("start of an epoch", format_duration(facts.start_s)))
         if facts.gpu_busy is not None:

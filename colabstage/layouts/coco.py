@@ -13,8 +13,8 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, split_of_folders, split_of_word
-from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed
+from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in, first_repeated
 
@@ -200,7 +200,7 @@ def read_coco(tree: Tree) -> SampleTable:
         rows = file.rows_of_images(numbers)
         sizes = {image["id"]: _size_of(image) for image in file.images}
         samples += [
-            LabelledImage(image, rows.get(key, []), file.split or split_of_folders(image.name), sizes[key])
+            LabelledImage(image, rows.get(key, []), file.split or split_of_path(image.name), sizes[key])
             for key, image in placed
         ]
     # Keys have to be unique, and two files about one image would disagree about its boxes.
@@ -241,9 +241,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
     for file, placed in _placed(found, images, notes):
         labels = file.labels_of_images(numbers)
         split = file.split
-        samples += [
-            (image, labels[key], split or split_of_folders(image.name)) for key, image in placed if key in labels
-        ]
+        samples += [(image, labels[key], split or split_of_path(image.name)) for key, image in placed if key in labels]
         unlabelled += sum(key not in labels for key, _ in placed)
     _check_once([image.name for image, _, _ in samples], found)
     if unlabelled:
@@ -356,7 +354,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     stem = posixpath.splitext(posixpath.basename(entry.name))[0]
     words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
     return _CocoFile(
-        entry, words.pop() if len(words) == 1 else split_of_folders(entry.name), images, annotations, categories
+        entry, words.pop() if len(words) == 1 else split_of_path(entry.name), images, annotations, categories
     )
 
 

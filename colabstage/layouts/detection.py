@@ -1,22 +1,374 @@
-"""Images with boxes, in whichever format their annotations are."""
+"""Images with boxes, in whichever format their annotations are; two of the formats, with a file beside each image.
+
+Pascal VOC's XML: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main. KITTI's object labels:
+image_2/000000.png with label_2/000000.txt, one object in a line of fifteen columns.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import posixpath
+from typing import TYPE_CHECKING, NamedTuple
+from xml.parsers import expat
+
+import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.box_tools import read_box_tools
 from colabstage.layouts.coco import read_coco
-from colabstage.layouts.kitti import read_kitti
-from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, split_of_path
+from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError
-from colabstage.layouts.voc import read_voc
 from colabstage.layouts.yolo import read_yolo
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
+
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.tree import FileEntry, Tree
+
+_ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
+# Numbers of poses, as the column has them; the first for what says nothing, or something else.
+POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
+_VOC_COLUMNS = (Column("difficult", np.uint8), Column("truncated", np.uint8), Column("pose", np.int64))
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
+# Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
+_LIST_ORDER = ("train", "val", "test", "trainval")
+_MAX_DEPTH = 32
+_FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
+# Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
+_ROLES = frozenset(
+    ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
+     "jpegimages", "photos", "pictures")
+)  # fmt: skip
+
+
+class _Object(NamedTuple):
+    """One thing in an image."""
+
+    name: str
+    """What is in the box."""
+    values: list[float]
+    """The box, and what else is known of it."""
+
+
+class _Annotation(NamedTuple):
+    """What one file says."""
+
+    objects: list[_Object]
+    """What it says is in the image."""
+    size: tuple[int, int]
+    """Height and width of the image; zeros where it says none."""
+
+
+_NOTHING = _Annotation([], (0, 0))
+
+
+def read_voc(tree: Tree) -> SampleTable:
+    """Make a table of a tree with one XML file of Pascal VOC's form for each image, in `Annotations` or beside it.
+
+    VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
+    x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
+    `POSES`). Splits are those of ImageSets/Main, else of folders; with lists, images of none of them are left out.
+
+    Raises:
+        LayoutError: no image has such a file.
+        BrokenDatasetError: a file is broken; it is named with the line.
+    """
+    annotations = files_ending_in(tree.entries, (".xml",))
+    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if annotations else []
+    files_of = _AnnotationFiles(annotations)
+    labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
+    # Other tools write XML as well: a few files tell, before all are parsed.
+    some = list(labels.values())[:4]
+    if not any(read_files(tree, some, lambda _, content: b"<annotation" in content)):
+        msg = (
+            f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
+            "name of its image, nor beside it."
+        )
+        raise LayoutError(msg)
+    lists = _read_lists(tree)
+    if lists:
+        listed = [image for image in images if _place(image.name) in lists]
+    else:
+        # Images without a file of their own count where others have one, and nowhere else.
+        folders = {posixpath.dirname(name) for name in labels}
+        listed = [image for image in images if posixpath.dirname(image.name) in folders]
+    if not listed:
+        msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
+        raise BrokenDatasetError(msg)
+    files = [labels[image.name] for image in listed if image.name in labels]
+    parsed = dict(
+        zip(
+            [file.name for file in files],
+            read_files(tree, files, lambda file, content: _AnnotationParser(file.name).parse(content)),
+            strict=True,
+        )
+    )
+    # The files name classes in words only; sorted, so that every machine numbers them alike.
+    classes = sorted({found.name for each in parsed.values() for found in each.objects})
+    numbers = {name: float(number) for number, name in enumerate(classes)}
+    said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
+    samples = [
+        LabelledImage(
+            image,
+            [[*each.values[:4], numbers[each.name], *each.values[4:]] for each in one.objects],
+            lists[_place(image.name)] if lists else split_of_path(image.name),
+            one.size,
+        )
+        for image, one in zip(listed, said, strict=True)
+    ]
+    notes = without_boxes_note(len(listed) - len(files), "XML file")
+    # With lists, what none names was left out on purpose; how many these are is said all the same.
+    unlisted = sum(image.name in labels for image in images) - len(files)
+    if unlisted:
+        notes.append(f"{unlisted:,} images with boxes that no list in {_LISTS} names were left out.")
+    return detection_table(tree, samples, classes, _VOC_COLUMNS, notes=notes)
+
+
+def _is_photo(name: str) -> bool:
+    """Tell whether a file is an image: masks are in SegmentationClass and SegmentationObject by the same stems."""
+    return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
+
+
+def _place(image: str) -> tuple[str, str]:
+    """Return the dataset's folder and the stem of an image in JPEGImages."""
+    folder, base = posixpath.split(image)
+    return posixpath.dirname(folder), posixpath.splitext(base)[0]
+
+
+class _AnnotationFiles:
+    """The XML files of a tree, to be found by the images that they speak of."""
+
+    def __init__(self, entries: Iterable[FileEntry]) -> None:
+        self._by_path = {posixpath.splitext(entry.name)[0]: entry for entry in entries}
+        # By paths without the folders that only say what is in them. Two files of one such path may be of any two
+        # images, so neither counts.
+        self._by_role: dict[tuple[str, ...], FileEntry] = {}
+        shared: set[tuple[str, ...]] = set()
+        for entry in entries:
+            place = _without_roles(entry.name)
+            if self._by_role.setdefault(place, entry) is not entry:
+                shared.add(place)
+        for place in shared:
+            del self._by_role[place]
+
+    def of_image(self, image: str) -> FileEntry | None:
+        """Return the file in `Annotations`, else beside the image, else in folders of the same other names."""
+        root, stem = _place(image)
+        found = self._by_path.get(posixpath.join(root, _ANNOTATIONS, stem))
+        return found or self._by_path.get(posixpath.splitext(image)[0]) or self._by_role.get(_without_roles(image))
+
+
+def _without_roles(name: str) -> tuple[str, ...]:
+    *folders, base = name.split("/")
+    return (*(folder for folder in folders if folder.lower() not in _ROLES), posixpath.splitext(base)[0])
+
+
+def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
+    """Return the split of every listed image, by the dataset's folder and the image's stem."""
+    files = {}
+    for entry in tree.entries:
+        folder, base = posixpath.split(entry.name)
+        stem = posixpath.splitext(base)[0].lower()
+        if (
+            f"/{folder}".endswith(f"/{_LISTS}")
+            and base.endswith(".txt")
+            and (stem in _LIST_ORDER or stem in SPLIT_NAMES)
+        ):
+            files[entry.name] = (stem, folder.removesuffix(_LISTS).rstrip("/"))
+    order = sorted(
+        files, key=lambda name: (_LIST_ORDER.index(files[name][0]) if files[name][0] in _LIST_ORDER else 9, name)
+    )
+    entries = {entry.name: entry for entry in tree.entries}
+    found: dict[tuple[str, str], str] = {}
+    texts = read_files(
+        tree, [entries[name] for name in order], lambda _, content: content.decode("utf-8-sig", "replace")
+    )
+    for name, text in zip(order, texts, strict=True):
+        stem, root = files[name]
+        for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
+            # An image in several lists is of the first of them: trainval repeats what train and val have.
+            found.setdefault((root, listed), SPLIT_NAMES.get(stem, "train"))
+    return found
+
+
+def _flag(text: str) -> float:
+    """Return a yes or no as people write it; what is unspecified is no."""
+    return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
+
+
+class _AnnotationParser:
+    """Reads one file. Entities, by which a small file grows to gigabytes or reads others, are refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._path: list[str] = []
+        self._text: list[str] = []
+        self._object: dict[str, str] = {}
+        self._size: dict[str, str] = {}
+        self._found: list[_Object] = []
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.CharacterDataHandler = self._text.append
+        self._parser.EntityDeclHandler = self._refuse
+        self._parser.ExternalEntityRefHandler = self._refuse
+
+    def parse(self, content: bytes) -> _Annotation:
+        try:
+            self._parser.Parse(content, True)
+        except expat.ExpatError as error:
+            self._fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
+        return _Annotation(self._found, self._finished_size())
+
+    def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
+        msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."
+        raise BrokenDatasetError(msg) from cause
+
+    def _refuse(self, *_: object) -> NoReturn:
+        self._fail("it declares an entity, which no annotation needs; refused")
+
+    def _start(self, tag: str, attributes: object) -> None:
+        self._path.append(tag)
+        self._text.clear()
+        if len(self._path) == 1 and tag != "annotation":
+            self._fail(f"it is a file of '{tag}', expected 'annotation'")
+        if len(self._path) > _MAX_DEPTH:
+            self._fail(f"elements lie in one another {_MAX_DEPTH} deep")
+        if self._path[1:] == ["object"]:
+            self._object = {}
+
+    def _end(self, tag: str) -> None:
+        # Parts of an object (a person's head) are objects of their own, and no boxes of the image.
+        inside = self._path[1:]
+        if len(inside) == 2 and inside[0] == "object":
+            self._object[tag] = "".join(self._text).strip()
+        elif len(inside) == 3 and inside[:2] == ["object", "bndbox"]:
+            self._object[f"bndbox/{tag}"] = "".join(self._text).strip()
+        elif inside == ["object"]:
+            self._found.append(self._finished())
+        elif len(inside) == 2 and inside[0] == "size":
+            self._size[tag] = "".join(self._text).strip()
+        self._path.pop()
+        self._text.clear()
+
+    def _finished_size(self) -> tuple[int, int]:
+        try:
+            height, width = (int(float(self._size.get(side) or 0)) for side in ("height", "width"))
+        except (ValueError, OverflowError) as error:
+            self._fail(f"the image's size is no number of pixels ({error})", cause=error)
+        # Some tools write zeros for a size that they do not know.
+        return (height, width) if height > 0 and width > 0 else (0, 0)
+
+    def _finished(self) -> _Object:
+        if not self._object.get("name"):
+            self._fail("an object has no name")
+        try:
+            x0, y0, x1, y1 = (float(self._object[f"bndbox/{edge}"]) for edge in _EDGES)
+            flags = [_flag(self._object.get(name, "")) for name in ("difficult", "truncated")]
+        except (KeyError, ValueError) as error:
+            self._fail(f"an object has no readable bndbox or flags ({error})", cause=error)
+        if not np.isfinite([x0, y0, x1, y1]).all():
+            self._fail("an edge of an object's bndbox is no number")
+        pose = self._object.get("pose", "").capitalize()
+        number = float(POSES.index(pose)) if pose in POSES else 0.0
+        # Tools that count from 0 write 0 here, and mean the first pixel as well.
+        return _Object(self._object["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number])
+
+
+_KITTI_IMAGES, _KITTI_LABELS = "image_2", "label_2"
+# The order of KITTI's own readme; other types follow by name. Regions that nobody labelled come last.
+_KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
+_DONT_CARE = "DontCare"
+_KITTI_COLUMNS = (
+    Column("truncated", np.float32),
+    Column("occluded", np.int64),
+    Column("alpha", np.float32),
+    Column("dimensions", np.float32, 3),
+    Column("location", np.float32, 3),
+    Column("rotation_y", np.float32),
+)
+
+
+def read_kitti(tree: Tree) -> SampleTable:
+    """Make a table of a tree as KITTI's object benchmark has it, a folder `testing` without labels included.
+
+    Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
+    width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
+
+    Raises:
+        LayoutError: there is no folder label_2 beside one called image_2.
+        BrokenDatasetError: a line is not of fifteen columns of numbers; it is named.
+    """
+    texts = files_ending_in(tree.entries, (".txt",))
+    labels = {
+        posixpath.splitext(entry.name)[0]: entry
+        for entry in texts.where(lambda name: name.endswith(".txt") and _folder(name) == _KITTI_LABELS)
+    }
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
+    # image_3 is the right camera's, for which the boxes are not drawn.
+    images = images.where(lambda name: _folder(name) == _KITTI_IMAGES)
+    places = [posixpath.splitext(image.name)[0].split("/") for image in images]
+    wanted = [labels.get("/".join([*place[:-2], _KITTI_LABELS, place[-1]])) for place in places]
+    files = [label for label in wanted if label is not None]
+    if not files:
+        msg = (
+            f"'{tree.label}' has no folder {_KITTI_LABELS} with a text file for each image in a folder "
+            f"{_KITTI_IMAGES} beside it."
+        )
+        raise LayoutError(msg)
+    objects = dict(zip([file.name for file in files], read_files(tree, files, _parse_kitti), strict=True))
+    # In the order of KITTI's own list, as other programs number them; regions to leave out come last.
+    order = {kind: number for number, kind in enumerate(_KITTI_TYPES)}
+    classes = sorted(
+        {kind for found in objects.values() for kind, _ in found},
+        key=lambda kind: (kind == _DONT_CARE, order.get(kind, len(order)), kind),
+    )
+    numbers = {kind: float(number) for number, kind in enumerate(classes)}
+    samples = [
+        LabelledImage(
+            image,
+            [] if label is None else [[*v[3:7], numbers[kind], *v[:3], *v[7:]] for kind, v in objects[label.name]],
+            split_of_path(image.name),
+        )
+        for image, label in zip(images, wanted, strict=True)
+    ]
+    notes = without_boxes_note(len(images) - len(files), f"file in {_KITTI_LABELS}")
+    if classes[-1:] == [_DONT_CARE]:
+        notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
+    return detection_table(tree, samples, classes, _KITTI_COLUMNS, notes=notes)
+
+
+def _folder(name: str) -> str:
+    return posixpath.basename(posixpath.dirname(name))
+
+
+def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
+    """Return the type and the fourteen numbers of each object, in KITTI's order."""
+    found = []
+    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
+        words = line.split()
+        # Files end in an empty line or two.
+        if not words:
+            continue
+        try:
+            values = [float(word) for word in words[1:]]
+        except ValueError:
+            values = []
+        # A sixteenth is the score, which results have and labels have not.
+        if len(values) not in (14, 15) or not np.isfinite(values).all():
+            msg = (
+                f"'{file.name}', line {number}: {line.strip()[:120]!r} is no object of KITTI; expected its type and "
+                "fourteen numbers."
+            )
+            raise BrokenDatasetError(msg)
+        found.append((words[0], values[:14]))
+    return found
+
 
 # The more a format demands, the earlier: a YOLO export often has a JSON or XML of the same boxes beside it.
 _FORMATS = {"KITTI": read_kitti, "Pascal VOC": read_voc, "COCO": read_coco, "YOLO": read_yolo, "others": read_box_tools}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
@@ -97,17 +96,6 @@ def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = 
     are_corners = bool(np.all(last >= first) and np.all(last <= ends))
     are_sizes = bool(np.all(boxes >= 0) and np.all(first + last <= ends))
     return are_corners, are_sizes
-
-
-def split_of_word(word: str) -> str | None:
-    """Return the split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's
-    val."""
-    return SPLIT_NAMES.get(word.lower().rstrip("0123456789").rstrip("-_"))
-
-
-def split_of_folders(name: str) -> str:
-    """Return the split that a file's folders name, the outermost first; "" for none."""
-    return next((split for folder in name.split("/")[:-1] if (split := split_of_word(folder))), "")
 
 
 def without_boxes_note(count: int, what: str) -> list[str]:

@@ -268,3 +268,9 @@ class FileLookup:
         beside = [number for number in numbers if self._folder and names[number].startswith(f"{self._folder}/")]
         of_split = [number for number in numbers if split and split_of_path(names[number])]
         return next((found for found in (numbers, beside, of_split) if len(found) == 1), numbers)
+
+
+def split_of_word(word: str) -> str | None:
+    """Return the split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's
+    val."""
+    return SPLIT_NAMES.get(word.lower().rstrip("0123456789").rstrip("-_"))

@@ -15,8 +15,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.columns import class_numbers, make_targets
-from colabstage.layouts.image_boxes import split_of_word
-from colabstage.layouts.names import SPLIT_NAMES, listed
+from colabstage.layouts.names import SPLIT_NAMES, listed, split_of_word
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head, stamp_of

@@ -15,8 +15,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.image_boxes import split_of_folders, split_of_word
-from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed
+from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, NearMissError, SampleTable
@@ -332,7 +331,7 @@ def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:
 
 def _split_of(name: str) -> str:
     words = (split for word in _words(name) if (split := split_of_word(word)))
-    return next(words, "") or split_of_folders(name)
+    return next(words, "") or split_of_path(name)
 
 
 def _words(name: str) -> list[str]:

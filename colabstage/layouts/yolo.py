@@ -15,8 +15,8 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.image_boxes import LabelledImage, detection_table, split_of_folders, without_boxes_note
-from colabstage.layouts.names import IMAGE_EXTENSIONS
+from colabstage.layouts.image_boxes import LabelledImage, detection_table, without_boxes_note
+from colabstage.layouts.names import IMAGE_EXTENSIONS, split_of_path
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
@@ -192,7 +192,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         msg = f"'{worst}', box {line}: there is no class {count - 1}; {len(names)} are named ({names[0]}, …)."
         raise BrokenDatasetError(msg)
     samples = [
-        LabelledImage(image, [] if label is None else rows[label.name], split_of_folders(image.name))
+        LabelledImage(image, [] if label is None else rows[label.name], split_of_path(image.name))
         for image, label in zip(images, labels, strict=True)
     ]
     notes = without_boxes_note(len(images) - len(files), "label file")

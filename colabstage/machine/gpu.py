@@ -108,6 +108,7 @@ def open_gpus(*, timeout_s: float = 10.0) -> GpuSource:
     if problem is not None:
         msg = f"{problem[:1].upper()}{problem[1:]}."
         raise NotSupportedHereError(msg)
+    # The library first: an answer takes a millisecond, and starting the program a tenth of a second.
     nvml = _open_nvml()
     if nvml is not None:
         return nvml
@@ -156,6 +157,7 @@ class SmiGpus:
                 errors="replace",
                 timeout=self._timeout_s,
                 check=False,
+                # The current folder may be on a mount that hangs, and a child would hang with it.
                 cwd="/",
             )
         except subprocess.TimeoutExpired as error:
@@ -186,6 +188,7 @@ def parse_gpus(text: str) -> tuple[GpuReading, ...]:
 
 def _parse_gpu(line: str) -> GpuReading | None:
     cells = [cell.strip() for cell in line.split(",")]
+    # Warnings of the driver stand between the lines, on some machines.
     if len(cells) != len(GPU_COLUMNS) or not cells[0].isdecimal():
         return None
     busy, used, total, power, limit = map(_number, cells[3:8])
@@ -247,6 +250,7 @@ class NvmlGpus:
         self._nvml = nvml
         self._open = True
         count = range(nvml.nvmlDeviceGetCount())
+        # Handles stay valid as long as the library is open, so they are asked for once.
         self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:

@@ -138,6 +138,8 @@ def _nothing(_: _Facts) -> None:
     return None
 
 
+# In the order in which they are asked: images are built on each other's and keep each other's marks, so the more
+# specific platform comes first, and plain Python, which fits everywhere, last.
 _TABLE: tuple[_PlatformRow, ...] = (
     _PlatformRow(
         "colab-enterprise",

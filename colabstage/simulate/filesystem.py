@@ -22,9 +22,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from colabstage.simulate.cache import Content, ContentCache, Visit
+from colabstage.simulate.cache import (
+    MY_DRIVE,
+    SHARED_DRIVES,
+    Content,
+    ContentCache,
+    Entry,
+    Folders,
+    Visit,
+    canonical,
+    is_below_root,
+)
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, DriveStats, FaultLedger, FaultOp, Traffic
-from colabstage.simulate.names import MY_DRIVE, SHARED_DRIVES, Entry, Folders, canonical, is_below_root
 from colabstage.simulate.uploads import Account, Pending, UploadQueue, note_quota_exceeded
 
 if TYPE_CHECKING:

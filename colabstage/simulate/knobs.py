@@ -96,6 +96,7 @@ class DriveKnobs:
     @classmethod
     def quick(cls) -> DriveKnobs:
         """Make knobs without any waiting: for tests of behaviour rather than of speed."""
+        # Every duration becomes nothing and every rate endless; what is counted and what fails stays the same.
         return cls(time_scale=0.0)
 
     @classmethod
@@ -212,25 +213,25 @@ class DriveStats:
     """Counters since the last mount."""
 
     cold_opens: int = 0
-    """Opens whose first read found its bytes in the cloud, or in the content cache."""
+    """Opens whose first read found its bytes in the cloud."""
     warm_opens: int = 0
-    """Opens whose first read found its bytes in the cloud, or in the content cache."""
+    """Opens whose first read found its bytes in the content cache."""
     listings_cold: int = 0
-    """First looks into a folder, and listings of a folder already known."""
+    """First looks into a folder."""
     listings_warm: int = 0
-    """First looks into a folder, and listings of a folder already known."""
+    """Listings of a folder already known."""
     bytes_cold: int = 0
-    """Bytes fetched from the cloud, and bytes served from the cache."""
+    """Bytes fetched from the cloud."""
     bytes_warm: int = 0
-    """Bytes fetched from the cloud, and bytes served from the cache."""
+    """Bytes served from the cache."""
     bytes_written: int = 0
     """Bytes written through the mount."""
     uploads_done: int = 0
     """Files that reached the cloud."""
     uploads_pending: int = 0
-    """What is still on the way."""
+    """Files that are still on the way."""
     bytes_pending: int = 0
-    """What is still on the way."""
+    """Their bytes."""
     errors_injected: int = 0
     """Calls that failed because a fault said so."""
 
@@ -283,6 +284,7 @@ class Traffic:
     def fetch(self, stream: ColdFile, now: float, *, block: int, nbytes: int, first_of_open: bool) -> float:
         """Ask at time `now` for block number `block` of `nbytes`; return the time at which it has arrived."""
         knobs = self._knobs
+        # The place that is free soonest: a heap of times is a queue of requests without any thread.
         asked = max(now, heapq.heappop(self._slots))
         if first_of_open:
             asked += knobs.cold_open_latency_s
@@ -316,6 +318,7 @@ class FaultLedger:
 
     def _count(self, rule: object, path: str) -> int:
         number = self._counts.get((id(rule), path), 0) + 1
+        # By the rule itself and not by its content: two equal rules count apart.
         self._counts[id(rule), path] = number
         return number
 
@@ -327,6 +330,7 @@ class FaultLedger:
     def errno_for(self, op: FaultOp, path: str) -> int | None:
         """Return the errno this call answers, or `None` when it may go ahead. Counts the call."""
         matching = [rule for rule in self.faults.ops if rule.op == op and fnmatchcase(path, rule.pattern)]
+        # All of them count the call, also those behind the first that strikes.
         struck = [rule for rule in matching if self._strikes(rule, path)]
         return struck[0].errno if struck else None
 
@@ -375,6 +379,7 @@ class ThrottledTree(Tree):
         """Return the whole content of one file, not sooner than Drive would have it here."""
         with self._lock:
             arrived = self._arrival(entry, self._clock.now())
+        # Reading takes time of its own, which counts towards the waiting.
         data = self._tree.read(entry)
         self._clock.sleep(max(0.0, arrived - self._clock.now()))
         return data

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Of a pixel, as scikit-learn's digits have them.
 _SHADES = 16
 _TEST_FRACTION = 0.2
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -42,6 +43,7 @@ DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "e
 MASK_COLOURS = {"ground": (0, 0, 0), "digit": (255, 128, 0), "patch": (0, 128, 255)}
 _SIDES = (24, 41)
 _DIGITS = (2, 6)
+# Darker shades are the soft edge of a stroke, which no person would count as the digit.
 _INK = 110
 PracticeData = Literal["digits", "masks", "boxes"]
 _FOLDER = "colabstage-practice"
@@ -173,6 +175,7 @@ def _draw(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.G
         image[place] = np.where(ink[..., None] > _INK, colour * (ink[..., None] / 255), image[place]).astype(np.uint8)
         mask[place][ink > _INK] = 1
         rows, columns = np.nonzero(ink > _INK)
+        # Around the ink and not around the enlarged picture, whose margin is empty.
         boxes.append((left + columns.min(), top + rows.min(), left + columns.max() + 1, top + rows.max() + 1))
         digits.append(label)
     return Scene(image, mask, np.array(boxes, np.int64), np.array(digits, np.int64))
@@ -273,6 +276,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
             open_drive()
         return source
     target = open_drive() / _FOLDER / f"{data}.zip"
+    # Made once for each Drive: a later session finds it there, as it would find a dataset of its own.
     if not target.exists():
         target.parent.mkdir(exist_ok=True)
         _WRITERS[data](target)
@@ -296,6 +300,7 @@ def _practice_drive() -> Path:
     """Return one for each process, as a machine has one Drive."""
     home = Path(tempfile.mkdtemp(prefix="colabstage-practice-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
+    # What is staged from a practice Drive goes with it, and not into the person's own folder.
     os.environ[LOCAL_DIR_VARIABLE] = str(home / "local")
     # Else a Drive that another process practises on would be found as well, and be gone a moment later.
     os.environ[SYSTEM_ROOT_VARIABLE] = str(home)
@@ -306,6 +311,7 @@ def _practice_drive() -> Path:
         place.mkdir()
         return place
     drive = SimulatedDrive(home)
+    # After the folder's removal was registered, so that it runs before: a mounted folder cannot be removed.
     atexit.register(drive.unmount)
     drive.mount(home / "drive")
     print(f"This is not Colab: a simulated Drive is mounted at '{home / 'drive'}', as slow as the real one.")

@@ -34,8 +34,7 @@ from colabstage.sources.part import SLOW_LISTERS, Download, Opening, SourcePart,
 from colabstage.sources.remote import MountedFile, check_file, given_up
 from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree, Joining, distinct_names
-from colabstage.trees.open import recognise
+from colabstage.trees.open import JoinedTree, Joining, distinct_names, recognise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,6 +119,8 @@ class OpenSource(Closing):
             self._tree = self.files = self._list_files()
             return
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Many at once, because opening an archive on a server or a mount is two round trips in which nothing else
+            # happens.
             self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
 
     def _open_as_they_are(self, source: ManySource) -> None:
@@ -131,6 +132,7 @@ class OpenSource(Closing):
         self.files = self._list_files()
         folders = [part for part in self.parts if part.tree is not None]
         tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
+        # Files keep their names at the top, so a folder that is called like one of them gets a number.
         stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
         trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
         joined = list(zip(("", *stems), trees, strict=True))
@@ -216,6 +218,7 @@ class OpenSource(Closing):
         found = dict(zip(map(id, listed), self._identify_files(), strict=True))
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             others = [part for part in self.parts if id(part) not in found]
+            # A part's state may be a request of its own, and lists have thousands.
             states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
         found.update(zip(map(id, others), states, strict=True))
         return identify_many([found[id(part)] for part in self.parts], address=address)
@@ -320,6 +323,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 require_answer(source.path)
                 part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
+                # Imported where they are needed: each of these brings libraries that local files do without.
                 from colabstage.sources.http_file import open_http
 
                 file = open_http(source.url, checksum=opening.checksum)
@@ -429,6 +433,7 @@ def _bring(
                 raise
         part = _open_path(source, path, transport, opening)
         part.download, part.resumed = download, resumed
+        # Files that lie in a service's own cache, or on its mount, belong to others and are copied.
         part.movable = path.is_relative_to(download.folder)
         undo.pop_all()
     return part

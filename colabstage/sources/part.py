@@ -92,6 +92,7 @@ class Download:
     def __init__(self, lasting: Path, state: str | None) -> None:
         self.folder = temp_beside(lasting)
         self._closed = False
+        # Of another state of the source nothing can be used: half of one version and half of another would be neither.
         for orphan in find_orphans(lasting):
             if state is not None and read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
@@ -113,6 +114,7 @@ class Download:
             Its path, and whether an earlier run had brought it.
         """
         content, coming = self.folder / _CONTENT, self.folder / _COMING
+        # What stands here was renamed in one step when it was complete.
         whole = list(content.iterdir())
         if whole:
             return whole[0], True
@@ -282,6 +284,7 @@ class SourcePart(Closing):
         """Return how much of that is on the disk already, from an interrupted run."""
         if self._copy is None:
             return 0
+        # A sparse file has its whole length from the beginning; what it takes on the disk is what has come.
         return min(self._copy.size, sum(map(disk_use, find_orphans(self._copy_path))))
 
     @property
@@ -294,6 +297,7 @@ class SourcePart(Closing):
     @property
     def _is_copied(self) -> bool:
         """Tell whether a file is copied here, because reading it where it is takes too long."""
+        # A mount counts as far: random reads of an archive through it are slower than a copy of all of it.
         return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 
     @property
@@ -353,6 +357,7 @@ class SourcePart(Closing):
         Raises:
             ChecksumMismatchError: it is another file than the one that was asked for; nothing was made of it.
         """
+        # Taken before the bytes are read, so that a file which changes meanwhile shows as changed.
         identity = self.identity
         hasher = checksum.new_hasher()
         content = self._content

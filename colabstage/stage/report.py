@@ -122,6 +122,7 @@ class StagePlan:
         facts = list(self.found)
         if self.samples:
             facts.append(("samples", ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items())))
+        # Nothing would be read or written, so figures of it would only puzzle.
         if self.action != "reuse":
             figures = self.figures
             room = "" if self.fits else ": too little"
@@ -140,6 +141,7 @@ _ORIGINS = {
     "cache": "from the packed copy in the cache",
     "source": "from the source",
 }
+# A thousand broken images would push the rest of the report off the screen.
 _SKIPPED_SHOWN = 10
 _MOVED = ("fetched", "kept", "evicted")
 

@@ -150,6 +150,7 @@ def make_request(
         OptionError: an argument has a value that cannot work.
         TypeError: there is no such argument.
     """
+    # Everything that can be wrong with arguments is found before the source is touched, which may take minutes.
     for value, kind, name in ((keep, Keep, "keep"), (verify, Verify, "verify")):
         if value not in get_args(kind):
             msg = f"{name}={value!r} is unknown; expected one of {', '.join(map(repr, get_args(kind)))}."
@@ -169,6 +170,7 @@ def make_request(
         # The files that it names are beside it.
         beside = cast("LocalSource", parse_source(parsed.path.parent))
         packing = replace(packing, layout=TableFile(parsed.path.name))
+        # Called after the table and not after the folder, which may hold several.
         parsed = replace(beside, name=parsed.path.stem)
     # From the source and the options, and never from where the pack is made: any machine has to find it in the cache.
     key = hashlib.sha256(f"{parsed.address}\n{packing.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
@@ -206,6 +208,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: Path | 
         drive, lasting = drive_root(source.path), detect_platform().persistent_dir
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
+    # Staging a folder that contains the cache would otherwise pack yesterday's packs.
     inside = (place for place in places if place != source.path and place.is_relative_to(source.path))
     return replace(source, leave_out=frozenset(str(place.relative_to(source.path)) for place in inside))
 

@@ -210,6 +210,7 @@ class PartOfTree(TreeView):
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self._tree = tree
+        # Not its `source`: positions of entries count in it, but this tree does not close it.
         self.kind, self.label, self.notes, self.entries = tree.kind, tree.label, tree.notes, entries
 
     def origin(self, entry: FileEntry) -> tuple[Tree, FileEntry]:
@@ -221,6 +222,7 @@ class _GivenTree(Tree):
 
     def __init__(self, given: Any) -> None:
         self._given = given
+        # A folder is what no reader makes any assumption about.
         self.kind = getattr(given, "kind", "folder")
         self.label, self.entries = given.label, given.entries
         self.notes = tuple(getattr(given, "notes", ()))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage.simulate.cache import Entry, Folders, canonical, is_below_root, split
 from colabstage.simulate.knobs import DriveKnobs, DriveStats
-from colabstage.simulate.names import Entry, Folders, canonical, is_below_root, split
 from tests.clocks import ManualClock
 
 if TYPE_CHECKING:

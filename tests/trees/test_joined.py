@@ -10,7 +10,7 @@ import pytest
 from colabstage.errors import SourceReadError
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree, plan_joining
+from colabstage.trees.open import JoinedTree, plan_joining
 from colabstage.trees.tree import FileEntry
 from colabstage.trees.zip import ZipTree
 

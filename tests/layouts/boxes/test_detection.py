@@ -15,9 +15,8 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.detection import read_detection
+from colabstage.layouts.detection import POSES, read_detection
 from colabstage.layouts.table import Boxes, BrokenDatasetError
-from colabstage.layouts.voc import POSES
 from colabstage.layouts.yolo import parse_class_file
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.archive_bytes import LocalBytes
@@ -516,16 +515,19 @@ class TestVoc:
         with pytest.raises(BrokenDatasetError, match=r"1\.xml', line 1: the image's size"):
             detect_layout(FolderTree(tmp_path))
 
-    def test_without_lists_folders_are_the_splits(self, tmp_path: Path) -> None:
-        """XML beside images, as labelImg and Roboflow leave them; an image without one has no boxes."""
-        for split, number in (("train", 1), ("train", 2), ("test", 3)):
+    @pytest.mark.parametrize("suffix", ["", "_images"])
+    def test_without_lists_folders_are_the_splits(self, tmp_path: Path, suffix: str) -> None:
+        """XML beside images, as labelImg and Roboflow leave them; an image without one has no boxes. What else a
+        folder of a split is called is no matter, as in all layouts."""
+        train, test = f"train{suffix}", f"test{suffix}"
+        for split, number in ((train, 1), (train, 2), (test, 3)):
             put_image(tmp_path / split / f"{number}.jpg", number)
             put(tmp_path / split / f"{number}.xml", self.annotation(number))
-        put_image(tmp_path / "test/9.jpg", 9)
+        put_image(tmp_path / test / "9.jpg", 9)
         found = read(tmp_path)
-        assert found.keys == ("test/3.jpg", "test/9.jpg", "train/1.jpg", "train/2.jpg")
+        assert found.keys == (f"{test}/3.jpg", f"{test}/9.jpg", f"{train}/1.jpg", f"{train}/2.jpg")
         assert found.splits == ("test", "test", "train", "train")
-        assert len(boxes_in(found, "test/9.jpg")["labels"]) == 0
+        assert len(boxes_in(found, f"{test}/9.jpg")["labels"]) == 0
 
     @pytest.mark.parametrize(
         ("old", "new", "says"),

@@ -20,7 +20,7 @@ from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.table import Values
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
+from colabstage.trees.open import JoinedTree
 from colabstage.trees.tar import TarTree
 from colabstage.trees.zip import ZipTree
 

@@ -23,8 +23,7 @@ from colabstage.layouts.shards import ScanWindow, split_of_shard
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.joined import JoinedTree
-from colabstage.trees.open import open_tree
+from colabstage.trees.open import JoinedTree, open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
