@@ -111,16 +111,8 @@ def read_images(tree: Tree) -> SampleTable:
         EmptySourceError: there are no images.
     """
     images = _images(tree)
-    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
-    depth = len(shared_folders(images.names))
-    tops = {
-        name: split_name(name) for name in {"".join(one.split("/")[:-1][depth : depth + 1]) for one in images.names}
-    }
-    same = len({read.rest for read in tops.values()}) == 1
-    splits = tuple(
-        split_of_path(name) or (tops["".join(name.split("/")[:-1][depth : depth + 1])].split if same else "")
-        for name in images.names
-    )
+    splits_of = _splits_of_folders(images)
+    splits = tuple(splits_of[posixpath.dirname(name)] for name in images.names)
     return SampleTable(
         layout=IMAGES,
         keys=images.names,
@@ -131,6 +123,16 @@ def read_images(tree: Tree) -> SampleTable:
     )
 
 
+def _splits_of_folders(images: FileEntries) -> dict[str, str]:
+    """Return the split of each folder that has images, "" for none."""
+    folders = {posixpath.dirname(name) for name in images.names}
+    # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
+    depth = len(shared_folders(images.names))
+    tops = {folder: split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders}
+    same = len({read.rest for read in tops.values()}) == 1
+    return {folder: split_of_path(f"{folder}/") or (tops[folder].split if same else "") for folder in folders}
+
+
 def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     """Read images without labels, where they are in one folder, or in one for each split, and nothing may label them.
 
@@ -139,16 +141,17 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
         NearMissError: something may be their labels; the message says what, and what to write.
         LayoutError: they are in several folders.
     """
-    found = read_images(tree)
+    images = _images(tree)
     if is_more:
         msg = f"The images of '{tree.label}' are more of a dataset: one folder is a class of it."
         raise LayoutError(msg)
+    # First, because it declines most folders of classes after a look at each folder instead of each image.
+    splits = _splits_of_folders(images)
+    if len(splits) > 1 and (not all(splits.values()) or len(splits) > len(set(splits.values()))):
+        msg = f"The images of '{tree.label}' lie in {len(splits):,} folders, not in one, or one for each split."
+        raise LayoutError(msg)
     if _have_classes_in_names(tree):
         msg = f"The images of '{tree.label}' have classes in their names."
-        raise LayoutError(msg)
-    folders = {posixpath.dirname(name) for name in found.keys}
-    if len(folders) > 1 and (found.splits is None or len(folders) > len(set(found.splits))):
-        msg = f"The images of '{tree.label}' lie in {len(folders):,} folders, not in one, or one for each split."
         raise LayoutError(msg)
     without = 'layout="images" reads the images without labels.'
     others = FileEntries.of(tree.entries).where(lambda name: extension_of(name) not in _HARMLESS)
@@ -160,6 +163,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
             f"images, or give a function as layout=. {without}"
         )
         raise NearMissError(msg)
+    found = read_images(tree)
     beginnings = _beginnings(found.keys)
     if beginnings:
         msg = (

@@ -18,6 +18,8 @@ from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMiss
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource
@@ -209,9 +211,9 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
         raise EmptySourceError(msg)
     # What all files share says nothing of one of them: Dataset_with_GT.
     depth = len(shared_folders(files.names))
-    are_masks = [_is_mask(name.split("/")[depth:]) for name in files.names]
+    are_masks = _are_masks(files.names, depth)
     masks = files.take(np.flatnonzero(are_masks))
-    images = files.take(np.flatnonzero(~np.array(are_masks))).ending_in(IMAGE_EXTENSIONS) if masks else masks
+    images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
     if wanted is not None:
         masks = masks.where(lambda name: wanted in name.split("/") or posixpath.splitext(name)[0].endswith(wanted))
     if not masks or not images:
@@ -227,12 +229,24 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     )
 
 
-def _is_mask(parts: list[str]) -> bool:
-    *folders, base = parts
-    if any(_rest(folder, _MASK_ENDS) is not None for folder in folders):
-        return True
-    stem = posixpath.splitext(base)[0]
-    return _without_suffix(stem, _MASK_SUFFIXES) != stem and not any(is_image_folder(folder) for folder in folders)
+def _are_masks(names: Sequence[str], depth: int) -> NDArray[np.bool_]:
+    """Return bool `(N,)`: which files are masks, by what follows the first `depth` folders of their names."""
+    # One verdict for each folder, of which there are few: whether all in it are masks, or what ends in a suffix.
+    verdicts: dict[str, tuple[bool, bool]] = {}
+
+    def is_mask(name: str) -> bool:
+        folder, _, base = name.rpartition("/")
+        if folder not in verdicts:
+            parts = folder.split("/")[depth:] if folder else []
+            verdicts[folder] = (
+                any(_rest(part, _MASK_ENDS) is not None for part in parts),
+                not any(is_image_folder(part) for part in parts),
+            )
+        all_are, some_are = verdicts[folder]
+        stem = posixpath.splitext(base)[0]
+        return all_are or (some_are and _without_suffix(stem, _MASK_SUFFIXES) != stem)
+
+    return np.fromiter(map(is_mask, names), np.bool_, len(names))
 
 
 def _place(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
@@ -265,6 +279,9 @@ def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | N
 
 
 def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
+    # Nearly all names have none of them, which one call tells.
+    if not stem.endswith(suffixes):
+        return stem
     return next((stem.removesuffix(end) for end in suffixes if stem.endswith(end) and len(stem) > len(end)), stem)
 
 

@@ -151,6 +151,9 @@ class HttpSession:
                     self._open.discard(response)
                 # Reads to its end have given the connection back already; else it is closed for good.
                 response.close()
+                # Given back to a session that was closed meanwhile, it would stay open.
+                if self._closed:
+                    self._session.close()
 
     def close(self) -> None:
         """Hang up, also on those who are reading. Calling it twice is fine."""

@@ -343,7 +343,7 @@ class ObjectStore:
         self._options = {**self.backend.options, **given, **in_url}
         self._secrets = secrets_in(self._options)
         self._clock = clock
-        self._connections = _ConnectionPool(self._make, self.backend)
+        self._connections = _ConnectionPool(self._make, self.backend, self.label)
         self.notes: tuple[str, ...] = ()
 
     def info(self, path: str = "") -> dict[str, Any]:
@@ -429,7 +429,7 @@ class ObjectStore:
         self._chose_login = True
         self._options = {**before, **anonymous}
         self._connections.close()
-        self._connections = _ConnectionPool(self._make, self.backend)
+        self._connections = _ConnectionPool(self._make, self.backend, self.label)
         try:
             answer = self._ask(question)
         except SourceAccessError:
@@ -468,8 +468,9 @@ class ObjectStore:
 class _ConnectionPool:
     """File systems of one address, each lent to one thread at a time; or one for all, where that is safe."""
 
-    def __init__(self, make: Callable[[], Any], backend: Backend) -> None:
+    def __init__(self, make: Callable[[], Any], backend: Backend, label: str) -> None:
         self._make = make
+        self._label = label
         self._adapter = backend.adapter
         self._shared = backend.instances == 0
         self._most = max(1, backend.instances)
@@ -506,8 +507,16 @@ class _ConnectionPool:
         for fs in idle:
             self._hang_up(fs)
 
+    def _check_open(self) -> None:
+        # Whoever was reading when it was closed asks once more, whether the object has changed. What was connected for
+        # that would stay connected: nobody closes it a second time.
+        if self._closed:
+            msg = f"'{self._label}' was closed, so nothing more can be read of it."
+            raise SourceReadError(msg)
+
     def _the_one(self) -> Any:
         with self._change:
+            self._check_open()
             if self._one is None:
                 self._one = self._make()
             return self._one
@@ -515,10 +524,12 @@ class _ConnectionPool:
     def _take(self) -> Any:
         deadline = time.monotonic() + CALL_TIMEOUT_S
         with self._change:
+            self._check_open()
             while not self._idle and self._made >= self._most:
                 if not self._change.wait(deadline - time.monotonic()):
                     msg = f"No connection became free for {CALL_TIMEOUT_S:.0f} s."
                     raise TransientError(msg)
+                self._check_open()
             if self._idle:
                 return self._idle.pop()
             self._made += 1

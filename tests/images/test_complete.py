@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
+from colabstage.images import headers
 from colabstage.images.complete import check_complete
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
@@ -124,6 +126,20 @@ def test_a_marker_among_the_codes_is_judged_as_the_reader_does(marker: int) -> N
     assert _passes(check_complete, bytes(data)) == _passes(
         lambda whole: decode_image(whole, ImageOptions(color_mode="keep")), bytes(data)
     )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest.MonkeyPatch, restarts: bool) -> None:
+    """The search by parts finds what a search in one piece finds, also where a marker is in two parts."""
+    monkeypatch.setattr(headers, "_LOOK_BYTES", 16)
+    marker = re.compile(rb"\xff[^\x00\xd0-\xd7]" if restarts else rb"\xff[^\x00]")
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 2, 16, 17, 18, *rng.integers(3, 200, 300)):
+        # Few values, so that these markers are common.
+        data = rng.choice(np.array([0, 1, 0xD3, 0xD9, 0xFF], np.uint8), size, p=[0.3, 0.5, 0.05, 0.05, 0.1]).tobytes()
+        found = marker.search(data, 3)
+        end = len(data) if found is None else found.start()
+        assert headers._end_of_codes(data, 3, restarts=restarts) == end
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 500, b"<html>quota exceeded</html>", b"plain text"])

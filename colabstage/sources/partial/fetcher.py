@@ -25,7 +25,7 @@ from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
-from colabstage.sources.transfer.connections import read_directly
+from colabstage.sources.transfer.connections import read_directly, stopped_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -331,6 +331,9 @@ class Fetcher:
 
     def _open(self) -> RemoteFile:
         with self._guard:
+            # A thread that was left behind would open what nobody closes any more.
+            if self._stop.is_set():
+                raise stopped_error(str(self._folder))
             if self._remote is None:
                 self._remote = self._opener()
                 size = self._remote.facts.size

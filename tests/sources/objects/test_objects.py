@@ -19,6 +19,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
+from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.objects_fsspec import ObjectFile, object_kind, open_object
 from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.store_adapters import PIECE_BYTES, call_within, cut_spans
@@ -139,6 +140,27 @@ def test_hanging_up_early_leaves_the_file_usable(place: Place) -> None:
     reading.close()  # type: ignore[attr-defined]
     assert b"".join(file.read_range(MB, 10)) == content[MB : MB + 10]
     file.close()
+
+
+def test_who_is_left_reading_a_closed_object_connects_to_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would close such a connection: the reading that was under way, and every later one, ends by an error."""
+    made: list[str] = []
+    make = ObjectStore._make
+    monkeypatch.setattr(ObjectStore, "_make", lambda self: (made.append(self.label), make(self))[1])
+    place.put("big.bin", os.urandom(9 * MB))
+    file = open_object(place.url("big.bin"))
+    reading = file.read_range(0, None)
+    next(reading)
+    file.close()
+    before = len(made)
+    with pytest.raises(SourceReadError, match="was closed"):
+        for _ in reading:
+            pass
+    with pytest.raises(SourceReadError, match="was closed"):
+        whole(file)
+    assert len(made) == before > 0
 
 
 def test_an_empty_object_is_a_file(place: Place) -> None:
