@@ -25,6 +25,7 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import probe_image
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.image_boxes import possible_forms
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import open_shard, spool_folder
@@ -378,7 +379,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
         raise LayoutError(msg)
     image = next((name for name in _IMAGES if name in images), images[0])
     labels = [name for name in names if features.get(name, {}).get("_type") == "ClassLabel"]
-    called = [name for name in _LABELS if name in names and name != image]
+    called = label_names([name for name in names if name != image], _LABELS)
     labels = labels or [name for name in called if _is_label(facts.schema.field(name).type)]
     label = "label" if "label" in labels else next(iter(labels), None)
     if label is None:
@@ -389,10 +390,11 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
             return _ColumnRoles(
                 image, label, _box_names(features.get(label)), [n for n in names if n not in (image, label)]
             )
-    if label is None and called:
-        kind = facts.schema.field(called[0]).type
+    odd = next((name for name in called if plain_name(name) in _LABELS), None)
+    if label is None and odd is not None:
+        kind = facts.schema.field(odd).type
         msg = (
-            f"The column '{called[0]}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
+            f"The column '{odd}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
             "or word in each row. Rename it, or add a column of labels."
         )
         raise BrokenDatasetError(msg)

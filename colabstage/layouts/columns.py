@@ -173,6 +173,16 @@ def is_label_name(column: str) -> bool:
     return plain_name(column) in _LABELS
 
 
+def label_names(columns: Iterable[str], first: Sequence[str]) -> list[str]:
+    """Return the columns that are called a label, by one of the plain names `first` or as tables call it, in the order
+    in which they count.
+    """
+    known = (*first, *_LABELS)
+    return sorted(
+        (name for name in columns if plain_name(name) in known), key=lambda name: known.index(plain_name(name))
+    )
+
+
 def is_path_name(column: str) -> bool:
     """Tell whether a column is called a path."""
     return plain_name(column) in _PATHS

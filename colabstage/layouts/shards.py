@@ -5,6 +5,7 @@ Labels come one by one with the samples, and become targets only when all are kn
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -49,14 +50,14 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
     sorted words. Other numbers are float32 `(N,)`.
 
     Args:
-        labels: of each sample; `None` where it has none.
+        labels: of each sample; `None` or NaN, as pandas writes it, where it has none.
         samples: what each is called, for messages.
         names: what whole numbers mean, where that is known; a number without a name is named by its digits.
 
     Raises:
         BrokenDatasetError: some samples have a label and others none, or words are mixed with numbers.
     """
-    without = [sample for sample, label in zip(samples, labels, strict=True) if label is None]
+    without = [sample for sample, label in zip(samples, labels, strict=True) if _is_missing(label)]
     if len(without) == len(labels):
         return Labels(None, ())
     if without:
@@ -84,6 +85,10 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
         found = tuple(names.get(number, str(number)) for number in range(top + 1)) if names and are_classes else ()
         return Labels(Values(values), found)
     return Labels(Values(np.array(labels, np.float32)), ())
+
+
+def _is_missing(label: Label) -> bool:
+    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:

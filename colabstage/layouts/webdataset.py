@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
+from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
@@ -56,7 +57,7 @@ _CONTENTS = (*_IMAGES, "npy", "pth", "pt", *sorted(_SOUNDS))
 _MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
 # Samples that WebDataset's own decoders read, and nothing here.
 _UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
-_LABELS_IN_JSON = ("label", "cls", "class_id", "class_index", "class", "target", "category")
+_LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class", "target", "category")
 _NAMES_IN_JSON = ("class_name", "classname", "label_name", "label_text", "class", "category")
 # What is longer is not a label.
 _MAX_LABEL_BYTES = 1 << 20
@@ -212,8 +213,9 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
         raise BrokenDatasetError(msg) from error
     if not isinstance(found, dict):
         return (found, None) if isinstance(found, int | str) else (None, None)
-    label = next((found[key] for key in _LABELS_IN_JSON if isinstance(found.get(key), int | float | str)), None)
-    odd = next((key for key in _LABELS_IN_JSON if found.get(key) is not None), None)
+    called = label_names(found, _LABELS_IN_JSON)
+    label = next((found[key] for key in called if isinstance(found[key], int | float | str)), None)
+    odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
         msg = (
             f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is no label; expected one number or "

@@ -42,6 +42,7 @@ from colabstage.sources.store_adapters import (
     SftpAdapter,
     StoreAdapter,
     call_within,
+    that_stays_closed,
     without_leak,
 )
 
@@ -276,6 +277,8 @@ _HIDDEN_WAYS = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
 )
 _HINT_TIMEOUT_S = 10.0
+# Classes of fsspec's that leave connections open, and what makes classes of them that do not.
+_MENDED = {"ftp": without_leak, "s3": that_stays_closed, "s3a": that_stays_closed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +420,8 @@ class ObjectStore:
             raise self._translate(error) from None
 
     def _translate(self, error: Exception) -> SourceError:
+        # Hanging up breaks requests off in many ways; what it was is told once.
+        self._connections.check_open()
         return translate_error(error, self.protocol, self.label, self._secrets)
 
     def _anonymously(self, question: Callable[[Any], T], refused: SourceAccessError) -> T:
@@ -507,7 +512,8 @@ class _ConnectionPool:
         for fs in idle:
             self._hang_up(fs)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse to go on with what was closed."""
         # Whoever was reading when it was closed asks once more, whether the object has changed. What was connected for
         # that would stay connected: nobody closes it a second time.
         if self._closed:
@@ -516,7 +522,7 @@ class _ConnectionPool:
 
     def _the_one(self) -> Any:
         with self._change:
-            self._check_open()
+            self.check_open()
             if self._one is None:
                 self._one = self._make()
             return self._one
@@ -524,12 +530,12 @@ class _ConnectionPool:
     def _take(self) -> Any:
         deadline = time.monotonic() + CALL_TIMEOUT_S
         with self._change:
-            self._check_open()
+            self.check_open()
             while not self._idle and self._made >= self._most:
                 if not self._change.wait(deadline - time.monotonic()):
                     msg = f"No connection became free for {CALL_TIMEOUT_S:.0f} s."
                     raise TransientError(msg)
-                self._check_open()
+                self.check_open()
             if self._idle:
                 return self._idle.pop()
             self._made += 1
@@ -576,7 +582,7 @@ def _load(protocol: str, label: str) -> Any:
 
     try:
         found = fsspec.get_filesystem_class(protocol)
-        return without_leak(found) if protocol == "ftp" else found
+        return _MENDED[protocol](found) if protocol in _MENDED else found
     except ValueError:
         msg = (
             f"'{label}': nothing here reads {protocol}:// addresses. Known are {', '.join(sorted(_PACKAGES))} and more."

@@ -122,11 +122,9 @@ class AsyncAdapter:
         return True
 
     def close(self, fs: Any) -> None:
-        # Else s3fs closes its sockets when the garbage collector finds it, nobody knows when, and takes 0.1 s for it.
-        session = getattr(fs, "_s3creator", None)
-        if session is not None:
+        if hasattr(fs, "hang_up"):
             with contextlib.suppress(Exception):
-                on_loop(fs, session.__aexit__(None, None, None), _CLOSE_TIMEOUT_S)
+                on_loop(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
 
 
 class BlockingAdapter:
@@ -305,6 +303,43 @@ class FtpAdapter(BlockingAdapter):
             return str(ftp.voidcmd(f"MDTM {path}"))[4:].strip()
         except ftplib.error_perm:
             return ""
+
+
+def that_stays_closed(s3: type[Any]) -> type[Any]:
+    """Return s3fs' class as one that can be closed while it is in use.
+
+    s3fs closes its sockets when the garbage collector finds it, nobody knows when. Closed before that, it answers the
+    next request, or the next try of one that was under way, by a new client, which nobody closes.
+    """
+
+    class _Closing(s3):  # type: ignore[misc]
+        is_closed = False
+
+        async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
+            if self.is_closed:
+                msg = "the connection was closed"
+                raise RuntimeError(msg)
+            return await super().set_session(refresh, kwargs or {})
+
+        async def _call_s3(self, *args: Any, **kwargs: Any) -> Any:
+            # All on the loop's own thread, so that no lock is needed.
+            task, tasks = asyncio.current_task(), self.__dict__.setdefault("_tasks_under_way", set())
+            tasks.add(task)
+            try:
+                return await super()._call_s3(*args, **kwargs)
+            finally:
+                tasks.discard(task)
+
+        async def hang_up(self) -> None:
+            self.is_closed = True
+            # Left alone, botocore and s3fs would try them again for up to a minute.
+            for task in self.__dict__.get("_tasks_under_way", set()) - {asyncio.current_task()}:
+                task.cancel()
+            session = getattr(self, "_s3creator", None)
+            if session is not None:
+                await session.__aexit__(None, None, None)
+
+    return _Closing
 
 
 def without_leak(ftp: type[Any]) -> type[Any]:

@@ -199,10 +199,13 @@ def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
         ({"label": [0.5, 1.0, 2.0]}, [0.5, 1.0, 2.0], ()),
         ({"fine_label": [3, 1, 2]}, [3, 1, 2], ()),
         ({"label": [True, False, True]}, [1, 0, 1], ()),
+        ({"Label": ["dog", "cat", "dog"]}, [1, 0, 1], ("cat", "dog")),
+        ({"diagnosis": [3, 1, 2], "class": [0, 1, 0]}, [0, 1, 0], ()),
+        ({"tags": [["a"], ["b"], []], "breed": ["pug", "boxer", "pug"]}, [1, 0, 1], ("boxer", "pug")),
     ],
 )
 def test_labels_are_found_by_name(tmp_path: Path, column: dict[str, Any], values: list[Any], classes: Any) -> None:
-    """Numbers, words, of a column that people call so."""
+    """Numbers, words, of a column that people call so, in tables of labels as well."""
     data = {"png": [picture(n) for n in range(3)], "width": [6, 6, 6], **column}
     write_parquet(tmp_path / "a.parquet", data)
     table = detect_layout(FolderTree(tmp_path))
@@ -347,3 +350,14 @@ def test_a_column_of_labels_that_are_none_is_refused(tmp_path: Path, values: lis
     write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": values})
     with pytest.raises(BrokenDatasetError, match=r"The column 'label' .* holds (list|struct)"):
         detect_layout(FolderTree(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_labels_that_some_samples_lack_are_refused(tmp_path: Path, missing: float | None) -> None:
+    """Whichever way pandas wrote what is missing; what all lack are no labels."""
+    write_parquet(tmp_path / "a" / "a.parquet", {**rows(0, 4), "label": [1.0, missing, 0.0, missing]})
+    with pytest.raises(BrokenDatasetError, match=r"2 of 4 samples have no label .*expected all or none"):
+        detect_layout(FolderTree(tmp_path / "a"))
+    column = arrow.array([missing] * 4, arrow.float64(), from_pandas=False)
+    write_parquet(tmp_path / "b" / "b.parquet", {**rows(0, 4), "label": column})
+    assert detect_layout(FolderTree(tmp_path / "b")).targets is None

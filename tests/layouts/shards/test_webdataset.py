@@ -466,3 +466,13 @@ def test_a_label_in_a_json_that_is_none_is_refused(tmp_path: Path) -> None:
     table = detect_layout(FolderTree(tmp_path / "two"))
     assert isinstance(table.targets, Values)
     assert table.targets.values.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["label", "Label", "class_index", "diagnosis", "species"])
+def test_a_label_in_a_json_is_found_by_the_names_that_tables_have(tmp_path: Path, name: str) -> None:
+    """In any case of letters; what it is called never decides whether it is dropped."""
+    words = ["pug", "boxer", "pug"]
+    documents = [(f"{number}.json", json.dumps({"width": 6, name: word}).encode()) for number, word in enumerate(words)]
+    write_tar(tmp_path / "d" / "a.tar", [*documents, *((f"{number}.png", picture(number)) for number in range(3))])
+    found = detect_layout(FolderTree(tmp_path / "d"))
+    assert (found.classes, labels(found)) == (("boxer", "pug"), [1, 0, 1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,13 +143,16 @@ def test_hanging_up_early_leaves_the_file_usable(place: Place) -> None:
     file.close()
 
 
-def test_who_is_left_reading_a_closed_object_connects_to_nothing(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_left_reading_a_closed_object_connects_to_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody would close such a connection: the reading that was under way, and every later one, ends by an error."""
     made: list[str] = []
     make = ObjectStore._make
-    monkeypatch.setattr(ObjectStore, "_make", lambda self: (made.append(self.label), make(self))[1])
+
+    def counted(self: ObjectStore) -> Any:
+        made.append(self.label)
+        return make(self)
+
+    monkeypatch.setattr(ObjectStore, "_make", counted)
     place.put("big.bin", os.urandom(9 * MB))
     file = open_object(place.url("big.bin"))
     reading = file.read_range(0, None)
@@ -161,6 +165,29 @@ def test_who_is_left_reading_a_closed_object_connects_to_nothing(
     with pytest.raises(SourceReadError, match="was closed"):
         whole(file)
     assert len(made) == before > 0
+
+
+def test_a_closed_connection_to_a_bucket_is_not_made_again(s3: BucketService) -> None:
+    """By a thread that was using it: s3fs would connect once more. A request under way ends at once."""
+    s3.put("a", b"content")
+    store = ObjectStore(f"s3://{s3.bucket}/a")
+    adapter = store.backend.adapter
+    with store._connections.lend() as files:
+        assert adapter.info(files, store.path)["size"] == 7
+
+        async def get_object(**_: Any) -> None:
+            await asyncio.sleep(60)
+
+        files._s3.get_object = get_object
+        under_way = asyncio.run_coroutine_threadsafe(
+            files._call_s3("get_object", Bucket=s3.bucket, Key="a"), files.loop
+        )
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), files.loop).result()
+        store.close()
+        with pytest.raises(CancelledError):
+            under_way.result(5)
+        with pytest.raises(RuntimeError, match="closed"):
+            adapter.info(files, store.path)
 
 
 def test_an_empty_object_is_a_file(place: Place) -> None:
