@@ -37,8 +37,8 @@ from PIL import Image
 from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.images.geometry import scale_by_torch
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:

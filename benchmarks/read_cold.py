@@ -39,13 +39,13 @@ import numpy as np
 from benchmarks._limited import is_limited, run_limited
 from benchmarks._report import median_ratio, save, show_machine
 from colabstage.h5.info import open_h5
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.memory import FileStamp
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -38,13 +38,13 @@ from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import median_ratio, save, show_machine
 from colabstage.images.geometry import scale_by_torch
 from colabstage.images.headers import first_rows, read_jpeg_header
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import CROP_DRAWS, resized_crops
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:

@@ -30,14 +30,13 @@ from colabstage.io.arguments import takes
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS, NOTHING_DONE, notes, page, stops_with
-from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores

@@ -1,15 +1,22 @@
-"""The boxes of one image, as a label file has them, and how those of all images become one field."""
+"""The boxes of one image, as a label file or an item of a dataset has them, and how those of all become one field.
+
+An item is taken once, its image and its boxes together, so the number of boxes is known only when all items have been
+taken. What the four numbers mean, and which further columns there are, has to be known before: the first items say it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
@@ -101,3 +108,344 @@ def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = 
 def without_boxes_note(count: int, what: str) -> list[str]:
     """Return a note on images that nothing is known of; empty where there are none."""
     return [f"{count:,} images have no {what}; they are kept without boxes."] if count else []
+
+
+Form = Literal["corners", "corner and size", "centre and size"]
+
+# By preference. Only under the first name everybody means corners.
+BOX_KEYS = ("boxes", "bboxes", "bbox")
+_LABEL_KEYS = (
+    "labels", "label", "category_id", "category", "categories", "class_labels", "class_id", "class",
+)  # fmt: skip
+# The types that folders of COCO's, Pascal VOC's and KITTI's files get; "truncated" is a share in KITTI's.
+_FURTHER = (
+    Column("iscrowd", np.uint8), Column("area", np.float32), Column("difficult", np.uint8),
+    Column("truncated", np.float32), Column("occluded", np.int64), Column("alpha", np.float32),
+    Column("dimensions", np.float32, 3), Column("location", np.float32, 3), Column("rotation_y", np.float32),
+)  # fmt: skip
+# What torchvision's BoundingBoxes call their forms.
+_FORMATS: dict[str, Form] = {"XYXY": "corners", "XYWH": "corner and size", "CXCYWH": "centre and size"}
+# What a target may consist of where an image has no boxes.
+_NAMES_OF_IMAGES = frozenset({"image_id", "id"})
+# Class numbers above this are no indices; a list of names for them would be mostly gaps.
+_MOST_CLASSES = 10_000
+_NO_NAME = "N/A"
+
+
+class LookedAt(NamedTuple):
+    """One of the first items."""
+
+    name: str
+    """What it is called in messages."""
+    target: Any
+    """Its y."""
+    size: tuple[int, int] | None
+    """Height and width of its image, where that can be told."""
+
+
+class _Found(NamedTuple):
+    """The boxes of one item, as they are written."""
+
+    places: NDArray[np.float64]
+    """`(M, 4)`."""
+    form: Form | None
+    """What the four numbers are, where something says so."""
+    columns: dict[str, Any]
+    """What else there is for each box, by its own name."""
+    left_out: tuple[str, ...]
+    """What is not one of them."""
+    words: str | None = None
+    """Which of these is a word for each box."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxItems:
+    """How the targets of a dataset's items become rows."""
+
+    form: Form
+    """What the four numbers of each box are."""
+    label: str | None
+    """The name of the label in a target; `None` where there are no labels."""
+    further: tuple[Column, ...]
+    """Further columns that are kept."""
+    classes: tuple[str, ...]
+    """The names of the classes; empty where they are unknown."""
+    note: str
+    """What is kept and left out, for the user."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the row of a box: `boxes`, `labels`, and further columns."""
+        fields: list[Any] = [("boxes", np.float64, (4,))]
+        if self.label is not None:
+            fields.append(("labels", np.int64))
+        return np.dtype(
+            fields + [(c.name, c.dtype, (c.width,)) if c.width > 1 else (c.name, c.dtype) for c in self.further]
+        )
+
+    def rows(self, target: Any, name: str) -> NDArray[Any]:
+        """Return the boxes of one item, `(M,)` of `dtype`, with corners.
+
+        Raises:
+            DecodeError: its boxes cannot be boxes, or have labels or columns of another length.
+            LayoutError: it lacks a column that the first items have, or holds words or unknown classes.
+        """
+        found = _find(target, name)
+        rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
+        if len(rows):
+            rows["boxes"] = _as_corners(found.places, found.form or self.form, name)
+            wanted = [(self.label, "labels", 1)] if self.label is not None else []
+            for key, column, width in [*wanted, *((one.name, one.name, one.width) for one in self.further)]:
+                rows[column] = _column(found, key, len(rows), width, name)
+            self._check_labels(rows, name)
+        return rows
+
+    def _check_labels(self, rows: NDArray[Any], name: str) -> None:
+        if self.label is None or not self.classes:
+            return
+        odd = rows["labels"][(rows["labels"] < 0) | (rows["labels"] >= len(self.classes))]
+        if len(odd):
+            msg = (
+                f"{name} has a box of class {odd[0]}, and the dataset names {len(self.classes)} classes, from 0 to "
+                f"{len(self.classes) - 1} ({', '.join(self.classes[:3])}, …). Names and numbers must agree: where "
+                "labels begin at 1, the first name is that of the background."
+            )
+            raise LayoutError(msg)
+
+
+def may_hold_boxes(target: Any) -> bool:
+    """Tell whether a target is a dict, a list of dicts or an empty list, as those of detection datasets are."""
+    return isinstance(target, Mapping) or (_is_list(target) and all(isinstance(one, Mapping) for one in target))
+
+
+def has_boxes(item: Mapping[Any, Any]) -> bool:
+    """Tell whether an item that is a mapping has rows of boxes itself; one box for an image is something else."""
+    value = item.get(box_key(item) or "")
+    if isinstance(value, list | tuple):
+        return all(_is_list(one) or len(getattr(one, "shape", ())) == 1 for one in value)
+    return len(getattr(value, "shape", ())) == 2
+
+
+def box_key(target: Any) -> str | None:
+    """Return the name of the boxes in a mapping; `None` where there are none."""
+    return next((key for key in BOX_KEYS if key in target), None) if isinstance(target, Mapping) else None
+
+
+def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> BoxItems:
+    """Decide by a dataset's first items how the boxes of all are read.
+
+    Args:
+        first: some items, one of which at least has boxes.
+        dataset: says the names of classes, as Hugging Face's, torchvision's and others do.
+        feature: what Hugging Face's `features` say of the boxes.
+
+    Raises:
+        LayoutError: none has boxes; or what their numbers are cannot be told; or they are words, parts of the image's
+            sides, or of torchvision's raw annotations.
+    """
+    seen = [(one, _find(one.target, one.name)) for one in first]
+    filled = [(one, found) for one, found in seen if len(found.places)]
+    if not filled:
+        what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
+        keys = (
+            ", ".join(repr(key) for key in list(seen[0][0].target)[:8])
+            if isinstance(seen[0][0].target, Mapping)
+            else ""
+        )
+        msg = (
+            f"The targets of {what} are dicts{f' of {keys}' if keys else ''} without boxes; expected numbers, an "
+            "image, or boxes called 'boxes' beside their 'labels'. Wrap the dataset in one whose items have these."
+        )
+        raise LayoutError(msg)
+    one, found = filled[0]
+    form = found.form or _form_of(filled)
+    if all(found.places.max() <= 1 for _, found in filled):
+        msg = (
+            f"{one.name} has boxes such as {_shown(found.places[0])}, and no box of the first items reaches beyond 1: "
+            "they look like parts of the image's width and height. Multiply them, as boxes are in pixels."
+        )
+        raise LayoutError(msg)
+    label = next((key for key in _LABEL_KEYS if key in found.columns), None)
+    # torchvision's Kitti says what a box is under 'type'.
+    if label is None and found.words is not None:
+        raise _unknown(one.target, one.name, f"boxes whose classes are words under {found.words!r}")
+    further = tuple(column for column in _FURTHER if column.name in found.columns)
+    kept = [*([label] if label else []), *(column.name for column in further)]
+    left = [key for key in (*found.columns, *found.left_out) if key not in kept]
+    note = " and ".join([f"Of each target the boxes (written as {form})", *map(repr, kept)]) + " are kept"
+    note += f"; left out: {', '.join(map(repr, left))}." if left else "."
+    planned = BoxItems(form, label, further, _class_names(dataset, feature, label), note)
+    # What is wrong with the first items is told before anything is written.
+    for one, _ in filled:
+        planned.rows(one.target, one.name)
+    return planned
+
+
+def _find(target: Any, name: str) -> _Found:
+    """Return the boxes of a target as they are written.
+
+    Raises:
+        LayoutError: it is something else; or boxes in a form that is not known.
+        DecodeError: the boxes are no rows of four numbers.
+    """
+    if isinstance(target, Mapping):
+        key = box_key(target)
+        if key is None:
+            if target.keys() <= _NAMES_OF_IMAGES:
+                return _Found(np.zeros((0, 4)), None, {}, ())
+            raise _unknown(target, name)
+        places = target[key]
+        form: Form | None = "corners" if key == "boxes" else None
+        written = getattr(places, "format", None)
+        if written is not None and not callable(written):
+            written = str(getattr(written, "value", written))
+            form = _FORMATS.get(written)
+            if form is None:
+                msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
+                raise LayoutError(msg)
+        rest = {str(other): value for other, value in target.items() if other != key}
+        return _split(_places(places, name), form, rest)
+    if not may_hold_boxes(target):
+        msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
+        raise LayoutError(msg)
+    if any(box_key(one) is None for one in target):
+        raise _unknown(next(one for one in target if box_key(one) is None), name)
+    keys = list(target[0]) if len(target) else []
+    rest = {str(other): [one.get(other) for one in target] for other in keys if other not in BOX_KEYS}
+    # The annotations of COCO's own reader: the only ones that have both.
+    own = {"category_id", "image_id"} <= rest.keys()
+    boxes = [one[box_key(one)] for one in target]
+    return _split(_places(boxes, name), "corner and size" if own else None, rest)
+
+
+def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
+    keys = ", ".join(repr(key) for key in list(target)[:8])
+    return LayoutError(
+        f"{name} has {what or f'a dict of {keys}'} as its target; expected 'boxes' and 'labels', numbers. Of Kitti and "
+        "VOCDetection, torchvision's, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or stage the "
+        'folder that it reads (layout="detection").'
+    )
+
+
+def _split(places: NDArray[np.float64], form: Form | None, rest: Mapping[str, Any]) -> _Found:
+    known = {*_LABEL_KEYS, *(column.name for column in _FURTHER)}
+    columns = {key: value for key, value in rest.items() if key in known}
+    words = (key for key, value in rest.items() if _is_list(value) and len(value) and isinstance(value[0], str))
+    return _Found(places, form, columns, tuple(key for key in rest if key not in known), next(words, None))
+
+
+def _places(boxes: Any, name: str) -> NDArray[np.float64]:
+    values = _numbers(boxes, "boxes", name)
+    if values.size == 0:
+        return np.zeros((0, 4))
+    if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
+        msg = f"{name} has boxes of shape {values.shape}; expected four finite numbers for each box."
+        raise DecodeError(msg)
+    return values.astype(np.float64)
+
+
+def _numbers(value: Any, key: str, name: str) -> NDArray[Any]:
+    """Return what an item has under `key` as an array of numbers."""
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        elif _is_list(value):
+            # Lists of tensors, as Hugging Face's format "torch" gives them where lengths differ.
+            value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
+        values = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"{name} has {key!r} that make no array: {error}".rstrip(".") + "."
+        raise DecodeError(msg) from error
+    if values.dtype.kind in "OUS" and values.size:
+        msg = (
+            f"{name} has {str(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
+            "example with a dict of names; or, of Hugging Face's, write files and stage their folder: "
+            "dataset.to_parquet('data/train.parquet')."
+        )
+        raise LayoutError(msg)
+    if values.dtype.kind not in "biuf" and values.size:
+        msg = f"{name} has {values.dtype} under {key!r}; expected numbers."
+        raise LayoutError(msg)
+    return values
+
+
+def _column(found: _Found, key: str, count: int, width: int, name: str) -> NDArray[Any]:
+    if key not in found.columns:
+        msg = f"{name} has boxes without {key!r}, which the first items have."
+        raise LayoutError(msg)
+    values = _numbers(found.columns[key], key, name)
+    if values.shape != ((count, width) if width > 1 else (count,)):
+        msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
+        raise DecodeError(msg)
+    whole = key in _LABEL_KEYS
+    if whole and values.dtype.kind == "f" and not (values == np.rint(values)).all():
+        msg = f"{name} has {values[values != np.rint(values)][0]} under {key!r}; expected whole numbers, the classes."
+        raise LayoutError(msg)
+    return values
+
+
+def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[np.float64]:
+    first, last = places[:, :2], places[:, 2:]
+    if form == "corners":
+        wrong = (last < first).any(axis=1)
+        corners = places
+    else:
+        wrong = (last < 0).any(axis=1)
+        begin = first if form == "corner and size" else first - last / 2
+        corners = np.concatenate([begin, begin + last], axis=1)
+    if wrong.any():
+        expected = "x0 <= x1 and y0 <= y1" if form == "corners" else "sizes of 0 and more"
+        msg = f"{name} has the box {_shown(places[wrong][0])}, which is no {form}; expected {expected}."
+        raise DecodeError(msg)
+    return corners
+
+
+def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
+    """Return what four numbers are that nothing says the form of, by what is possible for all of them.
+
+    Raises:
+        LayoutError: either, or neither.
+    """
+    limits = (None if one.size is None else (one.size[1], one.size[0]) for one, _ in filled)
+    possible = [possible_forms(found.places, limit) for (_, found), limit in zip(filled, limits, strict=True)]
+    are_corners, are_sizes = (all(kind) for kind in zip(*possible, strict=True))
+    if are_corners == are_sizes:
+        one, found = filled[0]
+        what = "may be two corners as well as a corner and a size" if are_corners else "do not lie in their images"
+        msg = (
+            f"The boxes of the first items {what} ({one.name} has {_shown(found.places[0])}). Wrap the dataset in one "
+            "whose items are (image, {'boxes': corners, 'labels': numbers})."
+        )
+        raise LayoutError(msg)
+    return "corners" if are_corners else "corner and size"
+
+
+def _class_names(dataset: Any, feature: Any, label: str | None) -> tuple[str, ...]:
+    """Return the names of the classes, as labels count them; nothing where the dataset has none."""
+    names = _feature_names(feature, label)
+    # COCO's ids have gaps, and labels are ids: gaps get the name that torchvision's models have for them.
+    kinds = getattr(getattr(dataset, "coco", None), "cats", None)
+    if not names and isinstance(kinds, Mapping) and all(isinstance(key, int) and key >= 0 for key in kinds):
+        count = 1 + max(kinds, default=-1)
+        if count <= _MOST_CLASSES:
+            names = tuple(str(kinds[key]["name"]) if key in kinds else _NO_NAME for key in range(count))
+    return names or tuple(str(name) for name in getattr(dataset, "classes", ()) or ())
+
+
+def _feature_names(feature: Any, label: str | None) -> tuple[str, ...]:
+    """Return the names of the classes of a column in a feature of `datasets`, a list or dict or nest of them."""
+    if isinstance(feature, Mapping):
+        return _feature_names(feature.get(label), label)
+    if isinstance(feature, list):
+        return _feature_names(feature[0], label) if feature else ()
+    if hasattr(feature, "feature"):
+        return _feature_names(feature.feature, label)
+    return tuple(map(str, getattr(feature, "names", None) or ()))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
+
+
+def _shown(box: NDArray[np.float64]) -> str:
+    return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"

@@ -12,7 +12,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.item_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
+from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
 from colabstage.machine.watched import call_here
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAME = "dataset"
 # What Hugging Face's datasets and people call the two sides of an item that is a dict.
+# Names of columns in well-known datasets. One of each has to be there: with two that fit, nobody knows which is meant.
 _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
 # Where Hugging Face's have boxes, if they do.
@@ -73,6 +74,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         )
         raise OptionError(msg)
     count = len(dataset)
+    # Nothing could be learnt of what an item is.
     if count == 0:
         msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
@@ -82,6 +84,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         msg = f"The source is a {kind} of {names}, each with items of its own; pass one of them, and one file for each."
         raise OptionError(msg)
     pairs = _Pairs(dataset, in_caller)
+    # A dataset that reads from a mount may fail for a moment, as the mount does.
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
@@ -91,6 +94,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     if may_hold_boxes(y):
         planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
         targets = UnreadBoxes(_Side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
+        # Boxes bring names of their own, of the things in an image; the dataset's are those of whole images.
         classes, notes = planned.classes, (*notes, planned.note)
     elif y is not None:
         targets = _targets(_Side(pairs, 1, count, _as_array(y, pairs.name(0)).nbytes, _as_array), y)
@@ -151,6 +155,8 @@ class _Pairs:
         # Where shards are written by a caller's executor of threads, they take turns.
         self._turn = threading.Lock()
         self._kept: dict[int, tuple[Any, Any]] = {}
+        # Another one each time: nothing tells whether a dataset would give the same items again, so no pack of it is
+        # continued.
         self.token = uuid.uuid4().hex
         self.label = type(dataset).__name__
         self.keys: tuple[str, str | None] | None = None
@@ -200,6 +206,7 @@ class _Pairs:
         if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
             parts = tuple(item)
         if isinstance(parts, tuple):
+            # Only two: of three parts nobody can say which is the target.
             if len(parts) == 2:
                 return parts
             msg = (
@@ -297,6 +304,7 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
         pixels = np.asarray(value if kept else value.convert("RGB"))
         # Pillow's own bytes of True are 255, which numpy takes as they are in a cast.
         return (pixels.view(np.uint8) > 0).astype(np.uint8) if pixels.dtype == np.bool_ else pixels
+    # As torch takes a number of Python's: doubling its memory would gain nothing.
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:

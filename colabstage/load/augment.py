@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     Size = tuple[int, int]
     Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.load.dataset import dataset_h5
-    from colabstage.load.reading.threads import ThreadPool
 
 _SEEDS = 2**62
 # Whole range of the integers that images come in.

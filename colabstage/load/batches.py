@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from colabstage.h5.schema import BOXES
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.epoch import apply_transform
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

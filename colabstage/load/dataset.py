@@ -13,9 +13,9 @@ from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument
 from colabstage.io.page import facts_table, page
+from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 
 try:
     from torch.utils.data import Dataset

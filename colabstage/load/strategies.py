@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.load.batches import batch_of, host_batches, input_tensor, map_batches, target_tensors
 from colabstage.load.choices import batches_together
@@ -22,7 +23,6 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import DeviceSplit, pinned_block
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 from colabstage.load.reading.memory import BufferPool
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.load.window import window_batches
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.batches import WholeInputs, batch_of
 from colabstage.load.epoch import random_order
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # UTF-8 sorts like Python's strings. Bytes of a file name that are not UTF-8, lone surrogates in Python, are preserved.
+# Names on a disk may be of any bytes, which Python holds as surrogates; they come back as they were.
 _CODEC, _ERRORS = "utf-8", "surrogatepass"
 # Decoded together while iterating: enough that the cost of each step vanishes, without holding all of them.
 _PAGE_STRINGS = 2048
@@ -54,6 +55,7 @@ class StringArray(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> StringArray:
         """Return the strings of an iterable, in its order."""
+        # One block of bytes and one number for each string: a list of texts takes three times as much.
         data = bytearray()
         ends = array("Q")
         for text in strings:
@@ -78,6 +80,7 @@ class StringArray(Sequence[str]):
 
     def take(self, rows: NDArray[Any]) -> StringArray:
         """Return some of them, in the order of `rows`, sharing the bytes."""
+        # Bytes are shared: a split of a million names costs four bytes for each.
         return StringArray(self._data, self._ends, rows if self._rows is None else self._rows[rows])
 
     @property
@@ -282,6 +285,7 @@ class FileEntries(Sequence[FileEntry]):
         """Return some of them, in the order of `rows`, sharing the columns."""
         rows = rows if self._rows is None else self._rows[rows]
         count = len(self._columns.names)
+        # All of them in order are the entries themselves, so that a layout which keeps every file holds nothing twice.
         if len(rows) == count and np.array_equal(rows, np.arange(count)):
             return self if self._rows is None else FileEntries(self._columns)
         return FileEntries(self._columns, narrowed(rows))
@@ -292,6 +296,7 @@ class FileEntries(Sequence[FileEntry]):
 
     def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""
+        # Numbers in place of texts: asking for an extension compares whole numbers.
         of_files, numbers = self._columns.extensions
         wanted = [number for extension, number in numbers.items() if extension in extensions]
         own = of_files if self._rows is None else of_files[self._rows]

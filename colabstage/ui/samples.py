@@ -17,9 +17,9 @@ from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.parts import find_parts
 from colabstage.h5.schema import OFFSETS
+from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_count
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import usable_cores
 from colabstage.stage.dataset import StagedDataset
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from colabstage.load.reading.threads import ThreadPool
+    from colabstage.io.pipeline import ThreadPool
 
 pytestmark = pytest.mark.torch
 

@@ -19,13 +19,13 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import takes
+from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
 from colabstage.load.choices import LoaderFacts, LoaderRequest
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.reading.memory import BufferPool
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import SOLO
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from colabstage.h5.parts import Files
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.io.progress import Expectation
     from colabstage.load.choices import LoaderPlan
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
-    from colabstage.load.reading.threads import ThreadPool
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]

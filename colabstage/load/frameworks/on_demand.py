@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

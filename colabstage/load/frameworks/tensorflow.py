@@ -14,8 +14,8 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError
 from colabstage.io.arguments import takes
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

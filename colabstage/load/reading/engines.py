@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Indices = Sequence[int] | NDArray[np.integer[Any]]
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.memory import MappedFile, ReadFile
     from colabstage.load.reading.storage import StorageFacts
-    from colabstage.load.reading.threads import ThreadPool
 
 
 def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:

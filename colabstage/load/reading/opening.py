@@ -11,6 +11,7 @@ import numpy as np
 from colabstage.errors import NotEnoughSpaceError, PackFormatError
 from colabstage.h5.info import open_fields
 from colabstage.images.options import ImageOptions
+from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.chunks import (
     CachedChunks,
@@ -45,7 +46,6 @@ from colabstage.load.reading.targets import (
     check_images,
     keep_rows,
 )
-from colabstage.load.reading.threads import ThreadPool
 from colabstage.machine.resources import read_resources, usable_cores
 
 if TYPE_CHECKING:

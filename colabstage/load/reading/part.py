@@ -20,6 +20,7 @@ from colabstage.h5.info import open_fields, open_h5, read_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
+from colabstage.io.pipeline import SOLO
 from colabstage.load.reading.encoded import EncodedRows
 from colabstage.load.reading.engines import GatherEngine, memory_table, resolve_rows
 from colabstage.load.reading.memory import FileStamp, check_memory, check_stamp, empty_array
@@ -33,7 +34,6 @@ from colabstage.load.reading.storage import (
     read_storage_facts,
 )
 from colabstage.load.reading.targets import RaggedRows, read_keys
-from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
     from colabstage.images.geometry import Resizer
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.opening import InputRows
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.targets import TargetBatch, TargetRows
-    from colabstage.load.reading.threads import ThreadPool
 
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10

@@ -17,11 +17,11 @@ import numpy as np
 from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
 from colabstage.h5.info import read_info
 from colabstage.h5.parts import PartName, check_schemas, find_parts
+from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.reading.memory import check_memory
 from colabstage.load.reading.part import SplitPart, fitting_array, refuse_out
-from colabstage.load.reading.threads import SOLO
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from colabstage.h5.info import NamedFields, PackInfo
     from colabstage.h5.parts import Files
     from colabstage.images.geometry import Resizer
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import Indices
     from colabstage.load.reading.storage import EngineChoice
     from colabstage.load.reading.targets import TargetBatch
-    from colabstage.load.reading.threads import ThreadPool
 
 
 class SplitReader:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.images.options import ImageOptions
+    from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.encoded import EncodedRows
     from colabstage.load.reading.engines import RowEngine
     from colabstage.load.reading.storage import StorageFacts
-    from colabstage.load.reading.threads import ThreadPool
 
 # Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]

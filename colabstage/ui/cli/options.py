@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _Word = TypeVar("_Word", bound=str)
+# The panels of the help, in which options stand.
 _IMAGES = "What the pack holds"
 _PLACES = "Storage, cache and verification"
 Source = Annotated[
@@ -172,6 +173,7 @@ def read_image_size(text: str) -> ImageSize:
 def read_fractions(text: str) -> Fractions:
     """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
     with suppress(ValueError):
+        # Numbers alone first: what has a name in it is no number, and falls through.
         numbers = [float(part) for part in text.split(",")]
         return Fractions(split_fractions(numbers if len(numbers) > 1 else numbers[0]) or ())
     fractions = Fractions()

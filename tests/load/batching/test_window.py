@@ -11,11 +11,11 @@ import torch
 
 from colabstage.errors import DecodeError, OptionError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
+from colabstage.io.pipeline import SOLO
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.options import LoaderOptions
-from colabstage.load.reading.threads import SOLO
 from colabstage.load.window import Window, WindowOrder, WindowReader
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

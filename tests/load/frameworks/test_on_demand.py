@@ -14,7 +14,7 @@ from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.load.reading.threads import ThreadPool
+    from colabstage.io.pipeline import ThreadPool
 
 
 def make(

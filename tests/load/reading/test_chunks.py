@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import DamagedPackError, PackFormatError
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading import chunks, engines
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,13 +11,13 @@ import pytest
 
 from colabstage.errors import DamagedPackError
 from colabstage.h5.info import open_h5
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

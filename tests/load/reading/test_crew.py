@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from colabstage.load.reading.threads import ThreadPool
+from colabstage.io.pipeline import ThreadPool
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

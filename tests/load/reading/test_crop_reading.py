@@ -15,11 +15,11 @@ from PIL import Image
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import decode_region
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import CROP_DRAWS, resized_crops
 from colabstage.load.reading.encoded import resize_into
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

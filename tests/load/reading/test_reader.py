@@ -27,9 +27,9 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.images.options import ImageOptions
+from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
