@@ -317,7 +317,32 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     y_found = _spelled(file, y_name(split), path)
     y = None if y_found is None else _read_field(file, y_found, path)
     keys = key_name(split)
+    if y is None and FORMAT_ATTRIBUTE not in file.attrs:
+        _check_no_labels(file, x, path)
     return _matched(SplitInfo(split, x, y, keys if keys in file else None), path)
+
+
+def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
+    """Refuse inputs without targets of their name where something else is called labels: targets would all be -1.
+
+    Raises:
+        PackFormatError: there is such a dataset, with as many rows.
+    """
+    inputs = {name.casefold() for name in file if split_of(name) is not None}
+    for name in file:
+        # Those of another split have inputs of their own.
+        if f"x_{name.casefold().removeprefix('y_')}" in inputs or name.casefold() in inputs:
+            continue
+        if _LABEL_WORDS.isdisjoint(_WORD.findall(name.lower())):
+            continue
+        shape = getattr(file.get(name), "shape", None)
+        if shape and shape[0] == x.rows:
+            msg = (
+                f"'{path}' has no targets called like {x.name}, and '{name}' with as many rows. Say that these are "
+                f"they: dataset_h5(path, x='{x.name}', y='{name}'); or that there are none: "
+                f"dataset_h5(path, x='{x.name}')."
+            )
+            raise PackFormatError(msg)
 
 
 def _matched(found: SplitInfo, path: Path) -> SplitInfo:
@@ -480,6 +505,9 @@ def _json_attribute(file: Any, name: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+# What people call targets that are not called after their inputs: labels_train, train_label, target.
+_LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
+_WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
 

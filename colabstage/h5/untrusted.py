@@ -17,7 +17,7 @@ import os
 import struct
 import threading
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,6 +121,31 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
             f"not have ({error}); expected numbers. Store them as numbers of 8 to 64 bits."
         )
         raise PackFormatError(msg) from error
+
+
+def leads_elsewhere(file: Any, name: str) -> bool:
+    """Return whether a path in a file goes through an external link, without opening what it leads to."""
+    import h5py
+
+    group, parts, links = file["/"], deque(name.split("/")), 0
+    while parts and links <= _MAX_DEPTH:
+        part = parts.popleft()
+        if part in ("", "."):
+            continue
+        link = group.get(part, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            return True
+        if isinstance(link, h5py.SoftLink):
+            # It may go on through other links, an external one among them.
+            links += 1
+            parts.extendleft(reversed(link.path.split("/")))
+            group = file["/"] if link.path.startswith("/") else group
+            continue
+        node = None if link is None else group[part]
+        if not isinstance(node, h5py.Group):
+            return False
+        group = node
+    return False
 
 
 def is_elsewhere(dataset: Any, file: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import LayoutError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.table import Boxes, Values
@@ -63,15 +63,21 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
 
     Raises:
         MissingDependencyError: it is parquet and pyarrow is not there.
+        CorruptArchiveError: it is damaged parquet.
     """
     data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
     if entry.name.lower().endswith(".parquet"):
         try:
-            from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+            from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
         except ImportError as error:
             msg = f"'{entry.name}' is a parquet table, which needs pyarrow. Install it with: pip install pyarrow"
             raise MissingDependencyError(msg) from error
-        table = parquet.read_table(io.BytesIO(data))
+        try:
+            table = parquet.read_table(io.BytesIO(data))
+        # Of damage in the pages pyarrow says as an OSError that it could not read them.
+        except (ArrowException, OSError) as error:
+            msg = f"'{entry.name}' is truncated, damaged or no parquet file ({error}). Copy it again, or move it away."
+            raise CorruptArchiveError(msg) from error
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
     text = _decode(data)
@@ -384,9 +390,10 @@ def _check_blanks(name: str, cells: Sequence[str]) -> None:
         return
     words = {word for cell in several for word in cell.split()}
     if plain_name(name) in _SETS_OF_LABELS or words <= set(cells):
+        separator = "," if any("," in cell for cell in several) else " "
         msg = (
             f"'{name}' has labels such as '{min(several)}'. Is that one class, or several labels? Say so: "
-            "layout=table_rows(separator='') for one class, table_rows(separator=' ') for several labels."
+            f"layout=table_rows(separator='') for one class, table_rows(separator='{separator}') for several labels."
         )
         raise LayoutError(msg)
 

@@ -274,12 +274,18 @@ class _TableSearch:
                 separator = ""
             targets, classes = make_targets(cells, separator=separator)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
+        splits = [row.split for row in rows]
+        # One table for folders of splits, as Hugging Face's ImageFolder has it.
+        by_folder = [split_of_path(name) for name in chosen.names]
+        if not any(splits) and not first.split and all(by_folder) and len(set(by_folder)) > 1:
+            splits = by_folder
+            notes.append(f"Splits are the folders that the {self.kind.noun} lie in: {listed(sorted(set(splits)))}.")
         return FileTable(
             keys=_unique(chosen.names),
             files=chosen,
             targets=targets,
             # All or none: a sample without a split among others with one would be in no file.
-            splits=tuple(row.split for row in rows) if rows and all(row.split for row in rows) else None,
+            splits=tuple(splits) if splits and all(splits) else None,
             groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
             classes=classes,
             notes=tuple(notes),

@@ -22,6 +22,7 @@ from colabstage.layouts.names import (
     ANNOTATION_EXTENSIONS,
     IMAGE_EXTENSIONS,
     is_note,
+    is_part_folder,
     is_role_folder,
     is_split_folder,
     listed,
@@ -363,6 +364,10 @@ class _FolderEvidence:
         of_splits = [
             name for name, read in zip(splits, rests, strict=True) if not read.rest or (len(splits) > 1 and not of_one)
         ]
+        # Of folds, or of pictures before and after, each folder is a part; "depth" among other words is a class.
+        parts = [name for name in self.found.classes if is_part_folder(name)]
+        if parts and len({*parts, *splits}) == len(self.found.classes):
+            of_splits += parts
         odd = {*roles, *of_splits}
         if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
             return ""

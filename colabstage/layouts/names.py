@@ -50,6 +50,8 @@ _ROLES = _IMAGES | {
     "groundtruth", "segmentation", "segmentations", "trimaps", "xml", "xmls", "txt", "bbox", "bboxes", "boxes",
     "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
 }  # fmt: skip
+# Parts of a dataset by words that may be classes as well, where others are beside them.
+_PARTS = frozenset({"fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target"})
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth")
 # Thumbnails, bins and settings of file managers and network drives; and what Speech Commands has to mix into its clips.
 _FOREIGN = frozenset(
@@ -156,6 +158,12 @@ def is_role_folder(name: str) -> bool:
         or _ROLE_ENDS.search(name) is not None
         or (not _ROLES.isdisjoint(words) and all(word in _ROLES or word in SPLIT_NAMES for word in words))
     )
+
+
+def is_part_folder(name: str) -> bool:
+    """Tell whether a folder is called after a part of a dataset, or of each sample: fold1, query, LR, depth."""
+    words = {word.lower() for word in _WORDS.findall(name)}
+    return bool(words) and words <= _PARTS
 
 
 def is_image_folder(name: str) -> bool:

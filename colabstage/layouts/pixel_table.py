@@ -17,7 +17,7 @@ from colabstage.layouts.columns import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
 from colabstage.layouts.reading import open_unpacked, stamp_of
 from colabstage.layouts.stored_arrays import join_sources
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, Values
+from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, Values
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -75,16 +75,27 @@ def read_pixel_table(tree: Tree) -> SampleTable:
 
     Raises:
         EmptySourceError: there is no such table.
+        NearMissError: there is one without a header.
         LayoutError: there are images as files beside it.
         BrokenDatasetError: a row's class is not a number, or a split cannot be told.
     """
     found = []
+    bare = ""
     for entry in files_ending_in(tree.entries, (".csv", ".gz")).where(_is_table):
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
-        columns = _columns(source.pread(_HEAD_BYTES, 0))
+        head = source.pread(_HEAD_BYTES, 0)
+        columns = _columns(head)
         if columns is not None:
             found.append(_read(source, entry, columns))
+        elif _is_bare(head):
+            bare = bare or entry.name
+    if not found and bare:
+        msg = (
+            f"'{bare}' has numbers in its first line, as many as a square image has and its class, and no header that "
+            "says so. Write one above it: label,pixel0,pixel1, and so on."
+        )
+        raise NearMissError(msg)
     if not found:
         msg = f"'{tree.label}' holds no table of pixels (.csv with columns label, pixel0, … or label, pixels)."
         raise EmptySourceError(msg)
@@ -141,6 +152,12 @@ def _columns(head: bytes) -> _PixelColumns | None:
     if shape is None or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return None
     return _PixelColumns(slice(numbers[0], numbers[-1] + 1), shape, False, label, usage)
+
+
+def _is_bare(head: bytes) -> bool:
+    """Tell whether a table without a header has a class and the pixels of an image in each line."""
+    cells = _cells(head.partition(b"\n")[0])
+    return all(cell.isdigit() for cell in cells) and _shape(len(cells) - 1) is not None
 
 
 def _shape(count: int) -> tuple[int, ...] | None:

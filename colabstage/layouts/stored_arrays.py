@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, PackFormatError
-from colabstage.h5.untrusted import HeapReferences, check_parts, check_type, follow, is_elsewhere, open_with_any_locking
+from colabstage.h5.untrusted import (
+    HeapReferences,
+    check_parts,
+    check_type,
+    follow,
+    is_elsewhere,
+    leads_elsewhere,
+    open_with_any_locking,
+)
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices
@@ -465,13 +473,14 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
     in place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
     import h5py
 
-    path = Path(file.filename)
+    # Without a path of its own, h5py calls a file by the object that reads it.
+    path = Path(label) if alone else Path(file.filename)
     seen: set[tuple[int, int]] = set()
     waiting, links = deque([""]), deque[str]()
     while waiting or links:
         key = (waiting or links).popleft()
         try:
-            if alone and isinstance(file.get(key, getlink=True) if key else None, h5py.ExternalLink):
+            if alone and leads_elsewhere(file, key):
                 raise _apart(key, label)
             node = follow(file, key or "/", path)
             info = h5py.h5o.get_info(node.id)
@@ -499,8 +508,8 @@ def _apart(key: str, label: str) -> PackFormatError:
     """Refuse values in another file: without files by names, HDF5 would look for the other file's values in this
     one."""
     return PackFormatError(
-        f"{key} in '{label}' lies in another file, which is looked for only beside files of a folder. Unpack the "
-        "archive, or copy all of it into one file."
+        f"{key} in '{label}' lies in another file, and files are found beside each other only in a folder. Stage the "
+        "folder that has both, unpacked, or copy all of it into one file."
     )
 
 

@@ -21,7 +21,7 @@ from colabstage.errors import (
     SplitNotFoundError,
 )
 from colabstage.h5.create import PackContent, ReservedDataset, create_pack
-from colabstage.h5.info import image_options_from_json, image_options_to_json, open_h5, read_info
+from colabstage.h5.info import NamedFields, image_options_from_json, image_options_to_json, open_h5, read_info
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION, check_split_name, key_name, split_of, x_name, y_name
 from colabstage.images.options import ImageOptions
 
@@ -90,6 +90,27 @@ def test_a_file_of_anybody_is_read(tmp_path: Path) -> None:
     assert info.classes == ()
     assert list(info.splits) == ["train", "dev", "val", "test", "alpaca", "zebra"]
     assert info.split("dev").y is None
+
+
+@pytest.mark.parametrize("name", ["labels_train", "train_label", "targets", "y"])
+def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> None:
+    """Every label would be -1. A dataset of another length, or of another word, is none."""
+    path = tmp_path / "theirs.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.zeros((4, 2), dtype=np.float32)
+        file["weights"] = np.zeros(4)
+        file["label_names"] = np.zeros(3)
+    assert read_info(path).split("train").y is None
+    with h5py.File(path, "a") as file:
+        file[name] = np.arange(4)
+    with pytest.raises(
+        PackFormatError, match=rf"'{name}' with as many rows.*x='X_train', y='{name}'\).*there are none"
+    ):
+        read_info(path)
+    assert read_info(path, NamedFields("train", "X_train")).split("train").y is None
+    found = read_info(path, NamedFields("train", "X_train", name)).split("train").y
+    assert found is not None
+    assert found.name == name
 
 
 def test_a_wrong_split_lists_those_there_are(pack: Path) -> None:

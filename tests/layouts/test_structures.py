@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.errors import LayoutError, MissingDependencyError
+from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
 from colabstage.layouts.detect import detect_layout, file_names, table_rows
 from colabstage.layouts.table import Boxes, Values
 from colabstage.trees.folder import FolderTree
@@ -401,6 +401,16 @@ WRONG: dict[str, tuple[Files, str]] = {
         images("a/{}.png", "b/{}.png") | {"l.csv": csv("path,label", *rows("{}.png,{}", "ab"))},
         r"'0.png' in 'l.csv' may be 'a/0.png', 'b/0.png'",
     ),
+    "labels with a comma between them": (
+        images("img/{}.png") | {"l.csv": csv("path,labels", *rows('img/{}.png,"{}"', ["a", "b", "a, b", "b"]))},
+        r"such as 'a, b'.*table_rows\(separator=','\) for several",
+    ),
+    "folds": (images("fold1/{}.png", "fold2/{}.png", "fold3/{}.png"), r"'fold1', 'fold2', 'fold3' are what parts"),
+    "queries and a gallery": (
+        images("query/{}.png", "gallery/{}.png", "train/{}.png"),
+        r"'gallery', 'query', 'train' are what parts of a dataset",
+    ),
+    "pictures before and after": (images("LR/{}.png", "HR/{}.png"), r"'HR', 'LR' are what parts of a dataset"),
     "a table and masks": (
         images("images/{}.png", "masks/{}.png") | {"l.csv": csv("path,label", *rows("images/{}.png,{}", "ab"))},
         r'labels in a table and masks.*layout="table" or layout="pairs"',
@@ -593,6 +603,21 @@ def test_clips_of_sound_in_folders_are_doubted_as_images_are(tmp_path: Path) -> 
     with pytest.raises(LayoutError, match=r"'labels', 'train' are what.*layout=\"audio\" takes"):
         detect_layout(FolderTree(tmp_path / "clips"))
     assert detect_layout(FolderTree(tmp_path / "clips"), "audio").classes == ("labels", "train")
+
+
+def test_a_class_may_be_called_as_a_part(tmp_path: Path) -> None:
+    """Among other words."""
+    tree = build(tmp_path, images("depth/{}.jpg", "height/{}.jpg"))
+    assert detect_layout(tree).classes == ("depth", "height")
+
+
+def test_a_damaged_parquet_is_told(tmp_path: Path) -> None:
+    """Nobody knows what it says of the images."""
+    tree = build(tmp_path, images("cat/{}.jpg", "dog/{}.jpg") | {"labels.parquet": "PAR1"})
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'colabstage[arrow]'")
+    with pytest.raises(CorruptArchiveError, match=r"'labels.parquet' is truncated, damaged.*Copy it again, or move"):
+        detect_layout(tree)
+    assert detect_layout(tree, "image_folder").classes == ("cat", "dog")
 
 
 def test_a_table_that_needs_a_package_is_no_reason_to_take_folders(

@@ -17,7 +17,7 @@ import pytest
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts import stored_arrays
 from colabstage.layouts.class_folders import decode_npy
-from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.detect import array_rows, detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
 from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
@@ -261,13 +261,30 @@ def test_links_that_lead_nowhere_are_told(tmp_path: Path, foreign: Callable[...,
         file["Y_train"] = h5py.ExternalLink("x.h5", "/X_train")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.write(folder / "x.h5", "x.h5")
-    with pytest.raises(LayoutError, match=r"'x\.h5/Y_train' cannot be used: .*Unpack the archive"):
+    with pytest.raises(LayoutError, match=r"'x\.h5/Y_train' cannot be used: .*Stage the folder"):
         read_arrays(ZipTree(LocalBytes(tmp_path / "a.zip")))
     with h5py.File(folder / "x.h5", "a") as file:
         del file["Y_train"]
         file["Y_train"] = h5py.ExternalLink("y.h5", "/y")
     with pytest.raises(LayoutError, match=r"'x\.h5/Y_train' cannot be used: .*'/y' in 'y\.h5'"):
         read_arrays(FolderTree(folder))
+
+
+@pytest.mark.parametrize("through", ["/out/x", "/again/x", "out/x", "/./out/../x"])
+@pytest.mark.parametrize("kind", ["zip", "one file"])
+def test_links_through_other_files_are_refused_where_there_are_none(tmp_path: Path, kind: str, through: str) -> None:
+    """HDF5 takes a file without a path for every file that links name, so rows would be this file's own."""
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file["group/x"] = np.zeros((4, 3))
+        file["out"] = h5py.ExternalLink("other.h5", "/group")
+        file["again"] = h5py.SoftLink("/out")
+        file["X_train"] = h5py.SoftLink(through)
+        file["Y_train"] = np.arange(4)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.write(tmp_path / "own.h5", "own.h5")
+    source = tmp_path / ("a.zip" if kind == "zip" else "own.h5")
+    with pytest.raises(LayoutError, match=r"'own\.h5/X_train' cannot be used: .*Stage the folder that has both"):
+        pack_dataset(source, tmp_path / "out.h5", layout=array_rows(x="X_train", y="Y_train"), progress=False)
 
 
 @pytest.mark.torch

@@ -126,6 +126,20 @@ def test_tables_called_after_splits_are_the_splits(table: Callable[..., SampleTa
         table({"copy.csv": "".join(rows)})
 
 
+def test_one_table_for_folders_of_splits(table: Callable[..., SampleTable]) -> None:
+    """Hugging Face's metadata.csv above train and test: rows of the test set are not trained on."""
+    images = {f"{split}/{i}.jpg": "" for split in ("train", "test") for i in range(2)}
+    text = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
+    found = table(images | {"metadata.csv": text})
+    assert found.splits == ("test", "train", "train", "test")
+    assert any("Splits are the folders that the images lie in: 'test', 'train'" in note for note in found.notes)
+    # What the table says itself counts, and folders of one split alone say nothing.
+    own = "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"
+    assert table(images | {"metadata.csv": own}).splits == ("train", "test")
+    one = "file_name,label\ntrain/0.jpg,b\ntrain/1.jpg,a\n"
+    assert table(images | {"metadata.csv": one}).splits is None
+
+
 def test_rows_without_images_and_images_without_rows_are_counted(table: Callable[..., SampleTable]) -> None:
     """Neither stops the pack, both are said; an image of two rows is two samples."""
     text = "file,label\n0.jpg,a\n0.jpg,b\n1.jpg,a\n2.jpg,b\nnone.jpg,a\n"
