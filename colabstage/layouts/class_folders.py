@@ -27,10 +27,10 @@ from colabstage.layouts.names import (
     listed,
     split_name,
 )
-from colabstage.layouts.row_arrays import has_role
+from colabstage.layouts.row_arrays import first_with_role
 from colabstage.layouts.stored_arrays import MAX_HEADER_BYTES, NPY, npy_header, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, TreeFiles, Values
-from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
+from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,7 +168,7 @@ class _ClassFolders:
             files=chosen,
             labels=labels,
             classes=tuple(classes),
-            splits=tuple(all_found[rank].split for rank in ranks.tolist()) if splits else None,
+            splits=tuple([all_found[rank].split for rank in ranks.tolist()]) if splits else None,
             notes=(*self._notes(len(files) - len(order), found), *notes),
         )
 
@@ -269,7 +269,7 @@ class _ClassFolders:
         if outside:
             notes.append(f"{outside:,} {self.kind.noun} that lie in no class folder were left out.")
         # What is left out is counted by kind: a person sees whether labels were among it.
-        others = FileEntries.of(self.tree.entries).where(lambda name: extension_of(name) not in self.kind.extensions)
+        others = FileEntries.of(self.tree.entries).not_ending_in(self.kind.extensions)
         if others:
             notes.append(f"{len(others):,} files that are no {self.kind.noun} were left out ({count_kinds(others)}).")
         # A note for each split that has no files of some class.
@@ -299,13 +299,10 @@ class _ClassFolders:
 
 def _folders(files: FileEntries) -> tuple[list[_FolderOfKind], NDArray[np.int32]]:
     """Return the folders that hold files, and for each file the number of its own, int32 `(N,)`."""
-    known: dict[str, int] = {}
-    places = (known.setdefault(name.rpartition("/")[0], len(known)) for name in files.names)
-    # A number for each file in place of its folder's name: four bytes for each of millions.
-    folder_of = np.fromiter(places, np.int32, len(files))
-    folders = [_FolderOfKind(tuple(path.split("/")) if path else (), number) for path, number in known.items()]
+    paths, folder_of = files.folders
+    folders = [_FolderOfKind(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
     return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (
-        folder_of
+        folder_of.astype(np.int32)
     )
 
 
@@ -451,7 +448,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
     if not files:
         msg = f"'{tree.label}' holds no .npy files."
         raise EmptySourceError(msg)
-    role = next((name for name in files.names if has_role(name.rpartition("/")[2])), None)
+    role = first_with_role(files)
     if role is not None:
         msg = f"'{role}' is called like the inputs or targets of many samples, and no sample of its own."
         raise EmptySourceError(msg)

@@ -12,6 +12,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
 from colabstage.layouts.class_folders import read_array_folder, read_image_folder
@@ -34,7 +36,7 @@ from colabstage.layouts.reading import read_files, read_head
 from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import FileEntries, files_ending_in
+from colabstage.trees.entries import FileEntries, files_ending_in, folders_of
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
@@ -228,8 +230,10 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     if not files:
         return frozenset()
-    top = "".join(f"{folder}/" for folder in shared_folders(files.names))
-    deepest = max(files.names, key=lambda name: name.count("/")).removeprefix(top).split("/")
+    folders, of_files = files.folders
+    top = "".join(f"{folder}/" for folder in shared_folders(f"{folder}/" for folder in folders))
+    depths = np.array([folder.count("/") + bool(folder) for folder in folders])[of_files]
+    deepest = files.names[int(np.argmax(depths))].removeprefix(top).split("/")
     # The original of the deepest image has the same path without the folders of the copy.
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
     starts = [originals[name] for name in files.names if name in originals]
@@ -290,6 +294,7 @@ class _FolderEvidence:
         self.tree = tree
         self.found = found
         self.is_more = is_more
+        self.folders, self.folder_of = folders_of(found.keys)
 
     def undoubted(self) -> SampleTable:
         """Return the table, unless the folders are probably not classes."""
@@ -325,7 +330,8 @@ class _FolderEvidence:
 
     def _folders_below(self) -> dict[str, set[str]]:
         """Return for each class the folders in it that contain images; "" where some are directly in it."""
-        folders = {(image.rpartition("/")[0], name) for image, name in _class_of(self.found)}
+        pairs = np.unique(np.stack([self.folder_of, np.array(_labels(self.found), np.int64)], axis=1), axis=0)
+        folders = [(self.folders[folder], self.found.classes[label]) for folder, label in pairs.tolist()]
         # A folder above all of them may have the name of a class: cell_images/cell_images.
         depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
         rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.found.classes}
@@ -342,7 +348,7 @@ class _FolderEvidence:
 
     def _parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
-        folders = {folder for image in self.found.keys for folder in image.split("/")[:-1]}
+        folders = {name for folder in self.folders for name in folder.split("/")}
         found = sorted(folder for folder in folders - set(self.found.classes) if is_role_folder(folder))
         if len(found) < 2:
             return ""

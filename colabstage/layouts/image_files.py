@@ -23,7 +23,7 @@ from colabstage.layouts.names import (
     split_of_path,
 )
 from colabstage.layouts.table import Images, NearMissError, SampleTable, TreeFiles, Values
-from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
+from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 
 def _images(tree: Tree) -> FileEntries:
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    images = images.where(lambda name: not any(map(is_foreign_folder, name.split("/")[:-1])))
+    images = images.in_folders(lambda folder: not any(map(is_foreign_folder, folder.split("/"))))
     if not images:
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
@@ -70,9 +70,11 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
     """
     images = _images(tree)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
-    found = [wanted.search(name) for name in images.names]
-    silent = [name for name, match in zip(images.names, found, strict=True) if match is None]
-    odd = next((name for name in silent if pattern is None and split_of_path(name) != "test"), None)
+    # Of a million names the first mostly tells that this is not what they say.
+    unsaid = (name for name in images.names if wanted.search(name) is None and split_of_path(name) != "test")
+    odd = next(unsaid, None) if pattern is None else None
+    found = [wanted.search(name) for name in images.names] if odd is None else []
+    silent = [name for name, match in zip(images.names, found, strict=True) if match is None] if odd is None else []
     if odd is not None or len(silent) == len(images):
         expected = f"{pattern!r} in it" if pattern is not None else "a name such as cat.0.jpg"
         msg = f"The name of '{odd or silent[0]}' in '{tree.label}' does not say its class; expected {expected}."
@@ -112,7 +114,7 @@ def read_images(tree: Tree) -> SampleTable:
     """
     images = _images(tree)
     splits_of = _splits_of_folders(images)
-    splits = tuple(splits_of[posixpath.dirname(name)] for name in images.names)
+    splits = tuple([splits_of[number] for number in images.folders[1].tolist()])
     return SampleTable(
         layout=IMAGES,
         keys=images.names,
@@ -123,14 +125,16 @@ def read_images(tree: Tree) -> SampleTable:
     )
 
 
-def _splits_of_folders(images: FileEntries) -> dict[str, str]:
-    """Return the split of each folder that has images, "" for none."""
-    folders = {posixpath.dirname(name) for name in images.names}
+def _splits_of_folders(images: FileEntries) -> list[str]:
+    """Return the split of each of the folders that have images, as `FileEntries.folders` has them; "" for none."""
+    folders, _ = images.folders
     # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
-    depth = len(shared_folders(images.names))
-    tops = {folder: split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders}
-    same = len({read.rest for read in tops.values()}) == 1
-    return {folder: split_of_path(f"{folder}/") or (tops[folder].split if same else "") for folder in folders}
+    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    tops = [split_name("".join(folder.split("/")[depth : depth + 1])) for folder in folders]
+    same = len({read.rest for read in tops}) == 1
+    return [
+        split_of_path(f"{folder}/") or (top.split if same else "") for folder, top in zip(folders, tops, strict=True)
+    ]
 
 
 def guess_images(tree: Tree, is_more: bool) -> SampleTable:
@@ -147,14 +151,14 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
         raise LayoutError(msg)
     # First, because it declines most folders of classes after a look at each folder instead of each image.
     splits = _splits_of_folders(images)
-    if len(splits) > 1 and (not all(splits.values()) or len(splits) > len(set(splits.values()))):
+    if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
         msg = f"The images of '{tree.label}' lie in {len(splits):,} folders, not in one, or one for each split."
         raise LayoutError(msg)
     if _have_classes_in_names(tree):
         msg = f"The images of '{tree.label}' have classes in their names."
         raise LayoutError(msg)
     without = 'layout="images" reads the images without labels.'
-    others = FileEntries.of(tree.entries).where(lambda name: extension_of(name) not in _HARMLESS)
+    others = FileEntries.of(tree.entries).not_ending_in(_HARMLESS)
     labels = [name for name in others.names if not is_note(name)]
     if labels:
         msg = (
@@ -163,8 +167,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
             f"images, or give a function as layout=. {without}"
         )
         raise NearMissError(msg)
-    found = read_images(tree)
-    beginnings = _beginnings(found.keys)
+    beginnings = _beginnings(images.names)
     if beginnings:
         msg = (
             f"The images of '{tree.label}' lie in no folders of classes, but their names may say the class: "
@@ -172,7 +175,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
             f"colabstage.options, for what stands before the last number. {without}"
         )
         raise NearMissError(msg)
-    return found
+    return read_images(tree)
 
 
 def _have_classes_in_names(tree: Tree) -> bool:

@@ -85,7 +85,8 @@ def is_note(name: str) -> bool:
 
 def count_kinds(files: Iterable[FileEntry]) -> str:
     """Write how many files there are of each extension, the commonest first."""
-    return count_by(posixpath.splitext(file.name)[1].lower() or "without extension" for file in files)
+    endings, of_files = FileEntries.of(files).endings
+    return count_by([endings[number].lower() or "without extension" for number in of_files.tolist()])
 
 
 def listed(names: list[str]) -> str:

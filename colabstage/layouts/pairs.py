@@ -18,8 +18,6 @@ from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMiss
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Content, SampleSource
@@ -209,9 +207,18 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     if not files:
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
+    folders, of_files = files.folders
     # What all files share says nothing of one of them: Dataset_with_GT.
-    depth = len(shared_folders(files.names))
-    are_masks = _are_masks(files.names, depth)
+    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    # One verdict for each folder, of which there are few: whether all in it are masks, or none by its ending.
+    below = [folder.split("/")[depth:] for folder in folders]
+    of_masks = np.array([any(_rest(one, _MASK_ENDS) is not None for one in parts) for parts in below], np.bool_)
+    of_images = np.array([any(map(is_image_folder, parts)) for parts in below], np.bool_)
+    are_masks = of_masks[of_files]
+    for number, name in enumerate(files.names):
+        if name[: name.rfind(".")].endswith(_MASK_SUFFIXES) and not of_images[of_files[number]]:
+            stem = posixpath.splitext(posixpath.basename(name))[0]
+            are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
     if wanted is not None:
@@ -227,26 +234,6 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
         {image: _place(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
         {mask: _place(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
     )
-
-
-def _are_masks(names: Sequence[str], depth: int) -> NDArray[np.bool_]:
-    """Return bool `(N,)`: which files are masks, by what follows the first `depth` folders of their names."""
-    # One verdict for each folder, of which there are few: whether all in it are masks, or what ends in a suffix.
-    verdicts: dict[str, tuple[bool, bool]] = {}
-
-    def is_mask(name: str) -> bool:
-        folder, _, base = name.rpartition("/")
-        if folder not in verdicts:
-            parts = folder.split("/")[depth:] if folder else []
-            verdicts[folder] = (
-                any(_rest(part, _MASK_ENDS) is not None for part in parts),
-                not any(is_image_folder(part) for part in parts),
-            )
-        all_are, some_are = verdicts[folder]
-        stem = posixpath.splitext(base)[0]
-        return all_are or (some_are and _without_suffix(stem, _MASK_SUFFIXES) != stem)
-
-    return np.fromiter(map(is_mask, names), np.bool_, len(names))
 
 
 def _place(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:

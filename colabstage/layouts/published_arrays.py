@@ -19,6 +19,7 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.reading import open_unpacked, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, join_sources
 from colabstage.layouts.table import FileSlices
+from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,8 @@ _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _BATCH = re.compile(r"(data_batch_\d+|test_batch|batches\.meta)$")
 _BATCH_BIN = re.compile(r"(data_batch_\d+|test_batch)\.bin$")
+# As `extension_of` has those of all names that are meant: idx3-ubyte is none.
+_ENDINGS = ("", ".gz", ".bin", ".meta")
 _STL = re.compile(r"(train|test)_[Xy]\.bin$")
 _PIXEL = np.dtype(np.uint8)
 _CIFAR_SHAPE, _CIFAR_BYTES = (3, 32, 32), 3072
@@ -56,7 +59,8 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 
 def published_files(tree: Tree) -> list[FileEntry]:
     """Return the files of a tree that have the names of these datasets' files."""
-    return [entry for entry in tree.entries if _kind(entry, tree)]
+    # A look at endings spares one at each of a million names.
+    return [entry for entry in files_ending_in(tree.entries, _ENDINGS) if _kind(entry, tree)]
 
 
 def published_arrays(tree: Tree) -> list[StoredArray]:

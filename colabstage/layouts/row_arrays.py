@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Inputs, Targets
+    from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
 _HEAD = b"MATLAB 5.0 MAT-file"
@@ -62,6 +63,7 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test set of MNIST and its kin, and SVHN's further images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # What numpy.savez calls arrays that are given to it without names.
+_SAME_DIGIT = str.maketrans("123456789", "0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
 
 
@@ -199,6 +201,15 @@ def has_role(name: str) -> bool:
     return bool(_split_and_role(name)[1]) or is_class_names(name)
 
 
+def first_with_role(files: FileEntries) -> str | None:
+    """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
+    # No role has digits in its name, and names of samples mostly differ in digits only.
+    firsts: dict[str, str] = {}
+    for name in files.names:
+        firsts.setdefault(name[name.rfind("/") + 1 :].translate(_SAME_DIGIT), name)
+    return next((name for base, name in firsts.items() if has_role(base)), None)
+
+
 def _called(names: list[str], wanted: str) -> list[str]:
     return [
         name
@@ -286,7 +297,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         EmptySourceError: there are no files of arrays.
         LayoutError: which array is which cannot be told, one cannot be read, or they are not of one length.
     """
-    if not _array_files(tree):
+    if not files_ending_in(tree.entries, _SUFFIXES) and not published_files(tree):
         msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
     stored = {array.name: array for array in _find_arrays(tree)}
@@ -411,11 +422,6 @@ def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
         whole = values.astype(np.int64)
         return Values(whole), class_numbers(whole)
     return Values(values), ()
-
-
-def _array_files(tree: Tree) -> list[FileEntry]:
-    """Return the files of a tree that may hold arrays."""
-    return [*files_ending_in(tree.entries, _SUFFIXES), *published_files(tree)]
 
 
 def _find_arrays(tree: Tree) -> list[StoredArray]:

@@ -28,6 +28,7 @@ from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.report import StageFigures, StageReport
+from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class StageCall:
 def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
     """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
     # The sum of what is unpacked: plain files take that, however small their archive is.
-    tree_bytes = 0 if tree is None else sum(entry.size for entry in tree.entries)
+    tree_bytes = 0 if tree is None else total_size(tree.entries)
     return StageFigures(
         source_bytes=source.identity.nbytes,
         archive_bytes=source.archive_bytes,
@@ -186,7 +187,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
     if here is not None:
         report.note("The plain files were brought here by an earlier run that was interrupted after them.")
         return here
-    total = sum(entry.size for entry in tree.entries)
+    total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
         fetched = fetch_folder(
             tree,

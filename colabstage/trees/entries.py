@@ -19,7 +19,7 @@ import numpy as np
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -90,21 +90,100 @@ class StringArray(Sequence[str]):
         lengths[1:] -= lengths[:-1].copy()
         return lengths if self._rows is None else lengths[self._rows]
 
+    @classmethod
+    def cut_from(cls, data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> StringArray:
+        """Return pieces of some bytes, which have to be UTF-8. `starts`, `lengths`: `(N,)`, in bytes."""
+        source = np.frombuffer(data, np.uint8)
+        packed = bytearray()
+        for first in range(0, len(lengths), _PAGE_STRINGS):
+            page = lengths[first : first + _PAGE_STRINGS]
+            # How much further each byte is in the old bytes than in this page.
+            ahead = starts[first : first + _PAGE_STRINGS] - (np.cumsum(page) - page)
+            packed += source[np.repeat(ahead, page) + np.arange(int(page.sum()))].tobytes()
+        return cls(bytes(packed), narrowed(np.cumsum(lengths)))
+
     def packed(self) -> StringArray:
         """Return the same strings, their bytes in the order of the strings and no others."""
         if self._rows is None:
             return self
         lengths = self.lengths
-        data = np.frombuffer(self._data, np.uint8)
-        packed = bytearray()
-        for first in range(0, len(lengths), _PAGE_STRINGS):
-            page = lengths[first : first + _PAGE_STRINGS]
-            rows = self._rows[first : first + _PAGE_STRINGS].astype(np.int64)
-            starts = self._ends[rows].astype(np.int64) - page
-            # How much further each byte is in the old bytes than in this page.
-            ahead = starts - (np.cumsum(page) - page)
-            packed += data[np.repeat(ahead, page) + np.arange(int(page.sum()))].tobytes()
-        return StringArray(bytes(packed), narrowed(np.cumsum(lengths)))
+        return StringArray.cut_from(self._data, self._ends[self._rows].astype(np.int64) - lengths, lengths)
+
+    def containing(self, *texts: bytes, any_case: bool = False) -> NDArray[np.bool_]:
+        """Return bool `(N,)`: whether each string has one of some texts in it; with `any_case` these are in lower case.
+
+        Without an object for each string, as all that follows.
+        """
+        whole = self.packed()
+        found = np.zeros(len(self), np.bool_)
+        ends = whole._ends.astype(np.int64)
+        data = whole._data.lower() if any_case else whole._data
+        for text in texts:
+            places = array("q")
+            at = data.find(text)
+            while at >= 0:
+                places.append(at)
+                at = data.find(text, at + 1)
+            begins = np.array(places, np.int64)
+            # What begins in one string may end in the next.
+            numbers = np.searchsorted(ends, begins, side="right")
+            found[numbers[begins + len(text) <= ends[numbers]]] = True
+        return found
+
+    def is_utf8(self, *, only_ascii: bool = False) -> bool:
+        """Tell whether the bytes of each string are UTF-8, or ASCII, as those that `cut_from` takes may not be."""
+        whole = self.packed()
+        if whole._data.isascii() or only_ascii:
+            return whole._data.isascii()
+        try:
+            whole._data.decode(_CODEC)
+        except UnicodeDecodeError:
+            return False
+        # Half a character at the end of one would be completed by the next.
+        return not np.any((self.bytes_at(0) & 0xC0) == 0x80)
+
+    def bytes_at(self, place: int) -> NDArray[np.uint8]:
+        """Return uint8 `(N,)`: the byte at one place of each string, -1 for the last; 0 where a string is shorter."""
+        whole = self.packed()
+        lengths = whole.lengths
+        has = lengths > place if place >= 0 else lengths >= -place
+        ends = whole._ends.astype(np.int64)[has]
+        found = np.zeros(len(self), np.uint8)
+        at = ends - lengths[has] + place if place >= 0 else ends + place
+        found[has] = np.frombuffer(whole._data, np.uint8)[at]
+        return found
+
+    def last_of(self, mark: bytes) -> NDArray[np.int64]:
+        """Return int64 `(N,)`: the last place of a character of ASCII in each string, in bytes; -1 where it is not in
+        it."""
+        whole = self.packed()
+        ends = whole._ends.astype(np.int64)
+        data = np.frombuffer(whole._data, np.uint8)
+        found = np.full(len(self), -1, np.int64)
+        for first in range(0, len(self), _PAGE_STRINGS):
+            page = ends[first : first + _PAGE_STRINGS]
+            starts = np.append(ends[first - 1] if first else 0, page[:-1])
+            places = np.flatnonzero(data[starts[0] : page[-1]] == mark[0]) + starts[0]
+            before = np.searchsorted(places, page) - 1
+            has = before >= 0
+            last = places[before[has]] - starts[has]
+            found[first : first + _PAGE_STRINGS][has] = np.maximum(last, -1)
+        return found
+
+    def parts(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[list[str], NDArray[Any]]:
+        """Return the different parts of all strings, the first that occurs first, and the number of each string's.
+
+        `begins`, `ends`: `(N,)`, where each part begins and ends in its string, in bytes.
+        """
+        whole = self.packed()
+        data, starts = whole._data, whole._ends.astype(np.int64) - whole.lengths
+        numbers: dict[bytes, int] = {}
+        of_strings = array("q")
+        for first in range(0, len(self), _PAGE_STRINGS):
+            page = slice(first, first + _PAGE_STRINGS)
+            bounds = zip((starts[page] + begins[page]).tolist(), (starts[page] + ends[page]).tolist(), strict=True)
+            of_strings.extend([numbers.setdefault(data[begin:end], len(numbers)) for begin, end in bounds])
+        return [part.decode(_CODEC, _ERRORS) for part in numbers], narrowed(np.array(of_strings, np.int64))
 
     def order(self) -> NDArray[np.intp]:
         """Return `(N,)`: the numbers of the strings in Python's order; equal ones keep theirs."""
@@ -158,6 +237,14 @@ class StringArray(Sequence[str]):
         return f"StringArray({shown}{', …' if len(self) > 3 else ''}; {len(self):,})"
 
 
+def folders_of(names: Sequence[str]) -> tuple[list[str], NDArray[Any]]:
+    """Return the folders of some files' names, the first that occurs first, "" for the root; and the number of each
+    file's, `(N,)`."""
+    strings = names if isinstance(names, StringArray) else StringArray.of(names)
+    slashes = strings.last_of(b"/")
+    return strings.parts(np.zeros(len(slashes), np.int64), np.maximum(slashes, 0))
+
+
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
     """Return the strings of some rows, in their order; for a `StringArray` without an object for each."""
     return strings.take(rows) if isinstance(strings, StringArray) else [strings[row] for row in rows.tolist()]
@@ -209,13 +296,18 @@ class _FactColumns:
     places: NDArray[Any] | None
     """The place of each in its tree; `None` where that is its number here."""
 
+    # Computed once, because every layout asks for its own extensions, and most look at the folders.
+
     @cached_property
-    def extensions(self) -> tuple[NDArray[Any], dict[str, int]]:
-        """Return the number of each file's extension, `(M,)`, and the extensions' numbers."""
-        # Computed once, because every layout asks for its own extensions.
-        numbers: dict[str, int] = {}
-        of_files = array("q", (numbers.setdefault(extension_of(name), len(numbers)) for name in self.names))
-        return narrowed(np.array(of_files, np.int64)), numbers
+    def folders(self) -> tuple[list[str], NDArray[Any]]:
+        """Return the folders that hold the files, "" for the root, and the number of each file's, `(M,)`."""
+        return folders_of(self.names)
+
+    @cached_property
+    def endings(self) -> tuple[list[str], NDArray[Any]]:
+        """Return what follows the last dots of the bare names, with the dot, and the number of each file's, `(M,)`."""
+        dots, lengths = self.names.last_of(b"."), self.names.lengths
+        return self.names.parts(np.where(dots > self.names.last_of(b"/"), dots, lengths), lengths)
 
 
 def extension_of(name: str) -> str:
@@ -294,13 +386,46 @@ class FileEntries(Sequence[FileEntry]):
         """Return those whose names fit, in the same order."""
         return self.take(np.flatnonzero(np.fromiter(map(fits, self.names), np.bool_, len(self))))
 
-    def ending_in(self, extensions: tuple[str, ...]) -> FileEntries:
+    def ending_in(self, extensions: Collection[str]) -> FileEntries:
         """Return those with one of these extensions, as `extension_of` has them, in the same order."""
-        # Numbers in place of texts: asking for an extension compares whole numbers.
-        of_files, numbers = self._columns.extensions
-        wanted = [number for extension, number in numbers.items() if extension in extensions]
-        own = of_files if self._rows is None else of_files[self._rows]
-        return self.take(np.flatnonzero(np.isin(own, wanted)))
+        return self.take(np.flatnonzero(self._end_in(extensions)))
+
+    def not_ending_in(self, extensions: Collection[str]) -> FileEntries:
+        """Return all others than `ending_in`."""
+        return self.take(np.flatnonzero(~self._end_in(extensions)))
+
+    def _end_in(self, extensions: Collection[str]) -> NDArray[np.bool_]:
+        endings, of_files = self._columns.endings
+        fits = np.array([extension_of(ending) in extensions for ending in endings], np.bool_)
+        own: NDArray[np.bool_] = fits[of_files if self._rows is None else of_files[self._rows]]
+        return own
+
+    @property
+    def folders(self) -> tuple[list[str], NDArray[Any]]:
+        """Return the folders that hold the files, "" for the root, the first that occurs first; and the number of each
+        file's, `(N,)`."""
+        return self._used(*self._columns.folders)
+
+    @property
+    def endings(self) -> tuple[list[str], NDArray[Any]]:
+        """Return what follows the last dots of the bare names (".JPG"; "" where there is none), and the number of each
+        file's, `(N,)`."""
+        return self._used(*self._columns.endings)
+
+    def _used(self, texts: list[str], of_files: NDArray[Any]) -> tuple[list[str], NDArray[Any]]:
+        if self._rows is None:
+            return texts, of_files
+        own = of_files[self._rows]
+        used, first, numbers = np.unique(own, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        turns = np.empty(len(used), np.int64)
+        turns[order] = np.arange(len(used))
+        return [texts[number] for number in used[order].tolist()], turns[numbers.reshape(-1)]
+
+    def in_folders(self, fits: Callable[[str], bool]) -> FileEntries:
+        """Return those in folders whose names fit, in the same order."""
+        folders, of_files = self.folders
+        return self.take(np.flatnonzero(np.array([fits(folder) for folder in folders], np.bool_)[of_files]))
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -343,6 +468,12 @@ def files_ending_in(entries: Sequence[FileEntry], extensions: tuple[str, ...]) -
     """Return those of a tree's entries with one of these extensions (".jpg"; "" for none), in the same order, without
     an object for each. Names are looked at once, however often it is asked."""
     return FileEntries.of(entries).ending_in(extensions)
+
+
+def total_size(entries: Sequence[FileEntry]) -> int:
+    """Return the length of all files together in bytes."""
+    # In Python's whole numbers: sums of what some archives claim do not fit 64 bits.
+    return sum(FileEntries.of(entries).sizes.tolist())
 
 
 def entry_names(entries: Sequence[FileEntry]) -> Iterable[str]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _DRIVE_LETTER = re.compile(r"\A[A-Za-z]:")
 
 _MAX_PART_BYTES = 255
-_JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
+JUNK_FOLDERS = frozenset({"__MACOSX", ".ipynb_checkpoints", ".git"})
 # In lower case. Whatever else is junk by its own name begins with a dot.
 JUNK_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 # A chain of links longer than this is a loop for every practical purpose; Linux gives up at 40 as well.
@@ -263,4 +263,4 @@ def is_junk(name: str) -> bool:
 
 def is_junk_folder(base: str) -> bool:
     """Tell whether a folder of this name (its last component) holds only junk."""
-    return base in _JUNK_FOLDERS or is_our_name(base)
+    return base in JUNK_FOLDERS or is_our_name(base)

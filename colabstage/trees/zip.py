@@ -12,7 +12,6 @@ import io
 import lzma
 import stat
 import struct
-from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -22,6 +21,8 @@ from colabstage.errors import ArchiveError, CorruptArchiveError
 from colabstage.trees.entries import StringArray, narrowed, sorted_by_name
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
+    JUNK_FILES,
+    JUNK_FOLDERS,
     ArchiveLimits,
     check_collisions,
     check_limits,
@@ -347,7 +348,7 @@ class _SortedFiles(NamedTuple):
 
 def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
-    names, numbers, folders = _check_members(source.label, directory)
+    names, numbers, folders, renamed = _check_members(source.label, directory)
     empty_folders = without_files(folders, names) if folders else ()
     # By the directory alone, so that nothing is staged for an hour before the first locked member.
     locked = numbers[(directory.facts["flags"][numbers] & _FLAG_ENCRYPTED) != 0]
@@ -370,7 +371,7 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     skipped: list[str] = []
     if np.any(directory.facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
         files, skipped = _resolve_links(source, directory, dict(zip(names, numbers.tolist(), strict=True)))
-        names, numbers = StringArray.of(files), np.array(list(files.values()), np.int64)
+        names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
     facts = directory.facts
     entries, order = sorted_by_name(
         names,
@@ -382,7 +383,8 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     rows = numbers[order]
     packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
     packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
-    return _SortedFiles(entries, packing, _stored_names(directory, entries, rows), skipped, empty_folders)
+    stored = _stored_names(directory, entries, rows) if renamed or directory.stored_names else {}
+    return _SortedFiles(entries, packing, stored, skipped, empty_folders)
 
 
 def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[np.int64]) -> dict[int, bytes]:
@@ -393,34 +395,63 @@ def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[n
     }
 
 
-def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, NDArray[np.int64], list[str]]:
-    """Yield the members that are files or links, by cleaned name, and their numbers; the names of those that are
-    folders.
+class _Checked(NamedTuple):
+    """The members that are files or links, M of them, for which the rules of `names` hold."""
 
-    The rules of `names` hold for all.
+    names: StringArray
+    """Cleaned, `(M,)`."""
+    numbers: NDArray[np.int64]
+    """Their places in the directory, `(M,)`."""
+    folders: list[str]
+    """Cleaned names of the members that are folders."""
+    renamed: bool
+    """Whether any name is not as the archive has it."""
+
+
+def _check_members(archive: str, directory: ZipDirectory) -> _Checked:
+    """Return the members that are files or links, junk left out.
+
+    Raises:
+        UnsafeArchiveError: one breaks a rule of `names`.
     """
-    numbers = array("q")
+    keep = np.ones(len(directory), np.bool_)
+    renamed: dict[int, str] = {}
     folders: list[str] = []
+    facts = directory.facts
+    # All others are files with names as they should be: nearly all of what may be ten million.
+    for number in np.flatnonzero(_needs_a_look(directory)).tolist():
+        raw, mode, size = directory.names[number], int(facts["mode"][number]), int(facts["size"][number])
+        kind = stat.S_IFMT(mode)
+        if raw.endswith("/") or (kind == stat.S_IFDIR and size == 0):
+            folders.append(clean_folder_name(archive, raw))
+            if size:
+                raise refuse_member(archive, raw, "it is named like a folder but has content")
+            keep[number] = False
+            continue
+        name = clean_member_name(archive, raw)
+        if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
+            raise refuse_member(archive, raw, "it is a device, a pipe or a folder with content")
+        keep[number] = not is_junk(name)
+        if name != raw:
+            renamed[number] = name
+    numbers = np.flatnonzero(keep)
+    names = directory.names if keep.all() else directory.names.take(numbers)
+    if renamed:
+        pairs = zip(numbers.tolist(), names, strict=True)
+        names = StringArray.of(renamed.get(number, name) for number, name in pairs)
+    check_collisions(archive, names, folders)
+    return _Checked(names, numbers, folders, bool(renamed))
 
-    def names() -> Iterator[str]:
-        for number, (raw, fact) in enumerate(zip(directory.names, directory.facts, strict=True)):
-            mode, size = int(fact["mode"]), int(fact["size"])
-            kind = stat.S_IFMT(mode)
-            if raw.endswith("/") or (kind == stat.S_IFDIR and size == 0):
-                folders.append(clean_folder_name(archive, raw))
-                if size:
-                    raise refuse_member(archive, raw, "it is named like a folder but has content")
-                continue
-            name = clean_member_name(archive, raw)
-            if kind not in (0, stat.S_IFREG, stat.S_IFLNK):
-                raise refuse_member(archive, raw, "it is a device, a pipe or a folder with content")
-            if not is_junk(name):
-                numbers.append(number)
-                yield name
 
-    found = StringArray.of(names())
-    check_collisions(archive, found, folders)
-    return found, np.array(numbers, np.int64), folders
+def _needs_a_look(directory: ZipDirectory) -> NDArray[np.bool_]:
+    """Return which members are no files, or have names that may break a rule, be junk, or have parts to drop."""
+    # What begins with a dot, as most junk does, is among them.
+    names = directory.names.packed()
+    found = names.containing(b"/.", b"//", b"\\", b"\0", *(folder.encode() for folder in JUNK_FOLDERS))
+    found |= names.containing(*(file.encode() for file in JUNK_FILES), any_case=True)
+    found |= np.isin(names.bytes_at(0), (0, *b"/.")) | (names.bytes_at(1) == ord(":"))
+    found |= names.bytes_at(-1) == ord("/")
+    return found | ~np.isin(directory.facts["mode"] & np.uint16(0o170000), (0, stat.S_IFREG, stat.S_IFLNK))
 
 
 def _resolve_links(

@@ -44,6 +44,8 @@ _RECORD_FIELDS = {
     "crc": ("<u4", 16),
     "packed_size": ("<u4", 20),
     "size": ("<u4", 24),
+    "name_length": ("<u2", 28),
+    "extra_length": ("<u2", 30),
     "attributes": ("<u4", 38),
     "offset": ("<u4", 42),
 }
@@ -53,7 +55,9 @@ _FACTS = [
     *((name, "<u2") for name in ("method", "flags", "mode")),
     ("mtime_ns", "<i8"),
 ]
-_SIZES, _LENGTHS, _OFFSET = struct.Struct("<2L"), struct.Struct("<3H"), struct.Struct("<L")
+_MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
+# Where a field of 32 bits says that a zip64 field has the number.
+_NARROW_FULL = 0xFFFFFFFF
 LOCAL_HEADER_BYTES = 30
 _MEMBER_MARK = b"PK\1\2"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
@@ -66,6 +70,7 @@ _BEYOND = 1 << 61
 
 _EXTRA_ZIP64 = 0x0001
 _EXTRA_UNICODE_PATH = 0x7075
+_UNICODE_PATH_MARK = struct.pack("<H", _EXTRA_UNICODE_PATH)  # "up"
 _FLAG_UTF8 = 0x800
 # Systems in "version made by" whose archivers write names as the file system has them, which is UTF-8.
 _UNIX_SYSTEMS = frozenset({3, 19})
@@ -259,37 +264,45 @@ def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:
 
 
 def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory:
-    """Yield the members in a directory. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
+    """Return what a directory says. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
     import numpy as np
 
     from colabstage.trees.entries import StringArray
 
-    starts = array("q")
-    stored_names: dict[int, bytes] = {}
-    wide: dict[int, list[int]] = {}
-
-    def names() -> Iterator[str]:
-        for number, (at, stored, extra) in enumerate(_records(source, directory)):
-            starts.append(at)
-            system, flags = directory[at + 5], directory[at + 8] | directory[at + 9] << 8
-            narrow = _SIZES.unpack_from(directory, at + 20) + _OFFSET.unpack_from(directory, at + 42)
-            if 0xFFFFFFFF in narrow:
-                packed, size, offset = narrow
-                wide[number] = _wide_fields(source, extra, size, packed, offset)
-            # "up", the mark of a Unicode name: a field that holds one is worth the closer look.
-            if stored.isascii() and b"up" not in extra:
-                yield stored.decode("ascii")
-                continue
-            name = _decode_name(stored, extra, flags, system)
-            if name.encode("utf-8", "surrogatepass") != stored:
-                stored_names[number] = stored
-            yield name
-
-    decoded = StringArray.of(names())
+    starts = np.array(_record_starts(source, directory), np.int64)
     # Records of one length that may begin at any byte: those at the members' places are taken.
     anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
-    records = anywhere[np.array(starts, np.int64)] if len(decoded) else np.empty(0, _record_type())
-    return ZipDirectory(decoded, stored_names, _facts(records, wide, wraps=wraps))
+    records = anywhere[starts] if len(starts) else np.empty(0, _record_type())
+    lengths, extra_lengths = (records[name].astype(np.int64) for name in ("name_length", "extra_length"))
+    names = StringArray.cut_from(directory, starts + _MEMBER.size, lengths)
+    stored_names: dict[int, bytes] = {}
+
+    def extra(number: int) -> bytes:
+        begin = int(starts[number] + _MEMBER.size + lengths[number])
+        return directory[begin : begin + int(extra_lengths[number])]
+
+    says_utf8 = ((records["flags"] & _FLAG_UTF8) != 0) | np.isin(records["system"], list(_UNIX_SYSTEMS))
+    extras = StringArray.cut_from(directory, starts + _MEMBER.size + lengths, extra_lengths)
+    if not names.is_utf8(only_ascii=not says_utf8.all()) or extras.containing(_UNICODE_PATH_MARK).any():
+
+        def decoded() -> Iterator[str]:
+            for number, (system, flags) in enumerate(
+                zip(records["system"].tolist(), records["flags"].tolist(), strict=True)
+            ):
+                begin = int(starts[number]) + _MEMBER.size
+                stored = directory[begin : begin + int(lengths[number])]
+                name = _decode_name(stored, extra(number), flags, system)
+                if name.encode("utf-8", "surrogatepass") != stored:
+                    stored_names[number] = stored
+                yield name
+
+        names = StringArray.of(decoded())
+    narrow = [records[name] for name in ("size", "packed_size", "offset")]
+    wide = {
+        number: _wide_fields(source, extra(number), *(int(column[number]) for column in narrow))
+        for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in narrow], axis=0)).tolist()
+    }
+    return ZipDirectory(names, stored_names, _facts(records, wide, wraps=wraps))
 
 
 def _record_type() -> np.dtype[Any]:
@@ -299,20 +312,23 @@ def _record_type() -> np.dtype[Any]:
     return np.dtype({"names": list(_RECORD_FIELDS), "formats": formats, "offsets": offsets, "itemsize": _MEMBER.size})
 
 
-def _records(source: ByteSource, directory: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield of each member where its record begins, the bytes of its name, and its extra fields."""
-    at = 0
-    length = len(directory)
+def _record_starts(source: ByteSource, directory: bytes) -> array[int]:
+    """Return where the record of each member begins."""
+    starts = array("q")
+    at, length = 0, len(directory)
+    # Each says where the next begins, so this is the one step that is taken for each of millions of members.
+    last, read, append = length - _MEMBER.size, _MARK_AND_LENGTHS.unpack_from, starts.append
     while at < length:
-        if at + _MEMBER.size > length or directory[at : at + 4] != _MEMBER_MARK:
+        if at > last:
             raise _damaged(source, f"its directory is not readable at byte {at:,}")
-        name_length, extra_length, comment_length = _LENGTHS.unpack_from(directory, at + 28)
-        start = at
+        mark, name_length, extra_length, comment_length = read(directory, at)
+        if mark != _MEMBER_MARK:
+            raise _damaged(source, f"its directory is not readable at byte {at:,}")
+        append(at)
         at += _MEMBER.size + name_length + extra_length + comment_length
-        if at > length:
-            raise _damaged(source, "the last entry of its directory is cut")
-        named = start + _MEMBER.size + name_length
-        yield start, directory[start + _MEMBER.size : named], directory[named : named + extra_length]
+    if at > length:
+        raise _damaged(source, "the last entry of its directory is cut")
+    return starts
 
 
 def _facts(records: NDArray[Any], wide: dict[int, list[int]], *, wraps: bool) -> NDArray[Any]:
@@ -372,7 +388,7 @@ def _wide_fields(source: ByteSource, extra: bytes, *narrow: int) -> list[int]:
         return list(narrow)
     wide = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
     try:
-        return [next(wide) if value == 0xFFFFFFFF else value for value in narrow]
+        return [next(wide) if value == _NARROW_FULL else value for value in narrow]
     except StopIteration:
         raise _damaged(source, "a zip64 field of its directory is cut") from None
 

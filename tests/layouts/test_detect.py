@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +14,13 @@ import pytest
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts.detect import check_layout_name, detect_layout
 from colabstage.layouts.table import Boxes
+from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import FrameType
 
 
 @pytest.fixture
@@ -44,6 +50,34 @@ def test_what_was_found_in_words(tree: FolderTree) -> None:
     boxes = Boxes(np.array([0, 0, 3]), np.ones((3, 4)), {"labels": np.array([1, 0, 1])})
     assert dict(replace(table, targets=boxes).summary())["classes"] == "2: cat ('dog/1.jpg'), dog ('dog/1.jpg')"
     assert replace(table, targets=None, classes=()).summary()[1:] == (("example", "'cat/1.jpg'"),)
+
+
+@pytest.mark.parametrize("ending", [".jpg", ".npy"])
+def test_files_of_a_large_archive_are_not_asked_one_by_one(tmp_path: Path, ending: str) -> None:
+    """From opening the archive to its table of samples, few functions are called for each file: there are millions."""
+    content = io.BytesIO()
+    np.save(content, np.zeros(3, np.uint8))
+    calls = []
+    for files in (200, 1200):
+        archive = tmp_path / f"{files}.zip"
+        with zipfile.ZipFile(archive, "w") as out:
+            for number in range(files):
+                out.writestr(f"train/c{number % 5}/{number:04}{ending}", content.getvalue())
+        called: list[str] = []
+
+        def note(frame: FrameType, event: str, _: object, called: list[str] = called) -> None:
+            if event == "call":
+                called.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            with ZipTree(LocalBytes(archive)) as tree:
+                table = detect_layout(tree)
+        finally:
+            sys.setprofile(None)
+        assert (len(table), table.classes) == (files, ("c0", "c1", "c2", "c3", "c4"))
+        calls.append(len(called))
+    assert (calls[1] - calls[0]) / 1000 < 10
 
 
 def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.trees.entries import StringArray, first_repeated, narrowed, take_strings
+from colabstage.trees.entries import StringArray, first_repeated, folders_of, narrowed, take_strings
 
 # Lone surrogates are how Python shows a file name that is no UTF-8; "\uffff" sorts before "\U00010000" there.
 ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, "日本", "a\0"]
@@ -39,6 +39,50 @@ def test_some_texts_of_some_texts_are_the_right_ones() -> None:
 def test_the_order_is_that_of_python(texts: list[str]) -> None:
     """Long and short texts, with and without zero bytes, sort as `sorted` sorts them, equal ones as they come."""
     assert StringArray.of(texts).order().tolist() == sorted(range(len(texts)), key=texts.__getitem__)
+
+
+PATHS = ["", "a.jpg", "c/ä.JPG", "c/b/", "/.x", "c/日本.tar.gz", "n." * 3, "thumbs", ".db", "a" * 5000 + "/Thumbs.DB"]
+
+
+@pytest.mark.parametrize("times", [1, 700], ids=["one page", "several"])
+def test_what_is_asked_of_all_texts_at_once_is_what_each_would_say(times: int) -> None:
+    """What is in them, at a place of them and last in them; nothing begins in one and ends in the next."""
+    paths = PATHS * times
+    texts = StringArray.of(["-", *paths]).take(np.arange(1, len(paths) + 1))
+    encoded = [path.encode() for path in paths]
+    for wanted in (b"/", b"thumbs.db", b"\xe6\x97", b"n.n", b"absent"):
+        assert texts.containing(wanted).tolist() == [wanted in path for path in encoded]
+    assert texts.containing(b"thumbs.db", b"ar.g", any_case=True).tolist() == [
+        b"thumbs.db" in path.lower() or b"ar.g" in path.lower() for path in encoded
+    ]
+    for place in (0, 1, -1, -2):
+        whole = [path[place] if -len(path) <= place < len(path) else 0 for path in encoded]
+        assert texts.bytes_at(place).tolist() == whole
+    for mark in (b"/", b"."):
+        assert texts.last_of(mark).tolist() == [path.rfind(mark) for path in encoded]
+    folders, numbers = folders_of(texts)
+    assert [folders[number] for number in numbers.tolist()] == [path.rpartition("/")[0] for path in paths]
+    assert folders == list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "utf8", "ascii_only"),
+    [
+        ([b"a", b"b"], True, True),
+        ([b"a", "ä".encode()], True, False),
+        # Together they are one character.
+        (["ä".encode()[:1], "ä".encode()[1:]], False, False),
+        ([b"\xff"], False, False),
+        ([], True, True),
+    ],
+)
+def test_pieces_of_bytes_may_be_no_text(pieces: list[bytes], utf8: bool, ascii_only: bool) -> None:
+    """Each piece is judged by itself."""
+    lengths = np.array([len(piece) for piece in pieces], np.int64)
+    cut = StringArray.cut_from(b"".join(pieces), np.cumsum(lengths) - lengths, lengths)
+    assert (cut.is_utf8(), cut.is_utf8(only_ascii=True)) == (utf8, ascii_only)
+    if utf8:
+        assert cut == [piece.decode() for piece in pieces]
 
 
 def test_equality_is_that_of_sequences() -> None:
