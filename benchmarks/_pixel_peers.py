@@ -262,6 +262,38 @@ def _stack_bytes(samples: list[dict[str, bytes]], shape: Shape) -> tuple[Any, An
     return _stack([_parse(sample["x"], sample["y"], shape) for sample in samples])
 
 
+class Mosaic:
+    """MosaicML Streaming: raw bytes in MDS shards of 64 MB, read from the local folder."""
+
+    packages = ("mosaicml-streaming",)
+
+    def __init__(self, folder: Path, shape: Shape) -> None:
+        self._place, self._shape, self._folder = folder / "mosaic", shape, folder
+
+    def store(self) -> None:
+        from streaming import MDSWriter
+
+        x, y = read_samples(self._folder)
+        with MDSWriter(out=str(self._place), columns={"x": "bytes", "y": "bytes"}, size_limit="64mb") as writer:
+            for row in range(self._shape.samples):
+                writer.write({"x": x[row].tobytes(), "y": y[row].tobytes()})
+
+    def settings(self) -> Settings:
+        return _worker_settings(self._open)
+
+    def _open(self, workers: int) -> Batches:
+        from streaming import StreamingDataset
+        from streaming.base.util import clean_stale_shared_memory
+
+        # It refuses a folder that a dataset of this process has open, unless what they share is given back first.
+        clean_stale_shared_memory()
+        dataset = StreamingDataset(local=str(self._place), shuffle=True, batch_size=BATCH)
+        loader: Batches = _data_loader(
+            dataset, workers, batch_size=BATCH, collate_fn=partial(_stack_bytes, shape=self._shape)
+        )
+        return loader
+
+
 class Grain:
     """Grain over an uncompressed ArrayRecord file with groups of one, as random reads want it."""
 
@@ -429,6 +461,7 @@ LIBRARIES = {
     "lmdb": Lmdb,
     "webdataset": WebDataset,
     "litdata": LitData,
+    "mosaic": Mosaic,
     "grain": Grain,
     "datasets": HuggingFace,
     "ffcv": Ffcv,

@@ -1,10 +1,11 @@
-"""Samples per second with a warm page cache: make_loader against the recipe, eight ways of others, and the limit.
+"""Samples per second with a warm page cache: make_loader against the recipe, nine ways of others, and the limit.
 
     python -m benchmarks.peers_pixels [--quick] [--rounds 5] [--only images digits masks rows]
 
 Four kinds of samples: 4,000 of 256x256x3 uint8 with classes, for everybody; 60,000 of 28x28, 2,000 of 512x512x3 with
-masks, and 100,000 float32 rows of 128, for all but WebDataset, LitData and Grain, which the first table has. Batches of
-64, shuffled. Every contender lives in a process of its own, with its samples in its own format, and
+masks, and 100,000 float32 rows of 128, for all but WebDataset, LitData, MosaicML Streaming and Grain, which the first
+table has. Batches of 64, shuffled. Every contender lives in a process of its own, with its samples in its own format,
+and
 
 1. tries its settings (workers 0, 1 and 2; whole batches at once where it can) and stays with the quickest, which the
    table names; the file format too is the quickest known, not the one of its tutorial;
@@ -54,7 +55,12 @@ LIBRARIES = {
     "Hugging Face datasets": "datasets",
     FFCV: "ffcv",
 }
-MORE_LIBRARIES = {"WebDataset": "webdataset", "LitData": "litdata", "Grain with ArrayRecord": "grain"}
+MORE_LIBRARIES = {
+    "WebDataset": "webdataset",
+    "LitData": "litdata",
+    "MosaicML Streaming": "mosaic",
+    "Grain with ArrayRecord": "grain",
+}
 SHAPES = {
     "images": Shape("4,000 of 256x256x3 uint8", 4000, (256, 256, 3)),
     "digits": Shape("60,000 of 28x28 uint8", 60_000, (28, 28)),

@@ -61,7 +61,7 @@ def said_by(error: BaseException) -> str:
     elif isinstance(error, KeyError):
         text = f"{error} is missing"
     elif isinstance(error, UnicodeDecodeError):
-        text = f"byte {error.start:,} is no text in {error.encoding.upper()}"
+        text = f"byte {error.start:,} is not text in {error.encoding.upper()}"
     elif isinstance(error, RecursionError):
         text = "it is nested too deeply"
     elif isinstance(error, MemoryError):

@@ -44,7 +44,7 @@ def test_texts_of_errors_name_no_types() -> None:
         (FileNotFoundError(2, "No such file or directory", "a"), "No such file or directory"),
         (OSError("[Errno 5] Input/output error"), "Input/output error"),
         (KeyError("size"), "'size' is missing"),
-        (UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"), "byte 1 is no text in UTF-8"),
+        (UnicodeDecodeError("utf-8", b"a\xff", 1, 2, "invalid start byte"), "byte 1 is not text in UTF-8"),
         (RecursionError("maximum recursion depth exceeded"), "it is nested too deeply"),
         (MemoryError(), "it does not fit into memory"),
         (ValueError("It is odd."), "It is odd"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ _STYLE = ROOT / "docs" / "contributing.md"
 _CODE = re.compile(r"^`{3,}.*?^`{3,}$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 
+@functools.cache
 def forbidden() -> list[str]:
     """Return the phrases in the first column of the word list."""
     table = _STYLE.read_text(encoding="utf-8").partition("## Word list")[2]
@@ -54,6 +56,17 @@ def help_texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
+def messages(path: Path) -> Iterator[str]:
+    """Give the texts of a module that are not docstrings, with `…` for what a message fills in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
 @pytest.mark.parametrize("path", pages(), ids=lambda path: path.stem)
 def test_pages_keep_to_the_word_list(path: Path) -> None:
     """Code is left out."""
@@ -73,6 +86,14 @@ def test_notebooks_keep_to_the_word_list(path: Path) -> None:
 def test_the_help_keeps_to_the_word_list(path: Path) -> None:
     """Docstrings, which are the help of commands, and the texts of options."""
     assert [bad for text in help_texts(path) for bad in complaints(text)] == []
+
+
+def test_messages_keep_to_the_word_list() -> None:
+    """Of every module: what errors, notes and reports say."""
+    modules = sorted((ROOT / "colabstage").rglob("*.py"))
+    assert len(modules) > 200
+    found = {path.name: complaints(" ¶ ".join(messages(path))) for path in modules}
+    assert {name: phrases for name, phrases in found.items() if phrases} == {}
 
 
 def test_the_navigation_keeps_to_the_word_list() -> None:

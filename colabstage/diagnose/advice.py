@@ -343,7 +343,7 @@ def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
     if facts.setting.processes and not facts.setting.persistent:
         yield Advice(
             "DataLoader(..., persistent_workers=True)",
-            "the processes are started anew in every epoch",
+            "the processes are started again in every epoch",
             facts.cycle_s + min(facts.epoch_start_s, _restart_s(facts, facts.cycle_s)),
             1.0,
             options={"persistent_workers": True},

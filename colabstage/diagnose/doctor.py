@@ -280,7 +280,7 @@ class NetworkMountCheck:
     """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
     Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
 
-    title = "where it lies"
+    title = "location"
 
     def check(self, facts: MachineFacts) -> Ruling:
         """Tell whether the dataset is on a local disk."""
@@ -523,7 +523,7 @@ class DoctorReport:
     def _headline(self) -> str:
         counts = {status: sum(finding.status == status for finding in self.findings) for status in _WORDS}
         if not counts["fail"] and not counts["warn"]:
-            return f"All well: {counts['ok']} checks passed."
+            return f"All {counts['ok']} checks passed."
         counted = ((counts["fail"], "problem"), (counts["warn"], "warning"))
         parts = [f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in counted if count]
         return f"{' and '.join(parts)}; {counts['ok']} fine."

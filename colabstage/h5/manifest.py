@@ -163,8 +163,8 @@ def check_place_of_manifest(file: Path) -> None:
     beside = manifest_path(file)
     if beside.exists() and not is_manifest(beside):
         msg = (
-            f"'{beside}' exists and is no manifest that colabstage wrote, but the manifest of '{file.name}' has to go "
-            "there. Rename it, or choose another name."
+            f"'{beside}' exists and is not a manifest that colabstage wrote, but the manifest of '{file.name}' has to "
+            "go there. Rename it, or choose another name."
         )
         raise TargetExistsError(msg)
 

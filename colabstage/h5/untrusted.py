@@ -215,7 +215,7 @@ def _check_external(dataset: Any, name: str, path: Path) -> None:
         try:
             there = Path(os.fsdecode(written)).stat().st_size
         except OSError as error:
-            raise _missing(name, path, f"lies in '{written}', which cannot be read ({error})") from error
+            raise _missing(name, path, f"is in '{written}', which cannot be read ({error})") from error
         if there < int(offset) + wanted:
             needed = int(offset) + wanted
             raise _missing(name, path, f"needs {needed:,} bytes of '{written}', which has {there:,}")

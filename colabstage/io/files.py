@@ -110,7 +110,7 @@ def check_own_folder(path: Path) -> None:
         return
     if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
         msg = (
-            f"'{path}' lies where everybody may write, and is a link, or another user's, or open to all. Give a "
+            f"'{path}' is where everybody can write, and is a link, or another user's, or open to all. Give a "
             "folder of your own as local_dir."
         )
         raise TargetNotWritableError(msg)

@@ -177,7 +177,7 @@ def rename_named(path: Path, to: Path) -> None:
 
 def _check_named(path: Path) -> None:
     if not is_our_name(path.name):
-        msg = f"'{path}' is no name that only colabstage gives, so it is not removed or replaced."
+        msg = f"'{path}' is not a name that only colabstage gives, so it is not removed or replaced."
         raise ValueError(msg)
 
 

@@ -305,7 +305,7 @@ def _rounded(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
-_HOW_TO_STOP = "To cancel, stop the cell. What is finished is kept, and the next call goes on from there."
+_HOW_TO_STOP = "To cancel, stop the cell. What is finished is kept, and the next call continues from there."
 
 
 def draws_html(shell_classes: Iterable[str]) -> bool:

@@ -117,7 +117,7 @@ def is_own(path: Path) -> bool:
 def check_own(path: Path) -> None:
     """Refuse what is neither a temporary of ours nor in one: a mistake in colabstage, not in how it is used."""
     if not is_own(path):
-        msg = f"'{path}' is no temporary file of colabstage's, and not in one, so it is not removed or changed."
+        msg = f"'{path}' is not a temporary file of colabstage's, and not in one, so it is not removed or changed."
         raise ValueError(msg)
 
 

@@ -85,6 +85,15 @@ def format_count(count: int, things: str) -> str:
     return f"{count:,} {_one_of(things) if count == 1 else things}"
 
 
+def left_out(count: int, things: str, which: str = "") -> str:
+    """Write that some of `things` were left out, and which.
+
+    >>> left_out(1, "images", "without a mask"), left_out(2, "clips")
+    ('1 image without a mask was left out', '2 clips were left out')
+    """
+    return f"{format_count(count, things)}{f' {which}' if which else ''} {'was' if count == 1 else 'were'} left out"
+
+
 def _one_of(things: str) -> str:
     # Sizes are bytes, too, and lose one letter only.
     return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")

@@ -157,7 +157,7 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
         # A last line without its end was cut off by a kill.
         whole = takewhile(lambda line: line.endswith(b"\n"), file)
         if json.loads(next(whole, b"null")) != head:
-            msg = f"The journal '{path}' belongs to other work, or to none; begin it anew."
+            msg = f"The journal '{path}' belongs to other work, or to none; begin it again."
             raise ValueError(msg)
         yield from map(json.loads, whole)
 

@@ -394,8 +394,8 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
     if label is None and odd is not None:
         kind = facts.schema.field(odd).type
         msg = (
-            f"The column '{odd}' of '{tree.label}' holds {kind} values, which are no labels; expected one number "
-            "or word in each row. Rename it, or add a column of labels."
+            f"The column '{odd}' of '{tree.label}' holds {kind} values, which are not labels; expected one "
+            "number or word in each row. Rename it, or add a column of labels."
         )
         raise BrokenDatasetError(msg)
     classes = features.get(label or "", {}).get("names") or ()
@@ -457,7 +457,7 @@ def _corners(boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: Sha
         own = possible_forms(boxes[offsets[number] : offsets[number + 1]], (image.width, image.height))
         are_corners, are_sizes = are_corners and own[0], are_sizes and own[1]
     if len(boxes) and are_corners == are_sizes:
-        what = "may be two corners as well as a corner and a size" if are_corners else "do not lie in their images"
+        what = "may be two corners as well as a corner and a size" if are_corners else "are not inside their images"
         msg = (
             f"The boxes in '{source.name(0)}' and others {what} (first {boxes[0].tolist()}). Give layout= a "
             "function that says what they are, or write COCO's JSON beside image files."

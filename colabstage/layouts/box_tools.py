@@ -18,6 +18,7 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path
 from colabstage.layouts.reading import read_files
@@ -172,9 +173,9 @@ def _table(
         raise BrokenDatasetError(msg)
     notes = [f"Boxes are those of {form.name}'s annotations."]
     if missing:
-        notes.append(f"{missing:,} images that annotations name are not there and were left out.")
+        notes.append(f"{left_out(missing, 'images', 'named by annotations and not there')}.")
     if len(images) > len(samples):
-        notes.append(f"{len(images) - len(samples):,} images that no file of annotations names were left out.")
+        notes.append(f"{left_out(len(images) - len(samples), 'images', 'that no file of annotations names')}.")
     if form.polygons:
         notes.append("Of outlines the boxes around them are kept.")
     return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)

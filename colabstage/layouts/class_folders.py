@@ -16,6 +16,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -267,11 +268,11 @@ class _ClassFolders:
     def _notes(self, outside: int, found: list[_ClassFolder]) -> tuple[str, ...]:
         notes = []
         if outside:
-            notes.append(f"{outside:,} {self.kind.noun} that lie in no class folder were left out.")
+            notes.append(f"{left_out(outside, self.kind.noun, 'in no class folder')}.")
         # What is left out is counted by kind: a person sees whether labels were among it.
         others = FileEntries.of(self.tree.entries).not_ending_in(self.kind.extensions)
         if others:
-            notes.append(f"{len(others):,} files that are no {self.kind.noun} were left out ({count_kinds(others)}).")
+            notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
         # A note for each split that has no files of some class.
         by_split: dict[str, set[str]] = {}
         for folder in found:

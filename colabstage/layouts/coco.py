@@ -13,6 +13,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
@@ -147,9 +148,11 @@ class _CocoFile(NamedTuple):
             if not isinstance(box, _Annotation):
                 if isinstance(box, dict) and "image_id" in box:
                     raise self.broken(place, box.get("id"), "has no bbox")
-                raise self.broken(place, None, "is no annotation")
+                raise self.broken(place, None, "is not an annotation")
             if not (_is_id(box.image) and _is_id(box.category)):
-                raise self.broken(place, box.number, "has an image_id or category_id that is no number and no word")
+                raise self.broken(
+                    place, box.number, "has an image_id or category_id that is neither a number nor a word"
+                )
             if box.image not in known:
                 raise self.broken(place, box.number, f"is of the image {box.image!r}, which is not listed")
             if box.category not in numbers:
@@ -208,7 +211,7 @@ def read_coco(tree: Tree) -> SampleTable:
     # Not an error: many datasets have annotations for a part of their images.
     unused = len(images) - len(samples)
     if unused:
-        notes.append(f"{unused:,} images that no file of annotations names were left out.")
+        notes.append(f"{left_out(unused, 'images', 'that no file of annotations names')}.")
     return detection_table(tree, samples, names, _COLUMNS, notes=notes)
 
 
@@ -245,10 +248,10 @@ def read_coco_classes(tree: Tree) -> SampleTable:
         unlabelled += sum(key not in labels for key, _ in placed)
     _check_once([image.name for image, _, _ in samples], found)
     if unlabelled:
-        notes.append(f"{unlabelled:,} images without an annotation were left out.")
+        notes.append(f"{left_out(unlabelled, 'images', 'without an annotation')}.")
     unused = len(images) - len(samples) - unlabelled
     if unused:
-        notes.append(f"{unused:,} images that no file of annotations names were left out.")
+        notes.append(f"{left_out(unused, 'images', 'that no file of annotations names')}.")
     splits = tuple(split for _, _, split in samples)
     return SampleTable(
         layout=CLASSES,
@@ -294,7 +297,7 @@ def _placed(
         raise absent[0]
     for file, placed, missing in kept:
         if missing:
-            notes.append(f"{missing:,} images that '{file.entry.name}' names are not there and were left out.")
+            notes.append(left_out(missing, "images", f"named by '{file.entry.name}' and not there") + ".")
         yield file, placed
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import left_out
 from colabstage.layouts.class_folders import FileKind
 from colabstage.layouts.columns import (
     TABLE_EXTENSIONS,
@@ -279,7 +280,7 @@ class _TableSearch:
         by_folder = [split_of_path(name) for name in chosen.names]
         if not any(splits) and not first.split and all(by_folder) and len(set(by_folder)) > 1:
             splits = by_folder
-            notes.append(f"Splits are the folders that the {self.kind.noun} lie in: {listed(sorted(set(splits)))}.")
+            notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(splits)))}.")
         return FileTable(
             keys=_unique(chosen.names),
             files=chosen,
@@ -441,10 +442,10 @@ class _TableSearch:
         # Tables of published datasets name a few files that were never published; silence would hide a broken download.
         missing = sum(len(table.rows) for table in found) - len(rows)
         if missing:
-            notes.append(f"{missing:,} rows whose {self.kind.noun} are not there were left out.")
+            notes.append(f"{left_out(missing, 'rows', f'whose {self.kind.noun} are not there')}.")
         unused = files - len({row.file for row in rows})
         if unused:
-            notes.append(f"{unused:,} {self.kind.noun} that no row names were left out.")
+            notes.append(f"{left_out(unused, self.kind.noun, 'that no row names')}.")
         return notes
 
 

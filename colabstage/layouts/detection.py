@@ -13,6 +13,7 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import left_out
 from colabstage.layouts.box_tools import read_box_tools
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
@@ -124,7 +125,7 @@ def read_voc(tree: Tree) -> SampleTable:
     # With lists, what none names was left out on purpose; how many these are is said all the same.
     unlisted = sum(image.name in labels for image in images) - len(files)
     if unlisted:
-        notes.append(f"{unlisted:,} images with boxes that no list in {_LISTS} names were left out.")
+        notes.append(f"{left_out(unlisted, 'images', f'with boxes that no list in {_LISTS} names')}.")
     return detection_table(tree, samples, classes, _VOC_COLUMNS, notes=notes)
 
 
@@ -238,7 +239,7 @@ class _AnnotationParser:
         if len(self._path) == 1 and tag != "annotation":
             self._fail(f"it is a file of '{tag}', expected 'annotation'")
         if len(self._path) > _MAX_DEPTH:
-            self._fail(f"elements lie in one another {_MAX_DEPTH} deep")
+            self._fail(f"elements are nested {_MAX_DEPTH} deep")
         if self._path[1:] == ["object"]:
             self._object = {}
 
@@ -260,7 +261,7 @@ class _AnnotationParser:
         try:
             height, width = (int(float(self._size.get(side) or 0)) for side in ("height", "width"))
         except (ValueError, OverflowError) as error:
-            self._fail(f"the image's size is no number of pixels ({error})", cause=error)
+            self._fail(f"the image's size is not a number of pixels ({error})", cause=error)
         # Some tools write zeros for a size that they do not know.
         return (height, width) if height > 0 and width > 0 else (0, 0)
 
@@ -273,7 +274,7 @@ class _AnnotationParser:
         except (KeyError, ValueError) as error:
             self._fail(f"an object has no readable bndbox or flags ({error})", cause=error)
         if not np.isfinite([x0, y0, x1, y1]).all():
-            self._fail("an edge of an object's bndbox is no number")
+            self._fail("an edge of an object's bndbox is not a number")
         pose = self._object.get("pose", "").capitalize()
         number = float(POSES.index(pose)) if pose in POSES else 0.0
         # Tools that count from 0 write 0 here, and mean the first pixel as well.
@@ -362,7 +363,7 @@ def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]
         # A sixteenth is the score, which results have and labels have not.
         if len(values) not in (14, 15) or not np.isfinite(values).all():
             msg = (
-                f"'{file.name}', line {number}: {line.strip()[:120]!r} is no object of KITTI; expected its type and "
+                f"'{file.name}', line {number}: {line.strip()[:120]!r} is not a KITTI object; expected its type and "
                 "fourteen numbers."
             )
             raise BrokenDatasetError(msg)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import left_out
 from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
 from colabstage.layouts.class_folders import read_array_folder, read_image_folder
 from colabstage.layouts.columns import is_table
@@ -181,7 +182,7 @@ def guess_pairs(tree: Tree, _is_more: bool) -> SampleTable:
     named = [name for name in tops if name and not is_split_folder(name) and not is_role_folder(name)]
     if beside and len(named) == len(tops) > 1 and 2 * len(tops) <= len(found):
         msg = (
-            f"The images of '{tree.label}' have masks, and lie with them in folders as those of classes do "
+            f"The images of '{tree.label}' have masks, and share folders with them that look like classes "
             f'({listed(sorted(tops))}). Say which are meant: layout="pairs" takes the masks; '
             f"layout=file_names(r'{re.escape(min(tops))}|…'), from colabstage.options, the classes."
         )
@@ -211,7 +212,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
     if copy and isinstance(found.inputs.source, TreeFiles):
         # Packing reads from the whole tree, which may be an archive that is read while it arrives.
         inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
-        note = f"{len(copy):,} images were left out: they are the others once more (first '{min(copy)}')."
+        note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found, inputs=inputs, notes=(*found.notes, note))
     sounds = files_ending_in(tree.entries, SOUND_EXTENSIONS)
     if 2 * len(sounds) > len(found):
@@ -315,7 +316,7 @@ class _FolderEvidence:
         if reason:
             classes = listed(list(self.found.classes))
             msg = (
-                f"The {self.found.unit} of '{self.tree.label}' lie in folders as those of classes do ({classes}), "
+                f"The {self.found.unit} of '{self.tree.label}' are in folders that look like classes ({classes}), "
                 f"but {reason} "
                 f'layout="{self.found.layout}" takes the folders as classes all the same.'
             )
@@ -479,7 +480,7 @@ def _deeper(below: dict[str, set[str]]) -> str:
     if wide is None or any("" in inner for inner in below.values()):
         return ""
     return (
-        f"the images lie deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the classes. Have "
+        f"the images are deeper: those of '{wide}' in {listed(sorted(below[wide]))}, which may be the classes. Have "
         f"the inner folders read as classes: {_INNERMOST}."
     )
 

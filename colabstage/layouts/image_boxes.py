@@ -411,7 +411,7 @@ def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
     are_corners, are_sizes = (all(kind) for kind in zip(*possible, strict=True))
     if are_corners == are_sizes:
         one, found = filled[0]
-        what = "may be two corners as well as a corner and a size" if are_corners else "do not lie in their images"
+        what = "may be two corners as well as a corner and a size" if are_corners else "are not inside their images"
         msg = (
             f"The boxes of the first items {what} ({one.name} has {_shown(found.places[0])}). Wrap the dataset in one "
             "whose items are (image, {'boxes': corners, 'labels': numbers})."

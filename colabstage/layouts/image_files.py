@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     is_foreign_folder,
@@ -92,7 +93,7 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if silent:
         which = "of a test folder whose names say no class" if pattern is None else f"whose paths have no {pattern!r}"
-        notes.append(f"{len(silent):,} images {which} were left out (first '{silent[0]}').")
+        notes.append(f"{left_out(len(silent), 'images', which)} (first '{silent[0]}').")
     return SampleTable(
         layout=FILE_NAMES,
         keys=files.names,
@@ -152,7 +153,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     # First, because it declines most folders of classes after a look at each folder instead of each image.
     splits = _splits_of_folders(images)
     if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
-        msg = f"The images of '{tree.label}' lie in {len(splits):,} folders, not in one, or one for each split."
+        msg = f"The images of '{tree.label}' are in {len(splits):,} folders, not in one, or one for each split."
         raise LayoutError(msg)
     if _have_classes_in_names(tree):
         msg = f"The images of '{tree.label}' have classes in their names."
@@ -162,7 +163,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     labels = [name for name in others.names if not is_note(name)]
     if labels:
         msg = (
-            f"The images of '{tree.label}' lie in no folders of classes, and {listed(labels[:3])} may hold their "
+            f"The images of '{tree.label}' are in no folders of classes, and {listed(labels[:3])} may hold their "
             "labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
             f"images, or give a function as layout=. {without}"
         )
@@ -170,9 +171,9 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     beginnings = _beginnings(images.names)
     if beginnings:
         msg = (
-            f"The images of '{tree.label}' lie in no folders of classes, but their names may say the class: "
+            f"The images of '{tree.label}' are in no folders of classes, but their names may say the class: "
             f"{listed(beginnings)}. Say which part it is: layout=file_names(r'([^/]+)_\\d+\\.\\w+$'), from "
-            f"colabstage.options, for what stands before the last number. {without}"
+            f"colabstage.options, for what comes before the last number. {without}"
         )
         raise NearMissError(msg)
     return read_images(tree)

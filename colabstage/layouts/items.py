@@ -314,7 +314,7 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
         raise LayoutError(msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         kind = f"{type(value).__name__} values ({values.dtype})"
-        msg = f"{name} has {kind}; expected an image, an array or a number, of 64 bits at the most."
+        msg = f"{name} has {kind}; expected an image, an array or a number, of at most 64 bits."
         raise LayoutError(msg)
     return values
 

@@ -214,7 +214,7 @@ class _Database:
         return CorruptArchiveError(
             f"'{self.source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a "
             "copy that was "
-            "made while the database was written to is not whole."
+            "made while the database was being written is not consistent."
         )
 
 
@@ -432,7 +432,7 @@ def _targets(scanned: Sequence[_ScannedDatabase], names: Sequence[str]) -> _Targ
         try:
             labels.append(parse_label(word.decode()))
         except UnicodeDecodeError as error:
-            msg = f"The label of '{name}' is no text: {word[:20]!r}."
+            msg = f"The label of '{name}' is not text: {word[:20]!r}."
             raise BrokenDatasetError(msg) from error
     if not any(label is None or isinstance(label, str) for label in labels):
         targets, classes = make_labels(labels, names)

@@ -11,6 +11,7 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.images.masks import count_levels, is_lossy
 from colabstage.images.options import VOID
+from colabstage.io.units import left_out
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import IMAGE_EXTENSIONS, is_image_folder, shared_folders, split_of_path, words_of
 from colabstage.layouts.reading import read_each, read_files
@@ -56,8 +57,8 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
         msg = (
-            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are no class indices: edges "
-            f"were smoothed, or classes painted. {_REMEDY}"
+            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are not class indices: "
+            f"edges were smoothed, or classes painted. {_REMEDY}"
         )
         raise BrokenDatasetError(msg)
     return Masks(source, decoded=decoded, foreground=meaning == "foreground")
@@ -186,11 +187,11 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
         splits=tuple(found) if all(found) else None,
         classes=FOREGROUND_CLASSES if targets.foreground else classes,
         notes=tuple(
-            f"{count:,} {kind} were left out."
-            for count, kind in (
-                (len(sides.images) - len(pairs), "images that have no mask"),
-                (objects, "masks that number single objects"),
-                (len(sides.masks) - len(pairs) - objects, "masks that have no image"),
+            f"{left_out(count, things, which)}."
+            for count, things, which in (
+                (len(sides.images) - len(pairs), "images", "without a mask"),
+                (objects, "masks", "that number single objects"),
+                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
             )
             if count
         ),
@@ -323,7 +324,7 @@ def _class_names(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int
                 numbers = [int(cell) for cell in columns["pixel value"]]
                 return (tuple(columns["class"]), None) if numbers == list(range(len(numbers))) else ((), None)
         except ValueError as error:
-            msg = f"'{entry.name}' has a colour that is no whole number: {error}."
+            msg = f"'{entry.name}' has a colour that is not a whole number: {error}."
             raise LayoutError(msg) from error
     # fast.ai's list of names, in the order of their numbers.
     texts = files_ending_in(tree.entries, (".txt",))

@@ -196,7 +196,7 @@ def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Tabl
             usage = _cell(line, columns.usage).decode("utf-8", "replace")
             splits[-1] = _USAGE.get(usage.lower()) or split_name(usage).split
             if not splits[-1]:
-                msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is no split known here."
+                msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
     lines = _LinesOfPixels(source, entry, columns, np.array(starts, np.int64), np.array(sizes, np.int64))
     return _Table(entry.name, lines, labels if columns.label is not None else None, splits)
@@ -270,7 +270,7 @@ class _LinesOfPixels:
             # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
             pixels = bytes(map(int, cells))
         except ValueError as error:
-            msg = f"A pixel is no whole number from 0 to 255: {error}."
+            msg = f"A pixel is not a whole number from 0 to 255: {error}."
             raise DecodeError(msg) from error
         if len(pixels) != math.prod(self.columns.shape):
             msg = f"The row has {len(pixels):,} pixels, expected {math.prod(self.columns.shape):,}."

@@ -107,7 +107,7 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     dtype = _IDX_DTYPES.get(head[2]) if len(head) == 4 and head[:2] == b"\0\0" else None
     sides = source.pread(4 * head[3], 4) if dtype else b""
     if dtype is None or not head[3] or len(sides) != 4 * head[3]:
-        msg = f"'{entry.name}' is no idx file (the format of MNIST): it begins with {head!r}."
+        msg = f"'{entry.name}' is not an idx file (the format of MNIST): it begins with {head!r}."
         raise LayoutError(msg)
     shape = struct.unpack(f">{head[3]}I", sides)
     stored, start = np.dtype(dtype), 4 + len(sides)

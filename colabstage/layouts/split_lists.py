@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
+from colabstage.io.units import format_count, left_out
 from colabstage.layouts.names import same_split, split_name
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
@@ -107,13 +108,13 @@ def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str
     for line, numbers in zip(lines, named, strict=True):
         there = [number for number in numbers if _is_path_of(line, found.keys[number])]
         if numbers and not there:
-            _refuse(name, f"names '{line}', which lies in another folder: '{found.keys[numbers[0]]}'", found.layout)
+            _refuse(name, f"names '{line}', which is in another folder: '{found.keys[numbers[0]]}'", found.layout)
         if found.splits is not None and there:
             own = [number for number in there if same_split(found.splits[number], split)]
             if not own:
                 _refuse(
                     name,
-                    f"names '{found.keys[there[0]]}', which lies in the split '{found.splits[there[0]]}'",
+                    f"names '{found.keys[there[0]]}', which is in the split '{found.splits[there[0]]}'",
                     found.layout,
                 )
             there = own
@@ -148,12 +149,12 @@ def _apply(found: SampleTable, lists: list[_SplitList]) -> SampleTable:
     rest = np.flatnonzero(of < 0)
     names = [one.split for one in lists]
     if len(rest) and "train" not in number_of:
-        notes.append(f"{len(rest):,} {found.unit} that no list names are the split 'train'.")
+        notes.append(f"The split 'train' has {format_count(len(rest), found.unit)} that no list names.")
         names.append("train")
         # People list what they hold out and train on the rest.
         of[rest] = len(lists)
     elif len(rest):
-        notes.append(f"{len(rest):,} {found.unit} that no list names were left out.")
+        notes.append(f"{left_out(len(rest), found.unit, 'that no list names')}.")
     chosen = np.flatnonzero(of >= 0)
     return replace(
         found,

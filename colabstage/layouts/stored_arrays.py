@@ -508,7 +508,7 @@ def _apart(key: str, label: str) -> PackFormatError:
     """Refuse values in another file: without files by names, HDF5 would look for the other file's values in this
     one."""
     return PackFormatError(
-        f"{key} in '{label}' lies in another file, and files are found beside each other only in a folder. Stage the "
+        f"{key} in '{label}' is in another file, and files are found beside each other only in a folder. Stage the "
         "folder that has both, unpacked, or copy all of it into one file."
     )
 
@@ -533,7 +533,7 @@ def _trouble(dataset: Any) -> str:
             f"each of its rows has any number of {base} values (HDF5's variable-length type), and a pack holds rows of "
             "one shape. Pad or cut them to one length, or read the file as it is with dataset_h5"
         )
-    return f"it holds {dataset.dtype}, which are no numbers of one kind"
+    return f"it holds {dataset.dtype}, which are not numbers of one kind"
 
 
 class _Hdf5Rows:

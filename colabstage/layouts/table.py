@@ -179,8 +179,8 @@ class Arrays:
         if self.dtype.kind not in "biufc" or self.dtype.itemsize > (16 if self.dtype.kind == "c" else 8):
             name = f"'{self.source.name(0)}' has" if len(self.source) else "They have"
             msg = (
-                f"{name} dtype {self.dtype}, which cannot be stored; expected whole numbers, floats of 64 bits at the "
-                'most, or bool. Convert them first, for example .astype("float64") or, of dates, .astype("int64").'
+                f"{name} dtype {self.dtype}, which cannot be stored; expected whole numbers, floats of at most 64 "
+                'bits, or bool. Convert them first, for example .astype("float64") or, of dates, .astype("int64").'
             )
             raise LayoutError(msg)
 

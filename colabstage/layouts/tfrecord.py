@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import left_out
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
@@ -364,7 +365,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     splits = splits_of_shards([shard.name for shard in shards])
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(found.without for found in scanned)
-    notes = [f"{without:,} records have no '{image}' and were left out."] if without else []
+    notes = [left_out(without, "records", f"without '{image}'") + "."] if without else []
     targets, classes = _targets(records, parts, notes)
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
@@ -426,7 +427,7 @@ def _image_feature(tree: Tree, shards: Sequence[ShardFile]) -> str:
     try:
         features = parse_example(data)
     except BadMessageError as error:
-        msg = f"'{shards[0].name}[0]' is no tf.train.Example: {error}."
+        msg = f"'{shards[0].name}[0]' is not a tf.train.Example: {error}."
         raise BrokenDatasetError(msg) from error
     # Names that everybody uses come first: a thumbnail may stand beside the image.
     order = [*_IMAGES, *(name for name in features if name not in _IMAGES)]
@@ -471,7 +472,7 @@ def _scan(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
         except BadMessageError as error:
             # A message that cannot be read is damage where its checksum is wrong, and no Example where it is right.
             check_record(window.pread(length + FOOTER_BYTES, start), name)
-            msg = f"'{name}' is no tf.train.Example: {error}."
+            msg = f"'{name}' is not a tf.train.Example: {error}."
             raise BrokenDatasetError(msg) from error
         found = next(iter(features.get(image, [])), None)
         # An empty string is how some writers say that there is no image.
@@ -529,7 +530,7 @@ class _Example:
         try:
             return [self._data[slice(*value)].decode() if isinstance(value, ByteSpan) else value for value in feature]
         except UnicodeDecodeError as error:
-            msg = f"'{self._record}' has a label that is no text."
+            msg = f"'{self._record}' has a label that is not text."
             raise BrokenDatasetError(msg) from error
 
     def _boxes(self) -> list[_RecordBox] | None:

@@ -111,7 +111,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
     # Half a token at the end means another dtype, under which all would be other tokens.
     if (entry.size - start) % dtype.itemsize or entry.size < start:
-        msg = f"'{entry.name}' has {entry.size:,} bytes, which is no whole number of {dtype.name} tokens."
+        msg = f"'{entry.name}' has {entry.size:,} bytes, which is not a whole number of {dtype.name} tokens."
         raise BrokenDatasetError(msg)
     count = (entry.size - start) // dtype.itemsize
     return TokenStream(entry.name, open_member(tree, entry), start, count, dtype, stamp_of(entry))
@@ -238,7 +238,7 @@ class _TextFile:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            msg = f"'{self.entry.name}' is no text in UTF-8: {error}."
+            msg = f"'{self.entry.name}' is not text in UTF-8: {error}."
             raise BrokenDatasetError(msg) from error
 
 

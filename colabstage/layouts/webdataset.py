@@ -199,7 +199,7 @@ def _decode(address: str, content: bytes) -> str:
         # Editors on Windows begin a text with the mark, which would be part of the label.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        msg = f"The label of '{address}' is no text: {content[:20]!r}."
+        msg = f"The label of '{address}' is not text: {content[:20]!r}."
         raise BrokenDatasetError(msg) from error
 
 
@@ -218,7 +218,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
     odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
         msg = (
-            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is no label; expected one number or "
+            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is not a label; expected one number or "
             "word. Give layout= a function that reads it."
         )
         raise BrokenDatasetError(msg)

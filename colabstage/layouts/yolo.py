@@ -236,7 +236,7 @@ def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
         if not _is_box(values):
             shape = f", {pose} further ones as kpt_shape says" if pose else ", or a polygon of at least three points"
             msg = (
-                f"'{file.name}', line {number}: {line.strip()[:120]!r} is no box of YOLO; expected a class and four "
+                f"'{file.name}', line {number}: {line.strip()[:120]!r} is not a YOLO box; expected a class and four "
                 f"numbers from 0 to 1 (centre x, centre y, width, height){shape}."
             )
             raise BrokenDatasetError(msg)

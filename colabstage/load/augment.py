@@ -107,7 +107,7 @@ class RandomFlip(_Placed):
     def __post_init__(self) -> None:
         for name, value in (("horizontal", self.horizontal), ("vertical", self.vertical)):
             if not 0 <= value <= 1:
-                msg = f"{name}={value!r} is no probability; expected 0 to 1."
+                msg = f"{name}={value!r} is not a probability; expected 0 to 1."
                 raise OptionError(msg)
         _checked_generator(self.generator)
 

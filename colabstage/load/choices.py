@@ -277,7 +277,7 @@ def choose_decoding(facts: LoaderFacts, request: LoaderRequest, strategy: str) -
 def _obstacle(facts: LoaderFacts, strategy: str) -> str | None:
     """Tell why images cannot be decoded as crops."""
     if not facts.encoded:
-        return "inputs are no image files that are decoded when they are read"
+        return "inputs are not image files that are decoded when they are read"
     if facts.crop_bytes is None:
         return "batch_transform does not begin with a RandomResizedCrop"
     if facts.whole_reason is not None:
@@ -422,7 +422,7 @@ def _window(facts: LoaderFacts, request: LoaderRequest, prefetch: int, reason: s
         least = waiting + 2 * request.batch_size * row_bytes
         msg = (
             f"memory_budget={format_bytes(budget)} is too little for a window shuffle in batches of "
-            f"{request.batch_size}, which needs {format_bytes(least)} at the least. Give more, or use smaller batches."
+            f"{request.batch_size}, which needs at least {format_bytes(least)}. Give more, or use smaller batches."
         )
         raise OptionError(msg)
     # Whole batches: none then waits for two windows. No larger than the file either.
@@ -507,7 +507,7 @@ def choose_start(facts: ProcessFacts) -> StartChoice:
         why = f"although {busy}: the dataset cannot be sent to another process, as {facts.unpicklable}"
         return StartChoice("fork", why, safe=False)
     if can_fork and facts.runs_again:
-        why = f'although {busy}: a process started anew would run this script again, which has no "__main__" guard here'
+        why = f'although {busy}: a new process would run this script again, which has no "__main__" guard here'
         return StartChoice("fork", why, safe=False)
     why = busy or "this system cannot fork"
     if "forkserver" in facts.methods:

@@ -447,7 +447,7 @@ def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Man
         found = parse_manifest(_read_json(remote_opener(beside)), label)
     if found is None:
         msg = (
-            f"'{label}' is not there, or is no whole manifest, so nothing would tell a block of '{source.label}' that "
+            f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
             "came wrong. Publish both files together; packs that colabstage made have one beside them."
         )
         raise SourceNotFoundError(msg)

@@ -123,7 +123,7 @@ class _BoundedQueue(Generic[T]):
             try:
                 while not (self._items or self._ended or self._closed):
                     if not alive():
-                        msg = "The thread that prepares batches ended without a word. Start a new iteration."
+                        msg = "The thread that prepares batches ended without an error. Start a new iteration."
                         raise RuntimeError(msg)
                     self._changed.wait(_LOOK_S)
             finally:

@@ -417,7 +417,7 @@ def _milliseconds(timeout_s: float) -> int:
     """Return a time in the client's unit, rounded up to whole seconds."""
     # Less than a second is 0 seconds to the client, which means no limit.
     if not (math.isfinite(timeout_s) and timeout_s > 0):
-        msg = f"timeout_s={timeout_s!r} is no time to wait. Pass a number of seconds above 0."
+        msg = f"timeout_s={timeout_s!r} is not a time to wait. Pass a number of seconds above 0."
         raise OptionError(msg)
     return 1000 * math.ceil(timeout_s)
 

@@ -420,7 +420,7 @@ _MOUNT_CAUSES = (
         "ValueError",
         "must be a directory if present",
         TargetExistsError,
-        "A file stands where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
+        "There is a file where the Drive client keeps its settings ({error}). Move it elsewhere, then mount again.",
     ),
     _Cause(
         "ValueError",
@@ -444,7 +444,7 @@ _FLUSH_CAUSES = (
         "ValueError",
         "flush_and_unmount failed",
         DriveError,
-        "Drive {how}, so not everything is uploaded. What is still waiting lies only on this machine: keep the "
+        "Drive {how}, so not everything is uploaded. What is still waiting is only on this machine: keep the "
         "session open and call flush_drive() again{remedy}.",
     ),
     _Cause(

@@ -225,7 +225,7 @@ _TABLE: tuple[_PlatformRow, ...] = (
         lambda facts: facts.any_set("DATABRICKS_RUNTIME_VERSION"),
         lambda facts: facts.system("/local_disk0") if facts.exists("/local_disk0") else facts.temp,
         lambda facts: facts.system("/dbfs") if facts.exists("/dbfs") else None,
-        ("Volumes lie under /Volumes/<catalog>/<schema>/<volume>; name one to keep a cache there.",),
+        ("Volumes are under /Volumes/<catalog>/<schema>/<volume>; name one to keep a cache there.",),
     ),
     _PlatformRow(
         "deepnote",

@@ -116,7 +116,7 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
 
 def _unreadable_disk(place: Path, error: OSError) -> OSError:
     if error.errno == errno.ENOTCONN:
-        msg = f"'{place}' lies on a mount whose client has died ({error.strerror}). Mount it again, then try again."
+        msg = f"'{place}' is on a mount whose client has died ({error.strerror}). Mount it again, then try again."
         return DriveDisconnectedError(msg)
     msg = f"Cannot ask for the free space of '{place}' ({error.strerror}). Choose another place."
     return TargetNotWritableError(msg)

@@ -285,7 +285,7 @@ class RowMap:
     def failure(self, unit: str) -> ColabstageError:
         """Return the error for readers of rows that will not come: what happened, and how much is there."""
         here = f"{self.here:,} of {len(self.rows):,} {unit} are here, and are kept"
-        again = "Call stage_dataset with the same arguments again: it goes on from there."
+        again = "Call stage_dataset with the same arguments again: it continues from there."
         text = self._read_text(_ERROR_AT)
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")

@@ -199,7 +199,7 @@ def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
     """Return a note about images that have further frames."""
     if not names:
         return ()
-    return (f"{len(names):,} files are animations ('{names[0]}' first); the first frame of each counts",)
+    return (f"{format_count(len(names), 'animations')} (first '{names[0]}'): the first frame of each counts",)
 
 
 class ShardName(NamedTuple):

@@ -131,7 +131,7 @@ def prepared_table(table: SampleTable, prepare: Prepare, options: ImageOptions) 
     """
     if isinstance(table.targets, Masks | Boxes | UnreadBoxes):
         kind = "masks" if isinstance(table.targets, Masks) else "boxes"
-        msg = f"prepare= changes the inputs, and the {kind} that lie on them would not follow."
+        msg = f"prepare= changes the inputs, and the {kind} on them would not follow."
         raise OptionError(msg)
     inputs, source = table.inputs, table.inputs.source
 

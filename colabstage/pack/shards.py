@@ -137,7 +137,7 @@ def check_shards(count: int, job: PackJob) -> int:
     # A shard without a row in any split would be a file that nobody can read.
     most = min(_MOST, max(len(split.samples) for split in job.plan.splits))
     if not 1 <= count <= most:
-        msg = f"shards={count!r} cannot work; expected 1 to {most:,}, the rows of the largest split at the most."
+        msg = f"shards={count!r} cannot work; expected 1 to {most:,}, at most the rows of the largest split."
         raise OptionError(msg)
     return count
 

@@ -43,7 +43,7 @@ def check_preset(preset: str) -> None:
         OptionError: the message lists the presets.
     """
     if preset not in get_args(Preset):
-        msg = f"{preset!r} is no practice machine. Available: {', '.join(get_args(Preset))}."
+        msg = f"{preset!r} is not a practice machine. Available: {', '.join(get_args(Preset))}."
         raise OptionError(msg)
 
 

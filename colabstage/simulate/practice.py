@@ -289,7 +289,7 @@ def use_small_blocks(pack: Path) -> None:
     to practise on is then read in part as a large one is."""
     manifest = read_manifest(pack)
     if manifest is None:
-        msg = f"'{pack}' has no manifest, so it is no finished pack. Stage it first."
+        msg = f"'{pack}' has no manifest, so it is not a finished pack. Stage it first."
         raise OptionError(msg)
     hashes = hash_ranges(pack, block_ranges(manifest.size, _SMALL_BLOCK), threads=1)
     write_manifest(pack, replace(manifest, block_bytes=_SMALL_BLOCK, hashes=tuple(hashes)))

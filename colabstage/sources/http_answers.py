@@ -81,8 +81,8 @@ def content_length(headers: Mapping[str, str]) -> int | None:
     if len(told) == 1 and re.fullmatch(r"[0-9]{1,19}", one := told.pop()):
         return int(one)
     msg = (
-        f"The server says that the file has {text[:40]!r} bytes (Content-Length), which is no length, so nothing would "
-        "tell whether all of it came. Use another link."
+        f"The server says that the file has {text[:40]!r} bytes (Content-Length), which is not a length, so nothing "
+        "would tell whether all of it arrived. Use another link."
     )
     raise SourceReadError(msg)
 

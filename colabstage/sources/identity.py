@@ -246,10 +246,10 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
     if recorded.md5 and now.md5:
         return MD5_PROOF
     if any(_told(recorded, now)):
-        return "checksums that stand for every byte are the recorded ones"
+        return "checksums that stand for every byte are unchanged"
     if recorded.kind == "folder":
-        return "names, sizes and times of all files are the recorded ones"
-    return "its size, its time and what is known of its content are the recorded ones"
+        return "names, sizes and times of all files are unchanged"
+    return "its size, its time and what is known of its content are unchanged"
 
 
 def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:

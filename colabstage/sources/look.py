@@ -132,12 +132,12 @@ def _ask_disk(
     if is_slow_mount(place) or not recorded.trusts_times:
         return _ask_mounted(place, recorded, workers, heard, leave_out)
     now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
-    seen = "names, sizes and times of all files are the recorded ones"
+    seen = "names, sizes and times of all files are unchanged"
     return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
 
 
 def _ask_file(place: Path, recorded: SourceIdentity, mtime_ns: int) -> Look:
-    seen = "its size and time are the recorded ones"
+    seen = "its size and time are unchanged"
     if recorded.md5:
         told = ask_client(place)
         if told.md5:
@@ -153,14 +153,14 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
     if stamps is None or stamps != recorded.stamps:
         return Look("unsure")
     if not recorded.md5:
-        seen = "the times of its folders are the recorded ones; a file rewritten under its name would not show"
+        seen = "the times of its folders are unchanged; a file rewritten under its name would not show"
         return Look("same", seen)
     tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
     now = identify_tree(tree, address=recorded.address, md5s=md5s)
     if compare_states(recorded, now) != "same":
         # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists again.
         return Look("changed" if md5s and now.listing == recorded.listing else "unsure")
-    seen = f"names, sizes and times of all files are the recorded ones; {_untold(why)}"
+    seen = f"names, sizes and times of all files are unchanged; {_untold(why)}"
     return Look("same", MD5_PROOF if md5s else seen)
 
 
@@ -198,7 +198,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         return Look("same", "its service names the recorded version") if same else Look("changed")
     if facts.mtime_ns or facts.ranges:
         same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
-        return Look("same", "its size and time are the recorded ones") if same else Look("unsure")
+        return Look("same", "its size and time are unchanged") if same else Look("unsure")
     # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
     return Look("same", "its server tells neither a version nor a time, so another content would not show")
 

@@ -20,6 +20,7 @@ from colabstage.errors import (
 from colabstage.io.files import hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
@@ -401,11 +402,11 @@ def _notes(listed: _Listing) -> tuple[str, ...]:
     notes = []
     if listed.native:
         notes.append(
-            f"{len(listed.native):,} Google documents were left out (first '{min(listed.native)}'): they are links, "
+            f"{left_out(len(listed.native), 'Google documents')} (first '{min(listed.native)}'): they are links, "
             "not content. Export them from Drive if they belong to the dataset."
         )
     if listed.links:
-        notes.append(f"{len(listed.links):,} links that lead to no file were left out (first '{min(listed.links)}').")
+        notes.append(f"{left_out(len(listed.links), 'links', 'to no file')} (first '{min(listed.links)}').")
     return tuple(notes)
 
 

@@ -371,7 +371,7 @@ class SourcePart(Closing):
             # The next call would continue with it, and fail in the same way.
             self.discard()
             msg = (
-                f"'{self.source.label}' came whole, but its {checksum.algorithm} is {hasher.hexdigest()}, not "
+                f"'{self.source.label}' arrived complete, but its {checksum.algorithm} is {hasher.hexdigest()}, not "
                 f"{checksum.digest}. Nothing was staged. Compare the checksum with its publisher's."
             )
             raise ChecksumMismatchError(msg)

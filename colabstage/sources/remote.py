@@ -81,8 +81,8 @@ def check_file(path: Path, checksum: Checksum, label: str) -> None:
             hasher.update(data)
     if hasher.hexdigest() != checksum.digest:
         msg = (
-            f"'{label}' came whole, but its {checksum.algorithm} is {hasher.hexdigest()}, not {checksum.digest}. It "
-            "was not kept. Compare the checksum with its publisher's."
+            f"'{label}' arrived complete, but its {checksum.algorithm} is {hasher.hexdigest()}, not {checksum.digest}. "
+            "It was not kept. Compare the checksum with its publisher's."
         )
         raise ChecksumMismatchError(msg)
 

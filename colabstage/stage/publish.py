@@ -105,7 +105,7 @@ class PublishReport:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
         text = f"Copied {size} to '{self.path}' and read it back in {format_duration(self.seconds)} ({rate})."
         if self.nbytes and self.kept_bytes == self.nbytes:
-            text = f"All of '{self.path}' ({size}) was in place from before."
+            text = f"'{self.path}' ({size}) is already in place; nothing was copied."
         elif self.kept_bytes:
             text += f" Of it, {format_bytes(self.kept_bytes)} were in place from before."
         if self.proof == "uploaded":
@@ -551,7 +551,7 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
             else:
                 return RestoreReport(target, version, manifest.size, tuple(reasons))
         reasons.append(problem)
-    msg = f"No version of '{newest}' is whole. {' '.join(reasons)}"
+    msg = f"No version of '{newest}' is complete. {' '.join(reasons)}"
     raise DamagedPackError(msg)
 
 
@@ -559,7 +559,7 @@ def _vouched(version: Path) -> tuple[Manifest | None, str]:
     """Return the manifest of a version if it describes a file of its length; otherwise what is wrong."""
     manifest = read_manifest(version)
     if manifest is None:
-        return None, f"'{version}' has no whole manifest '{manifest_path(version).name}', so nothing vouches for it."
+        return None, f"'{version}' has no complete manifest '{manifest_path(version).name}', so nothing vouches for it."
     size = version.stat().st_size
     if size != manifest.size:
         return None, f"'{version}' has {size:,} bytes of {manifest.size:,}."

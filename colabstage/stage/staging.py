@@ -535,7 +535,10 @@ def plan_call(call: StageCall) -> StagePlan:
             elif request.keep == "pack" and size >= _WORTH_BYTES:
                 reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
             return planned("restore", StageFigures(source_bytes=size, pack_bytes=size), cached.manifest.samples)
-        reasons.append("Cache: it is not there." if cached is None else "Cache: not of this state of the source.")
+        if cached is None:
+            reasons.append("Cache: none is used." if cache.folder is None else "Cache: it is not there.")
+        else:
+            reasons.append("Cache: not of this state of the source.")
         if comes_whole(request.source):
             reasons.append("It would be downloaded first; what is in it is known only then.")
             return planned("stage", StageFigures(), {})
@@ -554,6 +557,8 @@ def plan_call(call: StageCall) -> StagePlan:
             if job is not None:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
                 reasons.extend(_streaming_advice(request, opened, job))
+                # What would be left out is worth knowing before, not after.
+                reasons.extend(job.table.notes)
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
             found = () if job is None else job.table.summary()
             return planned("stage", staging_figures(request, opened, tree, job), rows, found)

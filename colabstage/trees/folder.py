@@ -16,6 +16,7 @@ from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.units import left_out
 from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
@@ -186,21 +187,18 @@ class FolderTree(Tree):
         if walked.native:
             kinds = count_by(Path(name).suffix.lower() for name in walked.native)
             notes.append(
-                f"{len(walked.native):,} Google documents were left out ({kinds}; first '{min(walked.native)}'): "
-                "a mounted "
-                "Drive cannot read them. Export them from Drive if they belong to the dataset."
+                f"{left_out(len(walked.native), 'Google documents')} ({kinds}; first '{min(walked.native)}'): a "
+                "mounted Drive cannot read them. Export them from Drive if they belong to the dataset."
             )
         if walked.broken:
-            notes.append(
-                f"{len(walked.broken):,} links that lead nowhere were left out (first '{min(walked.broken)}')."
-            )
+            notes.append(f"{left_out(len(walked.broken), 'links', 'to nothing')} (first '{min(walked.broken)}').")
         if walked.looped:
             first = min(walked.looped)
-            notes.append(f"{len(walked.looped):,} links to a folder that they lie in were left out (first '{first}').")
+            notes.append(f"{left_out(len(walked.looped), 'links', 'to a folder above')} (first '{first}').")
         if walked.own:
             named = ", ".join(f"'{name}'" for name in sorted(walked.own)[:3])
             notes.append(
-                f"{len(walked.own):,} folders in which colabstage keeps what it makes were left out ({named})."
+                f"{left_out(len(walked.own), 'folders', 'in which colabstage keeps what it makes')} ({named})."
             )
         self.notes = tuple(notes)
 

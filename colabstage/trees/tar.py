@@ -167,7 +167,7 @@ def _parse(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
         whole = False
     if not whole or header.size < 0:
         if at == 0:
-            msg = f"'{source.label}' is no tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
+            msg = f"'{source.label}' is not a tar but {describe_contents(source.pread(HEAD_BYTES, 0))}."
             raise CorruptArchiveError(msg)
         msg = f"'{source.label}' is damaged at byte {at:,}: there is no readable header. Copy or upload it again."
         raise CorruptArchiveError(msg)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, block_ranges
+from colabstage.io.units import left_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -273,7 +274,7 @@ def skipped_links(names: Sequence[str]) -> tuple[str, ...]:
     """Return the note on an archive's links that were left out; `names` is sorted."""
     if not names:
         return ()
-    return (f"{len(names):,} links that lead to no file of the archive were left out (first '{names[0]}').",)
+    return (f"{left_out(len(names), 'links', 'to no file of the archive')} (first '{names[0]}').",)
 
 
 def cut_while_read(archive: str, member: str) -> SourceReadError:

@@ -169,7 +169,7 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     start = end.position - end.size
     shift = start - end.offset
     if start < 0 or shift < 0:
-        raise truncated(source, "its directory should lie further on than the file is long")
+        raise truncated(source, "its directory should be beyond the file's end")
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
     directory = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
@@ -252,7 +252,7 @@ def _no_end(source: ByteSource, tail: bytes) -> CorruptArchiveError:
     head = source.pread(HEAD_BYTES, 0)
     if not head.startswith(_FIRST_MARKS):
         return CorruptArchiveError(
-            f"'{source.label}' is no zip but {describe_contents(head)}. Fetch or copy the archive again."
+            f"'{source.label}' is not a zip but {describe_contents(head)}. Fetch or copy the archive again."
         )
     if tail and not tail[-1024:].strip(b"\0"):
         return truncated(source, "it ends in zeros, as a copy or an upload does that was cut")

@@ -185,7 +185,7 @@ def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.i
         return reader.image_sizes(rows), len(reader)
     shape = reader.row_shape
     if shape is None or sample_kind(shape, reader.row_dtype, source.layout) != "image":
-        msg = f"The samples of '{source.name}' are no images, so they have no height and width."
+        msg = f"The samples of '{source.name}' are not images, so they have no height and width."
         raise OptionError(msg)
     size = shape[1:] if channels_first(shape) else shape[:2]
     return np.broadcast_to(np.array(size, np.int64), (len(rows), 2)), len(reader)

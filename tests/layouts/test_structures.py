@@ -469,7 +469,7 @@ def test_splits_that_cannot_be_used_are_left_out_with_a_note(tmp_path: Path) -> 
     notes = " ".join(detect_layout(build(tmp_path / "dogs", DOGS_CATS)).notes)
     assert "4 images of a test folder whose names say no class were left out" in notes
     found = detect_layout(build(tmp_path / "tiny", TINY))
-    assert "4 images that lie in no class folder were left out." in found.notes
+    assert "4 images in no class folder were left out." in found.notes
     assert set(found.splits or ()) == {"train", "val"}
     broken = TINY | {"val/val_annotations.txt": TINY["val/val_annotations.txt"].replace("n02", "n99")}
     with pytest.raises(LayoutError, match=r"the class 'n99', which no folder is called"):
@@ -542,10 +542,10 @@ def test_what_no_list_names_is_said(tmp_path: Path) -> None:
     found = detect_layout(build(tmp_path / "both", listed_tree(train=TRAIN[:3], test=TEST)))
     assert sorted(found.splits or ()) == ["test"] * 2 + ["train"] * 3
     assert len(found.keys) == len(found.inputs) == len(found.targets or ()) == 5
-    assert any("1 images that no list names were left out" in note for note in found.notes)
+    assert any("1 image that no list names was left out" in note for note in found.notes)
     found = detect_layout(build(tmp_path / "held", listed_tree(test=TEST)))
     assert sorted(found.splits or ()) == ["test"] * 2 + ["train"] * 4
-    assert any("4 images that no list names are the split 'train'" in note for note in found.notes)
+    assert any("The split 'train' has 4 images that no list names" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -560,7 +560,7 @@ def test_what_no_list_names_is_said(tmp_path: Path) -> None:
         (
             images("train/pie/1{}.jpg", "train/ribs/2{}.jpg", "test/pie/3{}.jpg", "test/ribs/4{}.jpg")
             | {"test.txt": "pie/10\npie/30\n"},
-            r"test\.txt' names 'train/pie/10\.jpg', which lies in the split 'train'",
+            r"test\.txt' names 'train/pie/10\.jpg', which is in the split 'train'",
         ),
     ],
     ids=["another class", "twice", "ambiguous", "another split"],

@@ -338,7 +338,7 @@ def test_transforms_pickle(transform: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: RandomFlip(1.5), "horizontal=1.5 is no probability"),
+        (lambda: RandomFlip(1.5), "horizontal=1.5 is not a probability"),
         (lambda: RandomFlip(vertical=-1), "vertical=-1"),
         (lambda: RandomCrop(0), "size=0"),
         (lambda: RandomCrop(4, padding=-1), "padding=-1"),

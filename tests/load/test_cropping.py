@@ -264,7 +264,7 @@ def test_only_crops_count_in_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"encoded": False}, "no image files"),
+        ({"encoded": False}, "not image files"),
         ({"crop_bytes": None}, "does not begin with a RandomResizedCrop"),
         ({"per_sample": True}, "takes whole images"),
         ({"whole_reason": "of a test"}, "as of a test"),

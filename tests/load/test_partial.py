@@ -382,7 +382,7 @@ def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path
         dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
     bare = tmp_path / "bare.h5"
     bare.write_bytes(pack.path.read_bytes())
-    with pytest.raises(SourceNotFoundError, match="no whole manifest"):
+    with pytest.raises(SourceNotFoundError, match="is not there, or is incomplete"):
         dataset_h5(bare, disk_limit=LIMIT, local_dir=tmp_path)
     with pytest.raises(OptionError, match="several"):
         dataset_h5([bare, bare], disk_limit=LIMIT, local_dir=tmp_path)

@@ -286,7 +286,7 @@ def test_decoded_images_are_cropped_while_they_are_decoded(tmp_path: Path) -> No
 
 def test_decoding_what_is_no_image(tmp_path: Path) -> None:
     """Bytes of something else, numbers, and one broken image among many are named."""
-    with pytest.raises(PackFormatError, match=r"Row 0 of X_train.*no image file"):
+    with pytest.raises(PackFormatError, match=r"Row 0 of X_train.*not an image file"):
         dataset_h5(write(tmp_path / "bytes.h5", [np.arange(40, dtype=np.uint8)]), decode=True)
     with pytest.raises(PackFormatError, match="does not hold image files"):
         dataset_h5(write(tmp_path / "floats.h5", rows_of("f4")), decode=True)
@@ -303,7 +303,7 @@ def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         file.create_dataset("Y_train", data=[b"a", "dög".encode("latin-1"), b"c"], dtype=h5py.string_dtype())
     dataset = dataset_h5(tmp_path / "latin.h5")
     assert dataset[0][1] == "a"
-    with pytest.raises(DecodeError, match=r"Row 1 of Y_train.*no UTF-8"):
+    with pytest.raises(DecodeError, match=r"Row 1 of Y_train.*not UTF-8"):
         dataset.read_batch([0, 1])
 
 

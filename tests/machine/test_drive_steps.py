@@ -228,7 +228,7 @@ def test_root_timeout_twice(colab: SimulatedColab, place: Path) -> None:
 def test_times_are_whole_seconds_and_at_least_one(colab: SimulatedColab, place: Path) -> None:
     """Less would be no limit at all; what is no time is refused before anybody is asked."""
     for timeout_s in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(OptionError, match="is no time to wait"):
+        with pytest.raises(OptionError, match="is not a time to wait"):
             mount_drive(place, timeout_s=timeout_s)
     assert colab.calls == []
     mount_drive(place, timeout_s=0.2)

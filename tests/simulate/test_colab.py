@@ -301,7 +301,7 @@ def test_an_unknown_machine_lists_those_there_are(tmp_path: Path) -> None:
     """A word that is no preset is refused before anything changes."""
     before = dict(os.environ)
     with (
-        pytest.raises(OptionError, match=r"'collab' is no practice machine.*colab_cpu"),
+        pytest.raises(OptionError, match=r"'collab' is not a practice machine.*colab_cpu"),
         simulated_colab(tmp_path / "machine", preset="collab"),  # type: ignore[arg-type]
     ):
         pass

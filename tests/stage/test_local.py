@@ -103,7 +103,7 @@ def test_a_second_call_reads_nothing(photos: Path) -> None:
     second = stage(photos)
     seconds = time.perf_counter() - began
     assert second.report.origin == "local"
-    assert "names, sizes and times of all files are the recorded ones" in second.report.steps[0].note
+    assert "names, sizes and times of all files are unchanged" in second.report.steps[0].note
     assert everything_below(first.path.parent) == before
     assert seconds < 0.5  # under 0.01 s when nothing else runs
 
@@ -268,6 +268,15 @@ def test_a_plan_writes_nothing(photos: Path, tmp_path: Path) -> None:
     assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "reuse"
     shutil.rmtree(tmp_path / "fast")
     assert plan_stage(photos, image_size=(8, 8), cache_dir=tmp_path / "cache").action == "restore"
+
+
+def test_a_plan_says_what_would_be_left_out(photos: Path) -> None:
+    """In the words of the report that follows, and that no cache is used where none is."""
+    (photos / "notes.txt").write_text("mine")
+    plan = plan_stage(photos, cache_dir=None)
+    assert "1 other file was left out (1 .txt)." in plan.reasons
+    assert "Cache: none is used." in plan.reasons
+    assert set(stage(photos, cache_dir=None).report.notes) <= set(plan.reasons)
 
 
 class Seen(NullProgress):

@@ -301,7 +301,7 @@ class TestOursIsNoSource:
         assert [staged.report.origin for staged in reports] == ["source", "local", "local"]
         assert reports[0].files is not None
         assert read(reports[0].files) == {"data": "", "data/a.txt": "1"}
-        assert "keeps what it makes were left out" in " ".join(reports[0].report.notes)
+        assert "keeps what it makes was left out" in " ".join(reports[0].report.notes)
 
     def test_what_an_interrupted_refresh_left_goes_with_the_next_call(self, tmp_path: Path) -> None:
         """A partial copy of the source, up to its size, does not lie there for good."""
@@ -334,7 +334,7 @@ def test_a_drive_to_practise_on_is_nobody_elses(
 
 
 class TestSharedMachine:
-    """Where everybody may write, nobody's folder is taken for ours."""
+    """Where everybody can write, nobody's folder is taken for ours."""
 
     def test_a_planted_folder_is_refused(self, tmp_path: Path) -> None:
         """A link at the predictable name would have what is staged written where it leads."""
@@ -344,7 +344,7 @@ class TestSharedMachine:
         shared.chmod(0o1777)
         (tmp_path / "victim").mkdir()
         (shared / "colabstage").symlink_to(tmp_path / "victim")
-        with pytest.raises(TargetNotWritableError, match="everybody may write"):
+        with pytest.raises(TargetNotWritableError, match="everybody can write"):
             stage_dataset(source, keep="files", local_dir=shared / "colabstage", cache_dir=None, progress=False)
         assert visible(tmp_path / "victim") == []
         (shared / "colabstage").unlink()

@@ -159,7 +159,7 @@ def test_a_dataset_that_was_staged_before_waits_for_the_pack_of_then(
     published = reused.wait_published(timeout_s=60)
     assert published is not None
     assert (published.proof, published.kept_bytes) == ("uploaded", published.nbytes)
-    assert "was in place from before" in str(published)
+    assert "is already in place; nothing was copied" in str(published)
     assert (drive.cloud / "MyDrive/colabstage" / published.path.name).read_bytes() == reused.path.read_bytes()
     shutil.rmtree(tmp_path / "fast")
     restored = stage_dataset(my_drive / "photos", progress=False)

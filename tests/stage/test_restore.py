@@ -63,7 +63,11 @@ def _orphan(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
-    [(_spoil, "not those that were written"), (_cut, "5,000,000 bytes of 9,500,000"), (_orphan, "no whole manifest")],
+    [
+        (_spoil, "not those that were written"),
+        (_cut, "5,000,000 bytes of 9,500,000"),
+        (_orphan, "no complete manifest"),
+    ],
     ids=["a tail of zeros", "an upload that ended early", "no manifest"],
 )
 def test_the_one_before_stands_in_for_a_damaged_one(

@@ -183,7 +183,7 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
     gated.gate.tickets.release(FIRST)
     seen = [values(next(batches)[0])]
     gated.gate.failing = True
-    with pytest.raises(SourceReadError, match=r"the source stalls\. \d+ of 96 images are here.*goes on from there"):
+    with pytest.raises(SourceReadError, match=r"the source stalls\. \d+ of 96 images are here.*continues from there"):
         seen.extend(values(x) for x, _ in batches)
     with pytest.raises(SourceReadError, match="the source stalls"):
         data.wait(progress=False)

@@ -381,7 +381,7 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
     shapes = {array.shape for array in arrays}
     # np.stack would say so too, but not whose function to change.
     if len(shapes) > 1 or arrays[0].dtype == object:
-        found = "things that are no arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
+        found = "things that are not arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
         msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
         raise OptionError(msg)
     return np.stack(arrays)

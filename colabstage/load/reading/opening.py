@@ -166,7 +166,7 @@ class OpenFile:
             rows = self._ragged_source(source, in_memory=in_memory)
             return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding, resizer=resizer)
         if source.offsets is None or source.coding is None:
-            msg = f"{source.info.name} is no field of encoded rows."
+            msg = f"{source.info.name} is not a field of encoded rows."
             raise TypeError(msg)
         offsets = self._offsets(source.offsets)
         data: ByteRanges

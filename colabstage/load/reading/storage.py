@@ -144,7 +144,7 @@ def _by_chunks(facts: StorageFacts) -> EngineChoice:
         alone = f"its chunks are filtered ({names}), and {which} is left to HDF5, which decodes one at a time"
         return EngineChoice("h5py", alone, costly=True)
     if facts.has_whole_rows:
-        return EngineChoice("chunks", "its rows lie whole in unfiltered chunks, found by the file's own table")
+        return EngineChoice("chunks", "each row is inside one unfiltered chunk, found by the file's own table")
     if not facts.filters:
         return EngineChoice("chunks", f"its unfiltered chunks of {facts.chunks} cut through rows", costly=True)
     threads = f"its chunks are filtered ({names}), and decoded in threads outside HDF5's lock"

@@ -259,7 +259,7 @@ class RaggedRows:
         try:
             return bytes(value).decode()
         except UnicodeDecodeError as error:
-            msg = f"Row {row} of {self._label} is no UTF-8 text ({error}). Write it anew with h5py.string_dtype()."
+            msg = f"Row {row} of {self._label} is not UTF-8 text ({error}). Write it again with h5py.string_dtype()."
             raise DecodeError(msg) from error
 
 
@@ -291,7 +291,7 @@ def check_images(dataset: Any, path: Path) -> None:
         try:
             probe_image(data)
         except DecodeError as error:
-            msg = f"Row {row} of {name} in '{path}' is no image file, which decode=True needs. {error}"
+            msg = f"Row {row} of {name} in '{path}' is not an image file, which decode=True needs. {error}"
             raise PackFormatError(msg) from error
         return
 

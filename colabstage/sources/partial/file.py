@@ -49,7 +49,7 @@ _LOOK_S = 0.002
 _FILL_LOOK_S = 0.02
 # Later than anything that a reader will ask for.
 _FAR = 1 << 40
-_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it goes on from there."
+_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it continues from there."
 # How often who waits looks whether anybody fetches.
 _TAKE_OVER_S = 0.2
 # What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
@@ -324,7 +324,7 @@ class BlockwiseFile:
         assert self.limit is not None
         if capacity and len(blocks) > capacity and int((self._part.kept[np.unique(blocks)] == 0).sum()) > capacity:
             msg = (
-                f"These rows lie in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
+                f"These rows are in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
                 f"disk_limit={format_bytes(self.limit)} lets {capacity:,} be here at once. Read fewer rows at a time, "
                 "or neighbours."
             )
@@ -362,7 +362,7 @@ class BlockwiseFile:
     def _with_what_is_here(self, error: Exception) -> Exception:
         here = len(self.here)
         size = format_bytes(self.figures["here"])
-        again = _STAGE_AGAIN if self.limit is None else "To go on, ask again."
+        again = _STAGE_AGAIN if self.limit is None else "To continue, ask again."
         words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. {again}"
         return type(error)(f"{str(error).removesuffix('.')}. {words}")
 

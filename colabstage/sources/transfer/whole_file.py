@@ -316,9 +316,9 @@ class _Attempts:
         damaged = next(path for path in map(self.target.with_name, names) if not os.path.lexists(path))
         move_to(damaged)
         msg = (
-            f"'{label}' came whole, but its {checksum.algorithm} is {digest}, not {checksum.digest}. It is kept as "
-            f"'{damaged}', and '{self.target}' is as it was. If the checksum is the right one, delete the damaged file "
-            "and fetch it again."
+            f"'{label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. It is kept "
+            f"as '{damaged}', and '{self.target}' is as it was. If the checksum is the right one, delete the damaged "
+            "file and fetch it again."
         )
         raise ChecksumMismatchError(msg)
 

@@ -270,8 +270,8 @@ Splits = Annotated[
         parser=read_fractions,
         metavar="NAME=F,…",
         show_default=False,
-        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 is of train, "
-        "the rest is test.",
+        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
+        "and the rest is test.",
         rich_help_panel=_IMAGES,
     ),
 ]
@@ -313,7 +313,7 @@ DiskLimit = Annotated[
         "--disk-limit",
         metavar="SIZE",
         show_default=False,
-        help="Never have more of the pack here than that, such as 20GB: a larger one in the cache is opened in part.",
+        help="Keep at most this much of the pack on the local disk, for example 20GB; a larger one is read in part.",
         rich_help_panel=_PLACES,
     ),
 ]

@@ -227,7 +227,7 @@ class VerifiedFile:
             rate = format_rate(self.nbytes, self.seconds, "B")
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
             compared = f"{self.blocks:,} block{'s' if self.blocks != 1 else ''} of {size} in all"
-            return f"'{self.path}' is whole: {compared}, each as it was written (compared in {took}, {rate})."
+            return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
         # Both may be true: a copy that was cut off also ends within a block.
         faults = []
         if self.nbytes != self.expected_bytes:
@@ -258,7 +258,7 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
     manifest = read_manifest(path)
     if manifest is None:
         msg = (
-            f"'{path}' has no whole manifest '{manifest_path(path).name}' beside it, so nothing says what its bytes "
+            f"'{path}' has no complete manifest '{manifest_path(path).name}' beside it, so nothing says what its bytes "
             "should be. Packs and published files of colabstage have one."
         )
         raise PackFormatError(msg)

@@ -21,7 +21,7 @@ _WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class DemoSize:
-    """How much the demo does, and what it promises of it."""
+    """How much the demo does, and what it promises."""
 
     images: int | None
     """How many images; `None` for all 1,797."""
@@ -68,15 +68,15 @@ class DemoResult:
     zip_s: float
     """How long that took."""
     upload_s: float
-    """How long the pack's upload was waited for."""
+    """How long the session waited for the pack's upload."""
     chart: Path
     """The file of the chart."""
     broken_claims: list[str] = field(default_factory=list)
-    """Sentences on what is not as promised; empty when all is."""
+    """Sentences on broken promises; empty when all are kept."""
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """Return all there were, in their order."""
+        """Return all sessions, in order."""
         unzipped = () if self.unzipped is None else (self.unzipped,)
         return self.straight, *unzipped, self.first, self.second
 
@@ -161,7 +161,9 @@ class Narrator:
             "their staging,\n  and the training of a small network on one core of this computer."
         )
         if problem is None:
-            self.say("Simulated: Google Drive, really mounted (with FUSE), and the Colab machine around it, thus:")
+            self.say(
+                "Simulated: Google Drive, really mounted (with FUSE), and the Colab machine around it. The figures:"
+            )
         else:
             self.say(
                 f"Nothing can be mounted here. {problem}\n"
@@ -171,7 +173,7 @@ class Narrator:
         self._opening_s = count * knobs.scaled().cold_open_latency_s
         for name, figures in _figures(knobs.scaled(), mounted=problem is None):
             self.say(f"  {name:<24} {figures}")
-        self.say("These are figures that people report, but for the first: they report 400 ms and more for a file.")
+        self.say("All but the first are figures that people report; for that one they report 400 ms and more a file.")
 
     def begin(self, title: str) -> None:
         """Start a section."""
@@ -186,14 +188,14 @@ class Narrator:
         self.say(f"  The first epoch opens every file, which takes {least} or more; this is what people wait for …")
 
     def epoch(self, epoch: Epoch) -> None:
-        """Tell that one epoch is over."""
+        """Say that an epoch is over."""
         self._epochs += 1
         rate = format_rate(epoch.images, epoch.seconds, "images")
         waited = f"{format_duration(epoch.waiting_s)} of them waiting for images"
         self.say(f"  epoch {self._epochs}: {format_duration(epoch.seconds)}, {waited} ({rate})")
 
     def tested(self, training: Training) -> None:
-        """Tell that a training is over and tested."""
+        """Say that a training is over and tested."""
         self.say(f"  test: {training.accuracy:.1%} right, {format_duration(training.test_s)}")
 
     def close(self, result: DemoResult, size: DemoSize) -> None:
@@ -254,7 +256,7 @@ def _meaning(result: DemoResult, size: DemoSize) -> str:
     lines = [
         "'First batch after' counts from the start of the session: listing, or staging, is in it.",
         f"'Later epochs', 'waiting' (for images) and 'images/s' are means of epochs 2 to {size.epochs}.",
-        "Straight from Drive, those read what Drive's client keeps on the local disk.",
+        "Straight from Drive, later epochs read what Drive's client keeps on the local disk.",
         f"Staged, the first epoch is {first_gain:.0f} times as fast, a later one {later_gain:.0f} times.",
         f"The second session had its first batch after {format_duration(second.first_batch_s)}.",
     ]

@@ -144,14 +144,14 @@ class _Demo:
     """The sessions; each has a fresh machine, on which nothing has been read."""
 
     machines: Machines
-    """Who gives out fresh machines."""
+    """What gives out fresh machines."""
     size: DemoSize
     """How much is done."""
     narrator: Narrator
-    """Who tells about it."""
+    """What reports on it."""
 
     def train_straight(self) -> Session:
-        """Train as people do who know no better."""
+        """Train straight from the folder on Drive."""
         with self.machines.fresh() as machine:
             workers = f"{machine.workers} workers" if machine.workers else "no workers"
             self.narrator.begin(f"Straight from the Drive folder: a stock DataLoader with {workers}")
@@ -166,7 +166,7 @@ class _Demo:
             if machine.zip_source is None:
                 return None
             self.narrator.begin(
-                f"The zip copied here and unpacked: a stock DataLoader with {machine.workers} workers over its files"
+                f"The zip, copied here and unpacked: a stock DataLoader with {machine.workers} workers over its files"
             )
             from colabstage.ui.demo.train import FolderOfImages
 

@@ -218,7 +218,7 @@ def test_a_machine_that_is_well_needs_no_remedy() -> None:
     report = judge_machine(WELL)
     assert report.exit_code == 0
     assert not any(finding.remedy for finding in report.findings)
-    assert str(report).splitlines()[0] == "All well: 14 checks passed."
+    assert str(report).splitlines()[0] == "All 14 checks passed."
 
 
 def test_warnings_do_not_fail() -> None:

@@ -56,7 +56,7 @@ def test_a_machine_alone(machine: Path) -> None:
     """Without a path the dataset's checks are skipped, the others have figures, and all of it is JSON."""
     report = doctor(timeout_s=5.0)
     skipped = {one.title for one in report.findings if one.status == "skip"}
-    assert {"where it lies", "crowded folders", "page cache", "pack", "mounts", "Drive client's cache"} <= skipped
+    assert {"location", "crowded folders", "page cache", "pack", "mounts", "Drive client's cache"} <= skipped
     assert finding(report, "platform").status == "ok"
     assert finding(report, "libraries").status == "ok"
     assert json.loads(json.dumps(report.to_dict()))["facts"]["cores"] >= 1
@@ -69,9 +69,9 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
     write_photos(my_drive / "photos", 6)
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
-    assert finding(report, "where it lies").status == "fail"
-    assert "(6 files) is on Google Drive" in finding(report, "where it lies").message
-    assert "stage_dataset(path)" in finding(report, "where it lies").remedy
+    assert finding(report, "location").status == "fail"
+    assert "(6 files) is on Google Drive" in finding(report, "location").message
+    assert "stage_dataset(path)" in finding(report, "location").remedy
     assert finding(report, "crowded folders").status == "ok"
     assert report.exit_code == 1
 
@@ -90,7 +90,7 @@ def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive
         client.send_signal(signal.SIGCONT)
     assert finding(report, "mounts").status == "fail"
     assert "no answer, after 1." in finding(report, "mounts").message
-    assert finding(report, "where it lies").message.endswith("no answer before the deadline.")
+    assert finding(report, "location").message.endswith("no answer before the deadline.")
     assert report.facts.dataset is not None
     assert report.facts.dataset.slow_mount == "Google Drive"
 
@@ -102,7 +102,7 @@ def test_a_drive_that_died_is_reported(drive: SimulatedDrive, my_drive: Path) ->
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert "Transport endpoint is not connected" in finding(report, "mounts").message
     assert "mount_drive()" in finding(report, "mounts").remedy
-    assert "Transport endpoint is not connected" in finding(report, "where it lies").message
+    assert "Transport endpoint is not connected" in finding(report, "location").message
 
 
 @pytest.mark.fuse
@@ -132,8 +132,8 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
 def test_a_pack_on_a_drive(my_drive: Path, pack: Path) -> None:
     """An HDF5 file is not to be read from there; on the local disk it is."""
     (my_drive / "photos.h5").write_bytes(pack.read_bytes())
-    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "where it lies").status == "fail"
-    assert finding(doctor(pack, timeout_s=10.0), "where it lies").status == "ok"
+    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "location").status == "fail"
+    assert finding(doctor(pack, timeout_s=10.0), "location").status == "ok"
 
 
 def test_a_small_disk(make_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_every_extension_of_an_image_counts_in_any_case(table: Table) -> None:
     names = [f"a/1{one}" for one in IMAGE_EXTENSIONS] + [f"b/1{one.upper()}" for one in IMAGE_EXTENSIONS]
     found = table(*names, "a/1.txt", "a/1.svg", "b/jpg", "labels.csv", "b/1.jpg.txt")
     assert sorted(_names(found)) == sorted(names)
-    assert found.notes == ("5 files that are no images were left out (2 .txt, 1 .csv, 1 .svg, 1 without extension).",)
+    assert found.notes == ("5 other files were left out (2 .txt, 1 .csv, 1 .svg, 1 without extension).",)
 
 
 def test_split_folders_are_found_in_any_case_and_named_simply(table: Table) -> None:
@@ -156,7 +156,7 @@ def test_a_wrapping_folder_is_looked_through(table: Table) -> None:
     found = table("kitti/images/train/cat/1.jpg", "kitti/images/test/cat/2.jpg", "kitti/readme.txt", "logo.png")
     assert found.classes == ("cat",)
     assert found.splits == ("train", "test")
-    assert "1 images that lie in no class folder" in found.notes[0]
+    assert "1 image in no class folder was left out" in found.notes[0]
     assert _names(found)[0] == "kitti/images/train/cat/1.jpg"
 
 
@@ -185,7 +185,7 @@ def test_a_split_without_class_folders_is_left_out_with_a_note(table: Table) -> 
     """The test images of a competition have no labels."""
     found = table("train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/4.jpg")
     assert found.splits == ("train", "train")
-    assert found.notes == ("2 images that lie in no class folder were left out.",)
+    assert found.notes == ("2 images in no class folder were left out.",)
 
 
 @pytest.mark.parametrize("names", [["1.jpg", "2.png"], ["train/1.jpg", "test/2.jpg"], ["data/train/1.jpg"]])
@@ -223,7 +223,7 @@ def test_no_images_says_what_there_is_instead(table: Table) -> None:
 
 def test_google_documents_in_an_empty_source_are_mentioned(table: Table) -> None:
     """The folder looks full in the browser."""
-    with pytest.raises(EmptySourceError, match="1 Google documents"):
+    with pytest.raises(EmptySourceError, match="1 Google document was left out"):
         table("labels.gsheet")
 
 

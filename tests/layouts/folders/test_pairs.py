@@ -96,7 +96,7 @@ def test_what_has_no_partner_is_left_out_and_counted(pairs: Callable[..., Sample
     """A few images without a mask do not stop the pack."""
     found = pairs("images/a.jpg", "images/b.jpg", "images/c.jpg", "masks/a.png", "masks/b.png", "masks/z.png")
     assert len(found) == 2
-    assert [note.split(" ", 2)[:2] for note in found.notes] == [["1", "images"], ["1", "masks"]]
+    assert [note.split(" ", 2)[:2] for note in found.notes] == [["1", "image"], ["1", "mask"]]
 
 
 @pytest.mark.parametrize(

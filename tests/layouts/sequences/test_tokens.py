@@ -179,7 +179,7 @@ def test_other_files_are_declined(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="holds 5 tokens, too few"):
         read_tokens(FolderTree(tmp_path / "d"))
     put(tmp_path / "e/a.txt", b"\xff\xfe" * 100)
-    with pytest.raises(BrokenDatasetError, match=r"'a\.txt' is no text in UTF-8"):
+    with pytest.raises(BrokenDatasetError, match=r"'a\.txt' is not text in UTF-8"):
         read_tokens(FolderTree(tmp_path / "e"), options=TokenOptions(tokenizer=words))
 
 

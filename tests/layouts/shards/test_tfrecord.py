@@ -209,7 +209,7 @@ def test_records_without_an_image_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "b.tfrecord", [])
     table = detect_layout(FolderTree(tmp_path))
     assert labels(table) == [1]
-    assert any("1 records" in note for note in table.notes)
+    assert any("1 record without" in note for note in table.notes)
 
 
 @pytest.mark.parametrize("cut", [5, 40, 1])
@@ -271,9 +271,9 @@ def test_other_files_are_not_claimed(tmp_path: Path, name: str, content: bytes, 
     ("record", "says"),
     [
         ({"text": "words", "label": 1}, "holds no image file .* the features label, text"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]' is no tf.train.Example"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", r"a\.tfrecord\[0\]' is not a tf.train.Example"),
         ({"image": picture(0), "label": [1, 2]}, r"a\.tfrecord\[0\]' has 2 values in 'label'"),
-        ({"image": picture(0), "label": b"\xff\xfe"}, "no text"),
+        ({"image": picture(0), "label": b"\xff\xfe"}, "not text"),
     ],
 )
 def test_records_that_cannot_be_used_are_named(tmp_path: Path, record: Any, says: str) -> None:

@@ -373,7 +373,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
     [
         ([("1.jpg", b""), ("1.cls", b"0"), ("1.jpg", b"")], "'1.jpg' twice"),
         ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is no JSON"),
-        ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is no text"),
+        ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is not text"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples have no label"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),
         ([("1.jpg", b""), ("1.cls", b"9" * 30)], "64-bit"),

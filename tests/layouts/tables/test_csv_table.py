@@ -132,7 +132,7 @@ def test_one_table_for_folders_of_splits(table: Callable[..., SampleTable]) -> N
     text = "file_name,label\ntest/0.jpg,a\ntrain/0.jpg,b\ntrain/1.jpg,a\ntest/1.jpg,b\n"
     found = table(images | {"metadata.csv": text})
     assert found.splits == ("test", "train", "train", "test")
-    assert any("Splits are the folders that the images lie in: 'test', 'train'" in note for note in found.notes)
+    assert any("Splits are the folders that the images are in: 'test', 'train'" in note for note in found.notes)
     # What the table says itself counts, and folders of one split alone say nothing.
     own = "file_name,label,split\ntest/0.jpg,a,train\ntrain/0.jpg,b,test\n"
     assert table(images | {"metadata.csv": own}).splits == ("train", "test")

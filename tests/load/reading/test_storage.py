@@ -54,8 +54,8 @@ def test_everything_else_goes_through_h5py(facts: StorageFacts, slow: str | None
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (CHUNKED, "rows lie whole in unfiltered chunks"),
-        (replace(CHUNKED, stored=np.dtype(">f4")), "rows lie whole in unfiltered chunks"),
+        (CHUNKED, "row is inside one unfiltered chunk"),
+        (replace(CHUNKED, stored=np.dtype(">f4")), "row is inside one unfiltered chunk"),
         (replace(CHUNKED, chunks=(2, 2, 4, 3)), "cut through rows"),
         (replace(CHUNKED, filters=(SHUFFLE, DEFLATE)), "(shuffle, deflate), and decoded in threads"),
     ],

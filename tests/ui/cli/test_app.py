@@ -206,7 +206,7 @@ def test_verify_compares_every_block(run: Run, photos: Path, tmp_path: Path) -> 
     assert run("pack", "photos", "a.h5", "--image-size", "1200x1200").returncode == 0
     whole = run("verify", "a.h5")
     assert (whole.returncode, whole.stderr) == (0, "")
-    assert "is whole: 6 blocks" in whole.stdout
+    assert "is intact: 6 blocks" in whole.stdout
     assert "MB/s" in whole.stdout or "GB/s" in whole.stdout
     assert result(run("verify", "a.h5", "--json"))["whole"] is True
     for block in (1, 2, 4):
@@ -228,7 +228,7 @@ def test_verify_finds_a_file_that_is_cut_off(run: Run, photos: Path, tmp_path: P
 def test_verify_needs_a_manifest(start: Run, run: Run, tmp_path: Path) -> None:
     """Without a manifest nothing can be said, and a missing file is said to be missing."""
     (tmp_path / "a.h5").write_bytes(b"anything")
-    assert "no whole manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
+    assert "no complete manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
     assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
 
 

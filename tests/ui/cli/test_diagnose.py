@@ -34,11 +34,11 @@ def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) 
     done = run("doctor", "missing")
     assert done.returncode == 1
     assert f"There is nothing at '{tmp_path}/missing'." in " ".join(done.stdout.split())
-    assert done.stderr == "colabstage: Broken: where it lies.\n"
+    assert done.stderr == "colabstage: Broken: location.\n"
     as_json = run("doctor", "missing", "--json")
     assert as_json.returncode == 1
     broken = [finding for finding in json.loads(as_json.stdout)["findings"] if finding["status"] == "fail"]
-    assert [finding["title"] for finding in broken] == ["where it lies"]
+    assert [finding["title"] for finding in broken] == ["location"]
     assert broken[0]["remedy"].startswith("Check the spelling")
 
 
