@@ -73,7 +73,8 @@ def write_foreign(outcome: ForeignOutcome, *, seed: int) -> str:
         "\nHDF5 files with inputs and targets of random types and storage (chunks of any shape, filters, virtual, "
         "external, unwritten, either byte order, times, enumerations, texts, rows of any length), behind links of all "
         "kinds, some of which lead nowhere. Each is read through every engine that could read it, and as packing would "
-        "read it. What h5py reads as numbers, with all files there, may not be refused. "
+        "read it, from a folder and a zip. What h5py reads as numbers, with all files there, may not be refused; in "
+        "a zip, where no file is beside another, what needs a second one may be. "
         f"Seed {seed}, {when}, {outcome.seconds:.0f} s.\n\n| | |\n|---|---|\n{table}\n\n",
     )
 
@@ -83,7 +84,8 @@ def _put(name: str, text: str) -> str:
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL))
     sections[name] = text
     ordered = [known for known in (*names(), FOREIGN) if known in sections]
-    body = "".join(f"## {known}\n{sections[known]}" for known in ordered)
+    # The last section of a page ends without the blank line that has to follow it once another comes.
+    body = "\n".join(f"## {known}\n{sections[known].rstrip()}\n" for known in ordered)
     kills = sum(int(match[1]) for match in re.finditer(r"^\| kills \| (\d+)", body, flags=re.MULTILINE))
     total = f"In all: {kills} kills; none left part of a result that could be taken for all of it.\n"
     PAGE.write_text(f"{HEAD}\n{total}\n{body}".rstrip() + "\n", encoding="utf-8")

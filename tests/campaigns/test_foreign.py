@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from campaigns.foreign import ForeignFileError, check_foreign_files
+from colabstage.layouts import stored_arrays
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ def test_random_files_equal_h5py_or_are_refused(tmp_path: Path, monkeypatch: pyt
     found = check_foreign_files(15, seed)
     assert found.files == found.equal + sum(found.refused.values())
     assert found.readings > 2 * found.equal > 0
+
+
+def test_rows_of_the_wrong_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an archive HDF5 finds the file itself behind each external link."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(stored_arrays, "leads_elsewhere", lambda *_: False)
+    with pytest.raises(ForeignFileError, match="in a zip: what would be packed is not what h5py reads"):
+        check_foreign_files(30, 1)
 
 
 def test_a_file_that_is_read_otherwise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

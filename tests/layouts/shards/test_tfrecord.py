@@ -8,10 +8,13 @@ import struct
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, DecodeError, EmptySourceError, LayoutError
@@ -328,6 +331,32 @@ def test_one_record_without_boxes_takes_them_from_no_other(tmp_path: Path) -> No
     assert isinstance(table.targets, Boxes)
     assert table.targets.offsets.tolist() == [0, 1, 1]
     assert any("1 records have no features of boxes" in note for note in table.notes)
+
+
+_SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False, width=32)] * 4)
+
+
+@given(drawn=st.lists(st.lists(st.tuples(_SIDES, st.integers(1, 4)), max_size=3), min_size=1, max_size=4))
+@settings(max_examples=20, deadline=None)
+def test_boxes_are_what_another_reader_finds(drawn: Sequence[Sequence[tuple[tuple[float, ...], int]]]) -> None:
+    """Of any number in each record, those of the package tfrecord."""
+    corners, label = [f"image/object/bbox/{side}" for side in CORNERS], "image/object/class/label"
+    records = [
+        {"image/encoded": picture(number)}
+        | {name: [box[place] for box, _ in boxes] for place, name in enumerate(corners)}
+        | {label: [kind for _, kind in boxes]}
+        for number, boxes in enumerate(drawn)
+    ]
+    with TemporaryDirectory() as name:
+        path = write(Path(name) / "a.tfrecord", records)
+        table = detect_layout(FolderTree(path.parent))
+        theirs = list(reading.tfrecord_loader(str(path), None))
+    assert isinstance(table.targets, Boxes)
+    for number, one in enumerate(theirs):
+        part = slice(table.targets.offsets[number], table.targets.offsets[number + 1])
+        found = np.stack([np.asarray(one[name], np.float32).reshape(-1) for name in corners], axis=1)
+        np.testing.assert_array_equal(table.targets.boxes[part].astype(np.float32), found)
+        assert table.targets.columns["labels"][part].tolist() == np.asarray(one[label]).reshape(-1).tolist()
 
 
 def test_pixels_and_lists_of_one_class_are_read(tmp_path: Path) -> None:
