@@ -189,6 +189,11 @@ def label_names(columns: Iterable[str], first: Sequence[str]) -> list[str]:
     )
 
 
+def is_id_name(column: str) -> bool:
+    """Tell whether a column is called what numbers the rows, which may also be what the files are called."""
+    return plain_name(column) in _IDS
+
+
 def is_path_name(column: str) -> bool:
     """Tell whether a column is called a path."""
     return plain_name(column) in _PATHS

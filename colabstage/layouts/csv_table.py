@@ -19,6 +19,7 @@ from colabstage.layouts.columns import (
     TABLE_EXTENSIONS,
     box_columns,
     find_roles,
+    is_id_name,
     is_label_name,
     is_numeric,
     is_path_name,
@@ -558,17 +559,21 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
     """Refuse stems as paths where another column has what is written as files: a count of 2 is no 2.png then.
 
     Raises:
-        BrokenDatasetError: there is such a column, and it leads nowhere.
+        BrokenDatasetError: there is such a column, and it leads to few files or none.
     """
     header, body = rows[0], rows[1:] or rows
+    best_is_called = is_path_name(header[best]) or is_id_name(header[best])
     for column in set(range(len(header))) - {best}:
         cells = [row[column] for row in body if len(row) > column]
         written = [cell for cell in cells if cell.lower().endswith(extensions)]
-        if written and 2 * len(written) > len(cells) and not is_label_name(header[column]):
+        # What is called a path was meant, though only some of its rows, or none, are written as files.
+        called = is_path_name(header[column])
+        is_meant = written and (called or 2 * len(written) >= len(cells))
+        if (is_meant or (called and not best_is_called)) and cells and not is_label_name(header[column]):
             msg = (
-                f"'{name}' names files in the column '{header[column]}' (first '{written[0]}'), and most of them are "
-                f"not there; only '{header[best]}' could be read as names of files without their extensions. Bring the "
-                "files that are missing, or correct the paths."
+                f"'{name}' names files in the column '{header[column]}' (first '{(written or cells)[0]}'), and too few "
+                f"of them are there; only '{header[best]}' could be read as names of files without their extensions. "
+                "Bring the files that are missing, or correct the paths."
             )
             raise BrokenDatasetError(msg)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
@@ -288,8 +288,21 @@ _FOLDERS = st.sampled_from(
 )
 
 
+@st.composite
+def _trees(draw: st.DrawFn) -> set[str]:
+    """Folders of images: of a few classes, in splits or not, wrapped or not, some of them missing; most of the time
+    with other folders among them, as often as not of names that say something else."""
+    wrapper = draw(st.sampled_from(["", "", "set/", "images/"]))
+    splits = draw(st.sampled_from([("",), ("train/", "test/"), ("train_set/", "seg_test/", "val/")]))
+    classes = draw(st.sets(st.sampled_from(["cat", "dog", "no", "yes", "a", "train", "label"]), min_size=2, max_size=4))
+    folders = sorted(f"{wrapper}{split}{name}" for split in splits for name in classes)
+    left_out = draw(st.sets(st.sampled_from(folders), max_size=1))
+    others = draw(st.sets(st.lists(_FOLDERS, min_size=1, max_size=3).map("/".join), max_size=3))
+    return {*folders} - left_out | draw(st.sampled_from([set(), others]))
+
+
 @settings(max_examples=80, deadline=None)
-@given(paths=st.sets(st.lists(_FOLDERS, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6), data=st.data())
+@given(paths=_trees() | st.sets(st.lists(_FOLDERS, min_size=1).map("/".join), min_size=1, max_size=6), data=st.data())
 def test_trees_are_read_by_torchvisions_rule_or_refused(
     tmp_path_factory: pytest.TempPathFactory, paths: set[str], data: st.DataObject
 ) -> None:
@@ -303,17 +316,21 @@ def test_trees_are_read_by_torchvisions_rule_or_refused(
         found = detect_layout(FolderTree(root))
     except LayoutError:
         return
+    event(f"read as {found.layout}")
     if found.layout != "image_folder":
         assert found.layout == "pairs" or (found.layout == "images" and found.targets is None)
         return
-    tops = {name.split("/")[0] for name in found.keys}
-    for top in sorted(tops) if found.splits is not None else [""]:
+    labels = _labels(found).tolist()
+    for split in sorted(set(found.splits or [""])):
         own = [
             (name, label)
-            for name, label in zip(found.keys, _labels(found).tolist(), strict=True)
-            if name.startswith(top)
+            for name, label, its in zip(found.keys, labels, found.splits or [""] * len(labels), strict=True)
+            if its == split
         ]
-        assert any(_agrees(root / top, place, own, found.classes) for place in _wrapped(root / top))
+        # What a split has is in one folder; without splits, what holds everything is looked through.
+        shared = os.path.commonpath([os.path.dirname(name) for name, _ in own])  # noqa: PTH120 - of names in a tree
+        places = [root / shared, *(root / shared).parents] if split else _wrapped(root)
+        assert any(_agrees(root, place, own, found.classes) for place in places if place.is_relative_to(root))
     assert len({*found.classes}) > 1
 
 
@@ -327,10 +344,9 @@ def _wrapped(root: Path) -> list[Path]:
 
 def _agrees(root: Path, place: Path, own: list[tuple[str, int]], classes: tuple[str, ...]) -> bool:
     """Whether samples, given by path and label, are those of ImageFolder(place), but for hidden folders."""
-    base = next(parent for parent in [root, *root.parents] if (parent / own[0][0]).exists())
     names, samples = _as_image_folder(place)
     expected = {
-        str((place / name).relative_to(base)): names[label]
+        str((place / name).relative_to(root)): names[label]
         for name, label in samples
         if not any(part.startswith(".") for part in name.split("/"))
     }

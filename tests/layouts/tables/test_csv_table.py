@@ -180,26 +180,33 @@ def test_a_source_without_images_is_empty(tmp_path: Path) -> None:
         read_table(FolderTree(tmp_path))
 
 
+_ODD_CELLS = st.sampled_from(["x|y", "", "1", "01", "1.5", "train", "None", "nan", "-3"])
 _CELLS = {
-    "words": st.sampled_from(["a", "b", "dog", "dog 2", "x|y", "", "1", "01", "1.5", "train", "None"]),
-    "numbers": st.sampled_from(["0", "1", "2", "7", "-3", "1.5", "2.0", "1e2", "nan", ""]),
+    "words": st.sampled_from(["a", "b", "dog", "dog 2", "a|b"]),
+    "classes": st.sampled_from(["0", "1", "2"]),
+    "numbers": st.sampled_from(["0", "1", "7", "-3", "1.5", "2.0", "1e2"]),
 }
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
-    """A header with a path and up to two more columns, in any order, and up to eight rows; some with files that are
-    not there, some broken."""
-    names = draw(
-        st.permutations(["image", *draw(st.sets(st.sampled_from(["label", "kind", "scene", "id", "2"]), max_size=2))])
+    """A header with a path and up to two more columns, in any order, and up to eight rows, mostly one for each image;
+    some with files that are not there, with several rows for a file, with odd cells or cells too many."""
+    others = draw(st.sets(st.sampled_from(["label", "kind", "scene", "id", "2"]), min_size=1, max_size=2))
+    names = draw(st.permutations(["image", *sorted(others)]))
+    paths = draw(
+        st.permutations(range(COUNT)).flatmap(lambda order: st.sampled_from([order, order, order[1:]]))
+        | st.lists(st.integers(0, COUNT), min_size=1, max_size=8)
     )
-    kind = draw(st.sampled_from(sorted(_CELLS)))
-    cells = {
-        name: st.sampled_from([f"images/{i}.jpg" for i in range(COUNT + 1)]) if name == "image" else _CELLS[kind]
-        for name in names
-    }
-    rows = draw(st.lists(st.tuples(*cells.values()).map(list), min_size=1, max_size=8))
-    if draw(st.booleans()) and draw(st.booleans()):
+    kinds = {name: _CELLS[draw(st.sampled_from(sorted(_CELLS)))] for name in others}
+    rows = [[f"images/{number}.jpg" if name == "image" else draw(kinds[name]) for name in names] for number in paths]
+    broken = draw(st.sampled_from(["", "", "", "cell", "more"]))
+    if broken == "cell":
+        place = draw(st.sampled_from(range(len(names))))
+        # Where paths are, a bare number is one too.
+        odd = st.sampled_from(["x|y", "", "images/none.jpg"]) if names[place] == "image" else _ODD_CELLS
+        draw(st.sampled_from(rows))[place] = draw(odd)
+    elif broken == "more":
         rows[0].append("more")
     return list(names), rows
 
@@ -219,6 +226,8 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
         [["images/0.jpg", "a", "a"], ["images/0.jpg", "b", "a"], ["images/0.jpg", "x|y", "x|y"]],
     )
 )
+@example(made=(["kind", "image", "label"], [["0", "x|y", "0"], ["0", "images/0.jpg", "0"]]))
+@example(made=(["kind", "image", "label"], [["0", "x|y", "0"]]))
 @given(made=tables())
 def test_tables_say_what_pandas_reads_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, made: tuple[list[str], list[list[str]]]
@@ -242,7 +251,7 @@ def test_tables_say_what_pandas_reads_or_are_refused(
     event(f"read as {found.layout}")
     assert found.layout == "table"
     read = pandas.read_csv(io.StringIO(text.getvalue()), dtype=str, keep_default_na=False).to_dict("records")
-    frame = [row for row in read if (root / row["image"]).exists()]
+    frame = [row for row in read if (root / row["image"]).is_file()]
     assert [key.partition("#")[0] for key in found.keys] == [row["image"] for row in frame]
     got = values(found)
     others = [name for name in header if name != "image"]
