@@ -58,6 +58,9 @@ _FACTS = [
 _MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
 # Where a field of 32 bits says that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
+# In the order in which a zip64 field has them.
+_WIDE_FIELDS = ("size", "packed_size", "offset")
+_EXTRA_HEAD = struct.Struct("<HH")
 LOCAL_HEADER_BYTES = 30
 _MEMBER_MARK = b"PK\1\2"
 # A local header, the marker that some multi-volume tools leave before it, or the end record of an empty archive.
@@ -70,7 +73,6 @@ _BEYOND = 1 << 61
 
 _EXTRA_ZIP64 = 0x0001
 _EXTRA_UNICODE_PATH = 0x7075
-_UNICODE_PATH_MARK = struct.pack("<H", _EXTRA_UNICODE_PATH)  # "up"
 _FLAG_UTF8 = 0x800
 # Systems in "version made by" whose archivers write names as the file system has them, which is UTF-8.
 _UNIX_SYSTEMS = frozenset({3, 19})
@@ -283,7 +285,10 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory
 
     says_utf8 = ((records["flags"] & _FLAG_UTF8) != 0) | np.isin(records["system"], list(_UNIX_SYSTEMS))
     extras = StringArray.cut_from(directory, starts + _MEMBER.size + lengths, extra_lengths)
-    if not names.is_utf8(only_ascii=not says_utf8.all()) or extras.containing(_UNICODE_PATH_MARK).any():
+    # A field's other bytes may be the same two.
+    marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
+    says_otherwise = any(_extra_field(extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
+    if says_otherwise or not names.is_utf8(only_ascii=not says_utf8.all()):
 
         def decoded() -> Iterator[str]:
             for number, (system, flags) in enumerate(
@@ -297,12 +302,21 @@ def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory
                 yield name
 
         names = StringArray.of(decoded())
-    narrow = [records[name] for name in ("size", "packed_size", "offset")]
-    wide = {
-        number: _wide_fields(source, extra(number), *(int(column[number]) for column in narrow))
-        for number in np.flatnonzero(np.any([column == _NARROW_FULL for column in narrow], axis=0)).tolist()
-    }
-    return ZipDirectory(names, stored_names, _facts(records, wide, wraps=wraps))
+    places = np.stack([records[name].astype(np.int64) for name in _WIDE_FIELDS], axis=1)
+    missing = places == _NARROW_FULL
+    wide = np.flatnonzero(missing.any(axis=1))
+    # All that begins behind 4 GiB, so most members of a large archive; few have another field before the zip64 field.
+    begins = starts + _MEMBER.size + lengths
+    first = wide[_begins_with_zip64(directory, begins[wide], extra_lengths[wide], missing[wide].sum(axis=1))]
+    values = np.ndarray((max(0, len(directory) - 7),), "<u8", directory, strides=(1,))
+    for field in range(len(_WIDE_FIELDS)):
+        own = first[missing[first, field]]
+        at = begins[own] + _EXTRA_HEAD.size + 8 * missing[own, :field].sum(axis=1)
+        places[own, field] = np.minimum(values[at], _BEYOND)
+    for number in np.setdiff1d(wide, first).tolist():
+        found = _wide_fields(source, extra(number), *places[number].tolist())
+        places[number] = [min(value, _BEYOND) for value in found]
+    return ZipDirectory(names, stored_names, _facts(records, places, wraps=wraps))
 
 
 def _record_type() -> np.dtype[Any]:
@@ -331,15 +345,30 @@ def _record_starts(source: ByteSource, directory: bytes) -> array[int]:
     return starts
 
 
-def _facts(records: NDArray[Any], wide: dict[int, list[int]], *, wraps: bool) -> NDArray[Any]:
+def _begins_with_zip64(
+    directory: bytes, begins: NDArray[np.int64], lengths: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return bool `(M,)`: which extra fields begin with a zip64 field of as many values as are wanted.
+
+    `begins`, `lengths`, `counts`: `(M,)`, where the extra fields are in the directory, and the values wanted of each.
+    """
+    import numpy as np
+
+    found = lengths >= _EXTRA_HEAD.size + 8 * counts
+    halves = np.ndarray((max(0, len(directory) - 1),), "<u2", directory, strides=(1,))
+    at = begins[found]
+    found[found] = (halves[at] == _EXTRA_ZIP64) & (halves[at + 2] >= 8 * counts[found])
+    return found
+
+
+def _facts(records: NDArray[Any], places: NDArray[np.int64], *, wraps: bool) -> NDArray[Any]:
     import numpy as np
 
     facts = np.zeros(len(records), _FACTS)
-    for name in ("offset", "packed_size", "size", "crc", "method", "flags"):
+    for name, column in zip(_WIDE_FIELDS, places.T, strict=True):
+        facts[name] = column
+    for name in ("crc", "method", "flags"):
         facts[name] = records[name]
-    for number, (size, packed_size, offset) in wide.items():
-        for name, value in (("size", size), ("packed_size", packed_size), ("offset", offset)):
-            facts[name][number] = min(value, _BEYOND)
     if wraps:
         turns = np.cumsum(facts["offset"] < np.concatenate([[0], facts["offset"][:-1]]))
         facts["offset"] += turns << 32
@@ -374,7 +403,7 @@ def _extra_field(extra: bytes, wanted: int) -> bytes | None:
     at = 0
     # A field whose length is wrong ends the search: archivers pad with a few stray bytes.
     while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, at)
+        kind, length = _EXTRA_HEAD.unpack_from(extra, at)
         if kind == wanted:
             return extra[at + 4 : at + 4 + length]
         at += 4 + length

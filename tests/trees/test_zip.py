@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import stat
@@ -159,6 +160,32 @@ def test_zip64_fields_are_read(tmp_path: Path, read_all: ReadAll) -> None:
     assert zipfile.ZipFile(io.BytesIO(whole)).read("a/1.jpg") == b"forced"
     with ZipTree(_Memory(whole)) as tree:
         assert read_all(tree) == {"a/1.jpg": b"forced"}
+
+
+def test_each_field_of_32_bits_may_have_its_number_in_64(tmp_path: Path) -> None:
+    """Whichever of size, packed size and place do, with other extra fields before them, or none."""
+    other = struct.pack("<HH", 0x7075 - 1, 2) + b"up"  # as the mark of a Unicode name is
+    members, directory = [], b""
+    with (tmp_path / "wide.zip").open("wb") as file:
+        for number, (which, before) in enumerate(itertools.product(range(8), (b"", other))):
+            name, content = f"a/{number:02}.txt".encode(), bytes([number]) * (number + 1)
+            members.append((name, content))
+            facts = [len(content), len(content), file.tell()]
+            crc = zlib.crc32(content)
+            file.write(
+                struct.pack("<4s5H3L2H", b"PK\3\4", 45, 0, 0, 0, 0, crc, *facts[:2], len(name), 0) + name + content
+            )
+            wide = [fact for bit, fact in enumerate(facts) if which >> bit & 1]
+            size, packed, place = (0xFFFFFFFF if which >> bit & 1 else fact for bit, fact in enumerate(facts))
+            extra = before + struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide)
+            fields = (45, 3, 45, 0, 0, 0, 0, 0x21, crc, packed, size, len(name), len(extra), 0, 0, 0, 0, place)
+            directory += struct.pack("<4s4B4H3L5H2L", b"PK\1\2", *fields) + name + extra
+        at, count = file.tell(), len(members)
+        file.write(directory + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(directory), at, 0))
+    with zipfile.ZipFile(tmp_path / "wide.zip") as archive:
+        assert [archive.read(name.decode()) for name, _ in members] == [content for _, content in members]
+    with ZipTree(LocalBytes(tmp_path / "wide.zip")) as tree:
+        assert [(one.name.encode(), tree.read(one)) for one in tree.entries] == members
 
 
 def _wide_zip(path: Path, members: list[tuple[bytes, int, int, bytes, int]]) -> None:
