@@ -10,6 +10,8 @@ another one first in each round.
 
 - sequential: the file's bytes front to back in blocks of 4 MiB, past the system's cache (O_DIRECT) and through it. The
   faster of the two is what window shuffle is measured by: the whole file, the time to fill the first window included.
+- window shuffle: besides its rate, the part of its time in which a read is under way, and how many are on average, are
+  printed. The rest is lost at the beginning, between windows and at the end, at whatever rate the disk answers.
 - true shuffle: any order is as likely as any other. By make_loader, which reads rows by 16 threads, and out of the
   mapped file, each for 4 seconds at the most. How badly the mapped file does depends on how far the system reads ahead
   on that disk, which is printed.
@@ -31,7 +33,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import h5py
 import numpy as np
@@ -43,7 +45,7 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
-from colabstage.load.reading.memory import FileStamp
+from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.opening import OpenFile
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 
@@ -124,6 +126,35 @@ def make_cold_loader(path: Path, shuffle: bool | str) -> Loader:
     return make_loader(dataset, BATCH, strategy="direct", shuffle=shuffle, **options)  # type: ignore[arg-type]
 
 
+class ReadsUnderWay:
+    """Records when reads of rows began and ended, in all threads, while it is entered."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[float, float]] = []
+        self._read = ReadFile.read_into
+
+    def __enter__(self) -> Self:
+        def read_into(file: ReadFile, *arguments: Any) -> None:
+            start = time.perf_counter()
+            self._read(file, *arguments)
+            self.spans.append((start, time.perf_counter()))
+
+        ReadFile.read_into = read_into  # type: ignore[assignment,method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ReadFile.read_into = self._read  # type: ignore[method-assign]
+
+    def describe(self, seconds: float) -> str:
+        """What part of `seconds` had a read under way, and how many there were on average."""
+        busy = latest = 0.0
+        for start, end in sorted(self.spans):
+            busy += max(0.0, end - max(start, latest))
+            latest = max(latest, end)
+        many = sum(end - start for start, end in self.spans) / seconds
+        return f"window shuffle has a read under way in {busy / seconds:.2f} of its time, {many:.1f} on average"
+
+
 def by_mapping(path: Path, facts: StorageFacts) -> Iterator[int]:
     """Batches in random order out of the mapped file, by one thread."""
     engine = OpenFile(path, {path: FileStamp.of(path.stat())}).rows(facts, EngineChoice("mapped", "a benchmark"))
@@ -172,6 +203,11 @@ def measure(path: Path, rounds: int) -> dict[str, list[float]]:
             parts.close()  # type: ignore[attr-defined]  # a generator
     drop_cache(path, facts)
     print(f"\n{make_cold_loader(path, 'window').plan}")
+    with ReadsUnderWay() as reads:
+        start = time.perf_counter()
+        for _ in by_loader(path, "window"):
+            pass
+    print(f"\n{reads.describe(time.perf_counter() - start)}")
     return rates
 
 

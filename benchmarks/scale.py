@@ -4,13 +4,14 @@
 
 JPEGs of 8x8 pixels in ten classes, so small that what is measured is the work for each sample: as files in folders, in
 a zip, in a tar, and in the rows of a parquet file. Each step runs once, in a process of its own, of which the largest
-resident size is printed (`VmHWM`): planning opens the source, finds the samples and decides how they are stored;
-packing is the whole call of `pack_dataset`; opening is `dataset_h5` and its length, the first batch 64 rows from all
-over the file, both the quickest of nine, and the loader's first batch is that of `make_loader`, shuffled, from its call
-on, once. At most 3 GB of disk are in use at a time, and nothing is left.
+resident size is printed (`VmHWM`), and what it took of the processor, which other work hardly changes: planning opens
+the source, finds the samples and decides how they are stored; packing is the whole call of `pack_dataset`; opening is
+`dataset_h5` and its length, the first batch 64 rows from all over the file, both the quickest of nine, and the loader's
+first batch is that of `make_loader`, shuffled, from its call on, once. At most 3 GB of disk are in use at a time, and
+nothing is left.
 
-Ends with exit code 1 when opening takes 20 ms, a sample of the many takes 1.3 times as long to plan or to pack as one
-of the few, or a further sample 125 bytes of memory.
+Ends with exit code 1 when opening takes 20 ms, planning or packing a sample of the many takes 1.3 times as much of the
+processor as one of the few, or a further sample 125 bytes of memory.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ FORMS = {
     "parquet": (".parquet", tabulate_small_jpegs),
 }
 _STEP_S = 7200
-_PEAK = """
+_HELPERS = """
 def peak():
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
+
+def cpu_s():
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 """
 _PLAN = """
 from pathlib import Path
@@ -47,13 +52,14 @@ from colabstage.pack.options import PackOptions
 start = time.perf_counter()
 with open_samples(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opened:
     job = plan_job(opened.tree, opened.table, PackOptions(), free_bytes=None)
-    found = {"seconds": time.perf_counter() - start, "samples": len(job.table), "peak": peak()}
+    found = {"seconds": time.perf_counter() - start, "samples": len(job.table), "peak": peak(), "cpu_s": cpu_s()}
 """
 _PACK = """
 from colabstage.pack.run import pack_dataset
 start = time.perf_counter()
 report = pack_dataset(sys.argv[1], sys.argv[2], progress=False)
-found = {"seconds": time.perf_counter() - start, "samples": sum(report.samples.values()), "peak": peak()}
+seconds, samples = time.perf_counter() - start, sum(report.samples.values())
+found = {"seconds": seconds, "samples": samples, "peak": peak(), "cpu_s": cpu_s()}
 """
 _OPEN = """
 import numpy as np
@@ -81,30 +87,32 @@ class Taken(NamedTuple):
     samples: int
     """How many there are."""
     plan: dict[str, Any]
-    """Seconds, and the peak in bytes."""
+    """Seconds, those of the processor, and the peak in bytes."""
     pack: dict[str, Any]
-    """Seconds, and the peak in bytes."""
+    """As of `plan`."""
     opening: dict[str, Any]
     """`open_s`, `batch_s`, `loader_s` in seconds, and the peak in bytes."""
 
     def __str__(self) -> str:
-        plan, pack, opening = self.plan, self.pack, self.opening
+        opening = self.opening
+        steps = "".join(
+            f"{one['seconds']:>8.1f}{one['cpu_s']:>8.1f}{one['peak'] / 2**20:>7,.0f}" for one in (self.plan, self.pack)
+        )
         return (
-            f"{self.form:<8}{self.samples:>10,}{plan['seconds']:>9.2f}{plan['peak'] / 2**20:>8,.0f}"
-            f"{pack['seconds']:>9.1f}{self.samples / pack['seconds']:>10,.0f}{pack['peak'] / 2**20:>8,.0f}"
+            f"{self.form:<8}{self.samples:>10,}{steps}"
             f"{opening['open_s'] * 1000:>9.1f}{opening['batch_s'] * 1000:>9.1f}{opening['loader_s'] * 1000:>9.1f}"
         )
 
 
 HEAD = (
-    f"{'':8}{'samples':>10}{'plan s':>9}{'MiB':>8}{'pack s':>9}{'/s':>10}{'MiB':>8}"
+    f"{'':8}{'samples':>10}{'plan s':>8}{'cpu s':>8}{'MiB':>7}{'pack s':>8}{'cpu s':>8}{'MiB':>7}"
     f"{'open ms':>9}{'batch ms':>9}{'loader ms':>10}"
 )
 
 
 def run_step(code: str, source: Path, pack: Path) -> dict[str, Any]:
     """Run one step in a process of its own, and return what it found."""
-    whole = f"import json, sys, time\n{_PEAK}\n{code}\nprint(json.dumps(found))"
+    whole = f"import json, os, sys, time\n{_HELPERS}\n{code}\nprint(json.dumps(found))"
     command = [sys.executable, "-c", whole, str(source), str(pack)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_STEP_S)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -131,10 +139,10 @@ def judge(few: Taken, many: Taken) -> list[tuple[bool, str]]:
     """Each promise about one form: whether it holds, and the figures."""
     found = []
     for step, less, more in (("plan", few.plan, many.plan), ("pack", few.pack, many.pack)):
-        growth = more["seconds"] / many.samples / (less["seconds"] / few.samples)
+        growth = more["cpu_s"] / many.samples / (less["cpu_s"] / few.samples)
         each = (more["peak"] - less["peak"]) / (many.samples - few.samples)
         words = (
-            f"{many.form}, {step}: each of the many takes {growth:.2f} times as long as each of the few (at most "
+            f"{many.form}, {step}: each of the many takes {growth:.2f} times what each of the few does (at most "
             f"{ALLOWED_GROWTH}), and {each:.0f} bytes of memory (at most {ALLOWED_BYTES_EACH})"
         )
         found.append((growth <= ALLOWED_GROWTH and each <= ALLOWED_BYTES_EACH, words))

@@ -8,6 +8,7 @@ colabstage packs.
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
@@ -124,20 +125,22 @@ class WindowReader:
         self._buffers: list[NDArray[Any] | None] = [None, None]
         self._stop = Event()
         self._thread = ThreadPoolExecutor(1, "colabstage-window")
-        self._next: Future[Window] | None = self._thread.submit(self._read, 0) if windows else None
+        self._next: deque[Future[Window]] = deque()
+        self._begin(0)
 
     def windows(self) -> Generator[Window | Heartbeat]:
         """Yield each window when it is there, heartbeats while it is not. One that was yielded is overwritten by the
         next but one."""
         for number in range(len(self._windows)):
-            while self._next is not None and not self._next.done():
+            # Into the buffer of the window before, which is in use no more; and before this one is there, so that the
+            # disk is not idle until this thread has taken notice of it.
+            self._begin(number + 1)
+            while self._next and not self._next[0].done():
                 yield HEARTBEAT
-                wait([self._next], timeout=_LOOK_S)
-            if self._next is None:
+                wait([self._next[0]], timeout=_LOOK_S)
+            if not self._next:
                 return
-            window = self._next.result()
-            # Into the buffer of the window before, which is in use no more.
-            self._next = self._thread.submit(self._read, number + 1) if number + 1 < len(self._windows) else None
+            window = self._next.popleft().result()
             yield window
             del window
 
@@ -145,7 +148,12 @@ class WindowReader:
         """Stop reading."""
         self._stop.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
-        self._next = None
+        self._next.clear()
+
+    def _begin(self, number: int) -> None:
+        """Have a window read after those that were begun before it."""
+        if number < len(self._windows):
+            self._next.append(self._thread.submit(self._read, number))
 
     def _read(self, number: int) -> Window:
         rows, inputs = self._windows[number], self._inputs

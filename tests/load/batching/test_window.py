@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -12,6 +13,7 @@ import torch
 from colabstage.errors import DecodeError, OptionError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.io.pipeline import SOLO
+from colabstage.load.batches import WholeInputs
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
@@ -21,6 +23,10 @@ from colabstage.load.window import Window, WindowOrder, WindowReader
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from colabstage.io.pipeline import ThreadPool
 
 ALL = Shard()
 
@@ -150,6 +156,37 @@ def test_two_buffers_hold_all_windows(tmp_path: Path) -> None:
             np.testing.assert_array_equal(window.y, window.rows)
     reader.close()
     assert len(places) == 2
+
+
+def test_reading_goes_on_while_nobody_asks_for_the_window_that_is_there(tmp_path: Path) -> None:
+    """Between two windows the disk does not wait for the consumer's thread: once the first is used, the third is read
+    right after the second, and the fourth, whose place the second has, is not."""
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((40, 4), np.uint8), np.arange(40)
+    begun = [threading.Event() for _ in range(4)]
+    may_end = threading.Event()
+
+    class Slow(WholeInputs):
+        def read(self, rows: NDArray[np.intp], out: Any, pool: ThreadPool) -> Any:
+            number = int(rows[0]) // 10
+            begun[number].set()
+            assert number != 1 or may_end.wait(20)
+            return super().read(rows, out, pool)
+
+    dataset = dataset_h5(tmp_path / "file.h5")
+    reader = WindowReader(dataset, SOLO, [np.arange(n, n + 10) for n in range(0, 40, 10)], Slow(dataset))
+    windows = reader.windows()
+    try:
+        assert any(isinstance(next(windows), Window) for _ in range(100))
+        assert begun[1].wait(20)
+        assert not isinstance(next(windows), Window)
+        may_end.set()
+        assert begun[2].wait(20)
+        assert any(isinstance(next(windows), Window) for _ in range(100))
+        assert not begun[3].is_set()
+    finally:
+        may_end.set()
+        reader.close()
 
 
 @pytest.mark.parametrize(
