@@ -127,8 +127,8 @@ def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> 
         red, green, blue = (int(part) for part in values[row, column])
         msg = (
             f"The mask's pixel in row {row}, column {column} has the colour ({red}, {green}, {blue}), and "
-            f"{int(strange.sum()):,} pixels in all have one that is no class's. Add it to the classes' colours; a mask "
-            "saved as JPEG has lost them."
+            f"{int(strange.sum()):,} pixels in all have one that belongs to no class. Add it to the classes' colours; "
+            "a mask saved as JPEG has lost them."
         )
         raise DecodeError(msg)
     return indices.astype(np.uint8)

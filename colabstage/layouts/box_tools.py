@@ -168,7 +168,7 @@ def _table(
     if 2 * missing > total:
         msg = (
             f"Of {total:,} images that {form.name}'s annotations in '{tree.label}' name, {total - missing:,} are there "
-            f"(first missing, or not to be told from others: '{first}'); expected at least half."
+            f"(first missing or ambiguous: '{first}'); expected at least half."
         )
         raise BrokenDatasetError(msg)
     notes = [f"Boxes are those of {form.name}'s annotations."]

@@ -117,7 +117,7 @@ class PackReport:
         if self.resizer == "torch":
             lines.append("resized by torch, within one grey level of Pillow")
         if self.resumed:
-            lines.insert(1, f"{self.resumed:,} of them were in place from before")
+            lines.insert(1, f"{self.resumed:,} of them were already in place")
         if self.skipped:
             lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
         return "\n".join(map(printable, lines))
@@ -191,7 +191,7 @@ def keeps_files(job: PackJob) -> PackJob:
     `"auto"` does this when an image differs in size from the few that were examined.
     """
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
-    plan = replace(encoded, reason=f"the images have many sizes, so they are kept as they came{LISTS}")
+    plan = replace(encoded, reason=f"the images have many sizes, so they are kept as they are{LISTS}")
     return replace(job, plan=plan)
 
 

@@ -59,7 +59,7 @@ TORCH_BYTES = 4_096
 # Said beforehand, because a list surprises people who expect `x.to(device)` to work.
 LISTS = "; a batch of them is a list, and with image_size=(height, width) it is a tensor"
 # Part of the reason in a file that another machine, or the same one with more free space, would have stored as pixels.
-_NO_ROOM = "are free, so they are kept as they came"
+_NO_ROOM = "are free, so they are kept as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
         if options.encoding == "pixels" or not _has_files(images, table):
             msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
             raise LayoutError(msg)
-        return encoded(f"{trouble}, so they are kept as they came{LISTS}")
+        return encoded(f"{trouble}, so they are kept as they are{LISTS}")
     x = StoredField("x", shape, dtype)
     pixels = PackPlan("pixels", "", x, _plan_target(table, options, shape), splits)
     if options.encoding == "pixels":

@@ -231,7 +231,7 @@ def _checked_file(
     `needs_range`: whether its pixels will be converted to 8 bits.
     """
     if not isinstance(content, bytes):
-        msg = f"'{source.name(index)}' came as an array, expected the bytes of an image file."
+        msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
         raise LayoutError(msg)
     # A truncated JPEG opens without complaint and shows grey below the cut.
     facts = check_complete(content)

@@ -110,7 +110,7 @@ class FetchReport:
         took = (
             f"{format_duration(self.seconds)} ({format_rate(self.fetched_bytes, self.seconds, 'B')}, {self.transport})"
         )
-        kept = f"; {format_bytes(self.kept_bytes)} were here from before" if self.kept_bytes else ""
+        kept = f"; {format_bytes(self.kept_bytes)} were already here" if self.kept_bytes else ""
         return f"Fetched {what} to '{self.path}' in {took}{kept}."
 
 

@@ -425,7 +425,7 @@ def _inflated(pieces: Iterator[bytes], coding: str, label: str) -> Iterator[byte
                 if plain:
                     yield plain
     except zlib.error as error:
-        msg = f"What the server of '{label}' compressed on the way came damaged: {error}. Try again."
+        msg = f"What the server of '{label}' compressed on the way arrived damaged: {error}. Try again."
         raise TransientError(msg) from error
     while plain := unzip.decompress(unzip.unconsumed_tail, _PIECE_BYTES):
         yield plain

@@ -355,7 +355,7 @@ def _download(
         # As long as something comes, each break is a first one.
         tries = 1 if watch.measure() > before else tries + 1
         if tries >= policy.attempts:
-            msg = f"{problem} Given up after {tries} tries without progress; what came is kept for the next run."
+            msg = f"{problem} Given up after {tries} tries without progress; what has arrived is kept for the next run."
             raise SourceReadError(msg)
         _wait(cancellation, policy.first_wait_s * 2 ** (tries - 1))
 
@@ -404,7 +404,7 @@ def _stalled(dataset: KaggleDataset, log: Path) -> SourceReadError:
             "restart the session."
         )
     return SourceReadError(
-        f"Nothing more came of '{dataset.label}' from Kaggle. Run again to continue where it stopped; if it happens "
+        f"Nothing more arrived of '{dataset.label}' from Kaggle. Run again to continue where it stopped; if it happens "
         "again, look whether https://www.kaggle.com can be reached from here."
     )
 

@@ -81,7 +81,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     patience_s = _SILENCE_S if silence_s is None else silence_s
     while not wait([answer], max(0.01, last + patience_s - time.monotonic())).done:
         if time.monotonic() - last >= patience_s:
-            return Look("silent", f"nothing came from it for {patience_s:.0f} s")
+            return Look("silent", f"nothing arrived from it for {patience_s:.0f} s")
     return answer.result()
 
 

@@ -192,7 +192,9 @@ def _try_until_whole(task: FileTask, run: GdownRun) -> None:
             run.cancellation.check()
             tries = 1 if _partial_bytes(task.folder) > before else tries + 1
             if tries >= run.policy.attempts:
-                msg = f"{error} Given up after {tries} tries without progress; what came is kept for the next run."
+                msg = (
+                    f"{error} Given up after {tries} tries without progress; what has arrived is kept for the next run."
+                )
                 raise SourceReadError(msg) from error
         wait_or_cancel(run.cancellation, run.policy.first_wait_s * 2 ** (tries - 1))
 

@@ -200,8 +200,8 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
     if answer.status == 429 or robot:
         return DriveQuotaError(
-            f"Google Drive refuses '{label}' because too many requests came from this machine's address, which it may "
-            f"share with others. {OWN_COPY}"
+            f"Google Drive refuses '{label}' because there were too many requests from this machine's address, which "
+            f"it may share with others. {OWN_COPY}"
         )
     return None
 

@@ -202,7 +202,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
-            timing.note += f"; {format_bytes(fetched.kept_bytes)} were here from before"
+            timing.note += f"; {format_bytes(fetched.kept_bytes)} were already here"
     files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
     # If packing is interrupted, the files need not be fetched again.
     write_record(request, files_record(request, source.identity, files))
@@ -269,7 +269,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         if source.archive_bytes:
             said.append("while the archive was being copied here")
         if done.resumed:
-            said.append(f"{done.resumed:,} were in place from before")
+            said.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(said)
     report.skipped = done.skipped
     report.note(*job.table.notes)

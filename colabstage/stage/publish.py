@@ -107,7 +107,7 @@ class PublishReport:
         if self.nbytes and self.kept_bytes == self.nbytes:
             text = f"'{self.path}' ({size}) is already in place; nothing was copied."
         elif self.kept_bytes:
-            text += f" Of it, {format_bytes(self.kept_bytes)} were in place from before."
+            text += f" Of it, {format_bytes(self.kept_bytes)} were already in place."
         if self.proof == "uploaded":
             text += " It is in the cloud, with the MD5 of what was written."
         elif self.uploading:

@@ -333,7 +333,7 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
                 cached.path,
             )
             step.amount = size - kept
-            step.note = "verified block by block" + (f"; {format_bytes(kept)} were here from before" if kept else "")
+            step.note = "verified block by block" + (f"; {format_bytes(kept)} were already here" if kept else "")
     except (DamagedPackError, SourceError, DriveError) as error:
         if lent:
             raise

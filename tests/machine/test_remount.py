@@ -225,4 +225,4 @@ def test_staging_goes_on_after_the_client_has_died_midway(
         staged = stage_dataset(photos, cache_dir=None, local_dir=tmp_path / "fast", progress=False)
         assert [note for note in staged.report.notes if "mounted again" in note]
         assert staged.path.read_bytes() == truth
-        assert "in place from before" in str(staged.report)
+        assert "already in place" in str(staged.report)

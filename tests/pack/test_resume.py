@@ -150,7 +150,7 @@ def test_a_second_run_does_only_what_is_left(
     # pack_dataset names the folder as the packer does, so that it is the same work.
     assert report.resumed >= done - 100
     assert report.resumed < N
-    assert f"{report.resumed} of them were in place from before" in str(report)
+    assert f"{report.resumed} of them were already in place" in str(report)
     _check(out, expected, leftovers)
 
 

@@ -376,7 +376,7 @@ def test_a_killed_download_goes_on(server: WebServer, tmp_path: Path) -> None:
     assert (tmp_path / "a.zip").read_bytes() == large
     # The last block, which is shorter, may have been whole first.
     assert report.kept_bytes >= min(8 * MIB, len(large) % (8 * MIB) or 8 * MIB)
-    assert "were here from before" in str(report)
+    assert "were already here" in str(report)
     assert sorted(path.name for path in tmp_path.iterdir()) == [FETCHED.path(tmp_path / "a.zip").name, "a.zip"]
 
 

@@ -201,7 +201,7 @@ def test_a_dying_drive_keeps_finished_work(
     again = stage(my_drive / "many", cache_dir=None)
     assert again.path.read_bytes() == expected
     resumed = next(step.note for step in again.report.steps if step.name == "pack")
-    assert "in place from before" in resumed
+    assert "already in place" in resumed
 
 
 def test_a_full_account_does_not_cost_the_staging(images: Path, my_drive: Path, drive: SimulatedDrive) -> None:

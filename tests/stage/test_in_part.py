@@ -166,7 +166,7 @@ def test_a_pack_in_the_cache_gives_batches_while_it_is_copied(source: Path, gate
     assert sorted(row for batch in seen for row in batch) == list(range(COUNT))
     whole = data.wait(progress=False)
     assert (whole, data.ready.fraction, data.report.origin) == (data, 1, "cache")
-    assert "from before" not in str(data.report)
+    assert "already here" not in str(data.report)
     # A pickle made on the way finds the file at its place.
     np.testing.assert_array_equal(pickle.loads(sent)[:5][0][0], data["train"][:5][0][0])
     stage(source, tmp_path / "b", streaming=False)
@@ -198,7 +198,7 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     again = stage(source, tmp_path / "a").wait(progress=False)
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
-    assert "were here from before" in str(again.report)
+    assert "were already here" in str(again.report)
 
 
 def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

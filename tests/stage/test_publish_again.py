@@ -107,7 +107,7 @@ def test_an_interrupted_publish_goes_on_with_the_blocks_that_are_there(
     written = drive.stats().bytes_written
     report = publish_file(checkpoint, target, progress=False)
     assert report.kept_bytes == 2 * BLOCK_BYTES
-    assert "in place from before" in str(report)
+    assert "already in place" in str(report)
     assert drive.stats().bytes_written - written < 20_000_000 - 2 * BLOCK_BYTES + 10_000
     assert drive.flush(timeout_s=60)
     cloud = drive.cloud / "MyDrive" / target.parent.name

@@ -243,7 +243,7 @@ def test_silence_is_an_answer_of_its_own(colours: Path, monkeypatch: pytest.Monk
     staged = stage(colours)
     wake.set()
     assert staged.report.origin == "local"
-    assert any("not known (nothing came from it for" in note for note in staged.report.notes)
+    assert any("not known (nothing arrived from it for" in note for note in staged.report.notes)
 
 
 def test_auto_says_when_room_decided(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

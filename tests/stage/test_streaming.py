@@ -193,7 +193,7 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
     again = stage(gated, tmp_path / "a", streaming=True)
     assert again.ready.rows >= BATCH
     assert [values(x) for x, _ in again.loader("train", BATCH)][: len(seen)] == seen
-    assert "were in place from before" in str(again.wait(progress=False).report)
+    assert "were already in place" in str(again.wait(progress=False).report)
 
 
 def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follows(folder: Path, tmp_path: Path) -> None:
