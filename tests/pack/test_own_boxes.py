@@ -392,7 +392,7 @@ def test_boxes_on_arrays_stay_where_they_are(tmp_path: Path) -> None:
     pack_dataset(items, tmp_path / "out.h5", image_size=(8, 8), progress=False)
     for number, found in stored(tmp_path / "out.h5").items():
         np.testing.assert_array_equal(found["boxes"], corners(number))
-    with pytest.raises(OptionError, match="the boxes that lie on them"):
+    with pytest.raises(OptionError, match="the boxes on them"):
         pack_dataset(items, tmp_path / "2.h5", prepare=lambda x: x, progress=False)
 
 

@@ -117,7 +117,7 @@ def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st
 @pytest.mark.parametrize(
     ("storage", "engine", "reason"),
     [
-        ({"chunks": (4, 6, 5)}, "chunks", "lie whole"),
+        ({"chunks": (4, 6, 5)}, "chunks", "inside one unfiltered chunk"),
         ({"chunks": (4, 2, 5)}, "chunks", "cut through rows"),
         ({"chunks": (4, 6, 5), "compression": "gzip", "shuffle": True}, "chunks", "shuffle, deflate"),
         ({"chunks": (4, 6, 5), "compression": "lzf"}, "h5py", "lzf is left to HDF5"),
