@@ -144,7 +144,7 @@ def test_sizes_of_pixels_are_one(tmp_path: Path) -> None:
 
 def test_sizes_of_what_is_no_image(tmp_path: Path) -> None:
     """Refused: of tables, of empty folders, of none at all."""
-    with pytest.raises(OptionError, match="no images"):
+    with pytest.raises(OptionError, match="not images"):
         plot_image_sizes(write_pack(tmp_path / "a.h5", np.zeros((30, 4)), None))
     (tmp_path / "empty").mkdir()
     with pytest.raises(EmptySourceError, match=r"\.jpg"):
