@@ -114,7 +114,7 @@ class TunedLoader:
     def summary(self) -> str:
         """Return the best call, and the table."""
         lines = [self._headline(), "", f"{'ms a batch':>12}{'first, s':>10}  options"]
-        lines += [f"{_shown(trial):>12}{trial.first_s:>10.2f}  {_described(trial)}" for trial in self.table]
+        lines += [f"{_shown_time(trial):>12}{trial.first_s:>10.2f}  {_described_trial(trial)}" for trial in self.table]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
     def _headline(self) -> str:
@@ -127,16 +127,16 @@ class TunedLoader:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        rows = [(_shown(trial), f"{trial.first_s:.2f}", _described(trial)) for trial in self.table]
+        rows = [(_shown_time(trial), f"{trial.first_s:.2f}", _described_trial(trial)) for trial in self.table]
         shown = table(("ms a batch", "first, s", "options"), rows, numbers=frozenset({0, 1}))
         return page(self._headline(), shown + notes(self.notes))
 
 
-def _shown(trial: Trial) -> str:
+def _shown_time(trial: Trial) -> str:
     return "–" if math.isinf(trial.batch_s) else f"{1000 * trial.batch_s:,.2f}"
 
 
-def _described(trial: Trial) -> str:
+def _described_trial(trial: Trial) -> str:
     end = f"  ({trial.problem})" if trial.problem else "  (clearly worse, ended early)" if trial.stopped else ""
     return f"{trial.candidate}{end}"
 
@@ -333,7 +333,7 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
         if limits.step is not None:
             limits.step(batch)
         del batch
-        return _timed(trial, loader, iterator, limits)
+        return _time_trial(trial, loader, iterator, limits)
     except StopIteration:
         return replace(trial, problem="the dataset has no batch of this size")
     # A dataset may work without processes and fail to pickle, for example.
@@ -345,7 +345,7 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
             loader.close()
 
 
-def _timed(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
+def _time_trial(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
     step, seconds = limits.step, limits.seconds
     # Batches that were prepared before the measurement began are not counted, where batches come fast.
     ahead = trial.candidate.weight * int(trial.candidate.options.get("prefetch_factor") or 2)

@@ -379,7 +379,7 @@ class _Comparing:
         with open_samples(path, self.options, beside=self.folder / "unpacked") as opened:
             inputs = opened.table.inputs
             if not isinstance(inputs, Images) or inputs.decoded:
-                raise _no_images(str(path))
+                raise _no_image_files(str(path))
             source = inputs.source
             rows = len(source)
             # Drawn at random, because neighbours in a folder are often read ahead together and of one size.
@@ -408,7 +408,7 @@ class _Comparing:
             image_size=self.options.image.size,
             pack_bytes=whole_pack,
             encoding=encoding,
-            notes=tuple(_notes(first.broken, encoding, whole_pack, self.options)),
+            notes=tuple(_comparison_notes(first.broken, encoding, whole_pack, self.options)),
         )
 
     def _read(
@@ -427,7 +427,7 @@ class _Comparing:
             # Retries count as time: who trains from a mount has them too.
             content = read_with_retry(lambda: source.read(index), source.name(index), policy=RetryPolicy())
             if not isinstance(content, bytes):
-                raise _no_images(source.name(index))
+                raise _no_image_files(source.name(index))
             return content
 
         with self.progress.step(f"read {what}", total=len(chosen), unit="images") as step:
@@ -603,14 +603,14 @@ def _timed_pass(
     return _Pass(done, last - began, nbytes, broken)
 
 
-def _no_images(name: str) -> LayoutError:
+def _no_image_files(name: str) -> LayoutError:
     msg = (
         f"'{name}' holds no image files, and only those can be compared. profile_loader measures a loader of anything."
     )
     return LayoutError(msg)
 
 
-def _notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
+def _comparison_notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
     free_bytes = read_resources().free_memory_bytes
     if broken:
         yield f"{broken} of the images could not be decoded, and were left out."

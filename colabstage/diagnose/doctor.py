@@ -418,7 +418,7 @@ class GpuCheck:
             return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
         busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
         if busy:
-            return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_use, busy))}.")
+            return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
         return Ruling("ok", f"{names}, idle.")
 
 
@@ -429,7 +429,7 @@ def _others_hold(one: GpuReading, ours: int) -> bool:
     return (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
 
 
-def _describe_use(one: GpuReading) -> str:
+def _describe_holder(one: GpuReading) -> str:
     busy = "" if one.utilisation is None else f" {one.utilisation:.0%} busy,"
     return f"GPU {one.index}{busy} {format_bytes(one.memory_used_bytes or 0)} held"
 

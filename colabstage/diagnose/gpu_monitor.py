@@ -213,7 +213,7 @@ class LiveUsage:
         if not self._samples:
             return self._problem or "Waiting for the GPU's first answer …"
         return "\n".join(
-            f"GPU {gpu.index} {draw_blocks(history(self._samples, gpu.index, width=_COLUMNS))} {_describe(gpu)}"
+            f"GPU {gpu.index} {draw_blocks(history(self._samples, gpu.index, width=_COLUMNS))} {_describe_reading(gpu)}"
             for gpu in self._samples[-1].gpus
         )
 
@@ -222,13 +222,13 @@ class LiveUsage:
             return page(repr(self), "")
         rows = "".join(
             f"<tr><th>GPU {gpu.index}</th><td>{draw_svg(history(self._samples, gpu.index, width=_COLUMNS))}</td>"
-            f"<td>{html.escape(_describe(gpu))}</td></tr>"
+            f"<td>{html.escape(_describe_reading(gpu))}</td></tr>"
             for gpu in self._samples[-1].gpus
         )
         return page(self._problem or "", f"<table>{rows}</table>")
 
 
-def _describe(gpu: GpuReading) -> str:
+def _describe_reading(gpu: GpuReading) -> str:
     parts = ["utilisation not told" if gpu.utilisation is None else f"{gpu.utilisation:.0%} busy"]
     if gpu.memory_used_bytes is not None:
         parts.append(f"{format_bytes(gpu.memory_used_bytes)} held")
@@ -276,7 +276,7 @@ def draw_samples(samples: Sequence[GpuSample]) -> Figure:
         ("busy, %", lambda gpu: None if gpu.utilisation is None else 100 * gpu.utilisation),
         ("memory, GB", lambda gpu: None if gpu.memory_used_bytes is None else gpu.memory_used_bytes / 1e9),
     ]
-    names = {one.index: _label(one) for one in figure_out(samples)}
+    names = {one.index: _gpu_label(one) for one in figure_out(samples)}
     axes = figure.subplots(2, 1, sharex=True)
     for axis, (label, value) in zip(axes, panels, strict=True):
         for index, points in _lines(samples, value).items():
@@ -294,7 +294,7 @@ def draw_samples(samples: Sequence[GpuSample]) -> Figure:
     return figure
 
 
-def _label(one: GpuFigures) -> str:
+def _gpu_label(one: GpuFigures) -> str:
     busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy on average"
     return f"GPU {one.index}, {one.name}{busy}"
 

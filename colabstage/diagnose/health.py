@@ -362,7 +362,7 @@ def inspect_machine(
     """
     folder = current_folder() or Path.cwd()
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
-        dataset = None if path is None else pool.submit(_look, folder / Path(path).expanduser(), timeout_s)
+        dataset = None if path is None else pool.submit(_inspect_path, folder / Path(path).expanduser(), timeout_s)
         mounts = pool.submit(_probe_mounts, timeout_s)
         gpu = pool.submit(_inspect_gpus, timeout_s)
         here, resources = _inspect_platform(timeout_s), read_resources()
@@ -392,7 +392,7 @@ def inspect_machine(
         )
 
 
-def _look(path: Path, timeout_s: float) -> DatasetFacts:
+def _inspect_path(path: Path, timeout_s: float) -> DatasetFacts:
     return inspect_dataset(Path(os.path.normpath(path)), timeout_s=timeout_s)
 
 

@@ -273,7 +273,7 @@ def profile_loader(
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
-    _check(step, budget_s)
+    _check_arguments(step, budget_s)
     with ExitStack() as stack:
         # Entered first and left last, because examining the loader may already draw random numbers.
         stack.enter_context(preserve_randomness())
@@ -287,7 +287,7 @@ def profile_loader(
     return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(profiled.notes))
 
 
-def _check(step: object, budget_s: float) -> None:
+def _check_arguments(step: object, budget_s: float) -> None:
     if step is not None and not callable(step):
         msg = f"step={step!r} cannot be called; expected a function of one batch."
         raise OptionError(msg)

@@ -93,15 +93,15 @@ def read_box_tools(tree: Tree) -> SampleTable:
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     # By extension, so that the files of a tree are read once, whichever formats share it.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
-        found = _read(tree, extension)
+        found = _read_annotations(tree, extension)
         if found is not None:
-            return _table(tree, images, *found)
+            return _boxes_table(tree, images, *found)
     names = ", ".join(form.name for form in FORMATS)
     msg = f"'{tree.label}' has no files of annotations as these tools write them: {names}."
     raise LayoutError(msg)
 
 
-def _read(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
+def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
     """Return the format and the contents of the files with one extension; `None` where they have no known format."""
     forms = [form for form in FORMATS if form.extension == extension]
     # A format without a pattern of its own adds an empty alternative, which every path matches.
@@ -134,7 +134,7 @@ def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
         raise BrokenDatasetError(msg) from error
 
 
-def _table(
+def _boxes_table(
     tree: Tree, images: FileEntries, form: _Format, found: list[tuple[FileEntry, list[Annotated]]]
 ) -> SampleTable:
     lookups: dict[str, FileLookup] = {}

@@ -89,7 +89,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets: Targets | None = None
-    classes = tuple(str(name) for name in _class_names(dataset, pairs.keys))
+    classes = tuple(str(name) for name in _dataset_classes(dataset, pairs.keys))
     notes = pairs.notes()
     if may_hold_boxes(y):
         planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
@@ -97,15 +97,15 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         # Boxes bring names of their own, of the things in an image; the dataset's are those of whole images.
         classes, notes = planned.classes, (*notes, planned.note)
     elif y is not None:
-        targets = _targets(_Side(pairs, 1, count, _as_array(y, pairs.name(0)).nbytes, _as_array), y)
+        targets = _item_targets(_Side(pairs, 1, count, _item_array(y, pairs.name(0)).nbytes, _item_array), y)
         if not classes and isinstance(targets, Masks) and targets.foreground:
             classes = FOREGROUND_CLASSES
-    values = _as_array(x, pairs.name(0))
+    values = _item_array(x, pairs.name(0))
     side = _Side(pairs, 0, count, values.nbytes, _as_input)
     return SampleTable(
         layout=NAME,
         keys=tuple(f"{number:0{digits}}" for number in range(count)),
-        inputs=Images(side, decoded=True) if _is_picture(x) else Arrays(side, values.shape, values.dtype),
+        inputs=Images(side, decoded=True) if _is_pillow_image(x) else Arrays(side, values.shape, values.dtype),
         targets=targets,
         classes=classes,
         notes=notes,
@@ -122,7 +122,7 @@ def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
 
 def _size(x: Any) -> tuple[int, int] | None:
     """Return height and width of an image; `None` where its shape does not say which axes they are."""
-    if _is_picture(x):
+    if _is_pillow_image(x):
         return x.size[1], x.size[0]
     shape = tuple(getattr(x, "shape", ()))
     if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
@@ -138,7 +138,7 @@ def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> 
     return features if keys[1] == _REST else features.get(keys[1])
 
 
-def _class_names(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Iterable[object]:
+def _dataset_classes(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Iterable[object]:
     """Return the names of the classes, as torchvision's datasets and Hugging Face's have them."""
     if keys is not None:
         return getattr(_feature(dataset, keys), "names", None) or ()
@@ -284,22 +284,22 @@ class _Side:
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:
     """Return an input as an array; of an image, what its file would be decoded to."""
-    if _is_picture(value):
+    if _is_pillow_image(value):
         # Of an input, a palette's indices are not brightness; of a mask, they are the classes.
         if value.mode in ("P", "PA"):
             value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
         # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.
         value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
-    return _as_array(value, name)
+    return _item_array(value, name)
 
 
-def _is_picture(value: Any) -> bool:
+def _is_pillow_image(value: Any) -> bool:
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
-def _as_array(value: Any, name: str) -> NDArray[Any]:
+def _item_array(value: Any, name: str) -> NDArray[Any]:
     """Return a Pillow image, tensor, array or number as an array; Python's own numbers as int64 and float32."""
-    if _is_picture(value):
+    if _is_pillow_image(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
         pixels = np.asarray(value if kept else value.convert("RGB"))
         # Pillow's own bytes of True are 255, which numpy takes as they are in a cast.
@@ -319,8 +319,8 @@ def _as_array(value: Any, name: str) -> NDArray[Any]:
     return values
 
 
-def _targets(side: _Side, first: Any) -> Targets:
-    values = _as_array(first, side.name(0))
-    if _is_picture(first):
+def _item_targets(side: _Side, first: Any) -> Targets:
+    values = _item_array(first, side.name(0))
+    if _is_pillow_image(first):
         return find_masks(side, decoded=True, spread=False)
     return Arrays(side, values.shape, values.dtype)

@@ -85,9 +85,9 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
         head = source.pread(_HEAD_BYTES, 0)
-        columns = _columns(head)
+        columns = _read_header(head)
         if columns is not None:
-            found.append(_read(source, entry, columns))
+            found.append(_read_rows(source, entry, columns))
         elif _is_bare(head):
             bare = bare or entry.name
     if not found and bare:
@@ -133,7 +133,7 @@ def _is_table(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(".csv")
 
 
-def _columns(head: bytes) -> _PixelColumns | None:
+def _read_header(head: bytes) -> _PixelColumns | None:
     """Return the roles of columns according to the header; `None` where a table has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]
@@ -175,7 +175,7 @@ def _cells(line: bytes) -> list[bytes]:
     return [cell.strip().strip(b'"') for cell in line.split(b",")]
 
 
-def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
+def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
     starts, sizes, labels, splits = [], [], [], []
     name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
     own = split_name(name).split
@@ -185,7 +185,7 @@ def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Tabl
         # As an editor counts: the header is line 1.
         number = len(starts) + 1
         if columns.label is not None:
-            cell = _cell(line, columns.label)
+            cell = _cell_of_line(line, columns.label)
             # Words could be numbered here, but a word in this column of numbers is a row that slipped.
             if not cell.isdigit():
                 msg = f"Line {number} of '{entry.name}' has the class {cell.decode(errors='replace')!r}, no number."
@@ -193,7 +193,7 @@ def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Tabl
             labels.append(int(cell))
         splits.append(own)
         if columns.usage is not None:
-            usage = _cell(line, columns.usage).decode("utf-8", "replace")
+            usage = _cell_of_line(line, columns.usage).decode("utf-8", "replace")
             splits[-1] = _USAGE.get(usage.lower()) or split_name(usage).split
             if not splits[-1]:
                 msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
@@ -202,7 +202,7 @@ def _read(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Tabl
     return _Table(entry.name, lines, labels if columns.label is not None else None, splits)
 
 
-def _cell(line: bytes, number: int) -> bytes:
+def _cell_of_line(line: bytes, number: int) -> bytes:
     # A line may have thousands of cells, so it is split no further than necessary.
     parts = line.split(b",", number + 1)
     return parts[number].strip().strip(b'"') if number < len(parts) else b""

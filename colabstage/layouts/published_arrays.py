@@ -60,7 +60,7 @@ _HARMLESS: dict[tuple[str, str], Any] = {
 def published_files(tree: Tree) -> list[FileEntry]:
     """Return the files of a tree that have the names of these datasets' files."""
     # A look at endings spares one at each of a million names.
-    return [entry for entry in files_ending_in(tree.entries, _ENDINGS) if _kind(entry, tree)]
+    return [entry for entry in files_ending_in(tree.entries, _ENDINGS) if _format_of(entry, tree)]
 
 
 def published_arrays(tree: Tree) -> list[StoredArray]:
@@ -71,7 +71,7 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
     """
     by_kind: dict[str, list[FileEntry]] = {}
     for entry in published_files(tree):
-        by_kind.setdefault(_kind(entry, tree), []).append(entry)
+        by_kind.setdefault(_format_of(entry, tree), []).append(entry)
     readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
     found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
@@ -83,7 +83,7 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
 
 
 # By names, because pickles and .bin files begin with nothing that tells whose they are.
-def _kind(entry: FileEntry, tree: Tree) -> str:
+def _format_of(entry: FileEntry, tree: Tree) -> str:
     base, folder = posixpath.basename(entry.name), posixpath.basename(posixpath.dirname(entry.name)) or tree.label
     if _IDX.search(base.lower()):
         return "idx"
@@ -123,7 +123,7 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     native = stored.newbyteorder("=")
 
     def rows() -> SampleSource:
-        found = _slices(source, entry, _RowsInFile(shape[0], start, size, shape[1:], stored))
+        found = _row_slices(source, entry, _RowsInFile(shape[0], start, size, shape[1:], stored))
         return found if stored.itemsize == 1 else ConvertedRows(found, lambda row: row.astype(native))
 
     return StoredArray(
@@ -150,7 +150,7 @@ class _RowsInFile(NamedTuple):
     """The type of the values, as stored."""
 
 
-def _slices(source: ByteSource, entry: FileEntry, place: _RowsInFile) -> FileSlices:
+def _row_slices(source: ByteSource, entry: FileEntry, place: _RowsInFile) -> FileSlices:
     size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
     starts = place.start + np.arange(place.rows, dtype=np.int64) * place.step
     sizes = np.full(place.rows, size, np.int64)
@@ -177,14 +177,14 @@ def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArra
         held = _unpickle(content, entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         if names is not None:
-            texts = np.array([_text(name) for name in names])
+            texts = np.array([_as_text(name) for name in names])
             found.append(_known(posixpath.join(folder, "label_names"), texts))
         elif "data" in held:
-            batches.setdefault(folder, []).append(_batch(tree, entry, content, held))
-    return [array for folder, parts in batches.items() for array in _joined(folder, parts)] + found
+            batches.setdefault(folder, []).append(_read_batch(tree, entry, content, held))
+    return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)] + found
 
 
-def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
+def _read_batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -> _CifarFile:
     data, fine = held["data"], held.get("labels", held.get("fine_labels"))
     # A pickle may hold anything of any shape, also under the right names.
     whole = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_CIFAR_BYTES,)
@@ -201,11 +201,11 @@ def _batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, Any]) -
         source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
     else:
         place = _RowsInFile(len(data), start, _CIFAR_BYTES, _CIFAR_SHAPE)
-        source = _slices(open_unpacked(tree, entry), entry, place)
-    return _CifarFile(_split(entry), ConvertedRows(source, _channels_last), labels)
+        source = _row_slices(open_unpacked(tree, entry), entry, place)
+    return _CifarFile(_split_of_batch(entry), ConvertedRows(source, _channels_last), labels)
 
 
-def _split(entry: FileEntry) -> str:
+def _split_of_batch(entry: FileEntry) -> str:
     return "test" if posixpath.basename(entry.name).startswith("test") else "train"
 
 
@@ -218,14 +218,14 @@ def _upright(image: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(image.transpose(2, 1, 0))
 
 
-def _joined(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
+def _joined_batches(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
     """Return one array of images, and one of each kind of labels, for each split."""
     found = []
     for split in dict.fromkeys(part.split for part in parts):
         own = [part for part in parts if part.split == split]
         shape = (sum(len(part.images) for part in own), *_CIFAR_SHAPE[1:], _CIFAR_SHAPE[0])
         name = posixpath.join(folder, f"{split}_data")
-        found.append(_images(name, shape, join_sources([part.images for part in own])))
+        found.append(_stored_images(name, shape, join_sources([part.images for part in own])))
         found += [
             _known(posixpath.join(folder, f"{split}_{kind}"), np.concatenate([part.labels[kind] for part in own]))
             for kind in own[0].labels
@@ -233,7 +233,7 @@ def _joined(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
     return found
 
 
-def _images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
+def _stored_images(name: str, shape: tuple[int, ...], source: SampleSource) -> StoredArray:
     def whole() -> NDArray[Any]:
         return np.stack([np.asarray(source.read(row)) for row in range(len(source))])
 
@@ -266,10 +266,10 @@ def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]
         labels = {"labels": table[:, ahead - 1].astype(np.int64)}
         if ahead == 2:
             labels["coarse"] = table[:, 0].astype(np.int64)
-        images = _slices(source, entry, _RowsInFile(count, ahead, step, _CIFAR_SHAPE))
-        batch = _CifarFile(_split(entry), ConvertedRows(images, _channels_last), labels)
+        images = _row_slices(source, entry, _RowsInFile(count, ahead, step, _CIFAR_SHAPE))
+        batch = _CifarFile(_split_of_batch(entry), ConvertedRows(images, _channels_last), labels)
         batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
-    return [array for folder, parts in batches.items() for array in _joined(folder, parts)]
+    return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)]
 
 
 def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
@@ -281,8 +281,8 @@ def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
             found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
             continue
         count = source.size // _STL_BYTES
-        rows = ConvertedRows(_slices(source, entry, _RowsInFile(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
-        found.append(_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
+        rows = ConvertedRows(_row_slices(source, entry, _RowsInFile(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
+        found.append(_stored_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
     return found
 
 
@@ -309,8 +309,8 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
     if not isinstance(held, dict):
         msg = f"'{name}' is a pickle, and not one of CIFAR's: it holds no dict."
         raise LayoutError(msg)
-    return {_text(key): value for key, value in held.items()}
+    return {_as_text(key): value for key, value in held.items()}
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -66,7 +66,7 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     Raises:
         BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
     """
-    candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _split_of(entry.name)]
+    candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _listed_split(entry.name)]
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
     texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
@@ -87,10 +87,10 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     # Folders say the splits already, or lists are folds, or only train is listed, which leaves nothing held out.
     if found.splits is not None or len(set(splits)) < len(splits) or not set(splits) - {"train"}:
         return ListedSplits(found)
-    return ListedSplits(_apply(found, used), frozenset(one.file for one in used))
+    return ListedSplits(_with_listed_splits(found, used), frozenset(one.file for one in used))
 
 
-def _split_of(name: str) -> str:
+def _listed_split(name: str) -> str:
     """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt, validation_list.txt; ""
     for train_test_split.txt."""
     read = split_name(posixpath.splitext(posixpath.basename(name))[0])
@@ -103,7 +103,7 @@ def _read_list(name: str, lines: list[str], found: SampleTable, places: dict[str
     # A list of mostly other files is one of another dataset, or of classes.
     if not any(named) or sum(map(bool, named)) < _THERE * len(lines):
         return None
-    split = _split_of(name)
+    split = _listed_split(name)
     samples = []
     for line, numbers in zip(lines, named, strict=True):
         there = [number for number in numbers if _is_path_of(line, found.keys[number])]
@@ -133,7 +133,7 @@ def _is_path_of(line: str, key: str) -> bool:
     return any(f"/{one}".endswith(f"/{line}") or f"/{line}".endswith(f"/{one}") for one in keys)
 
 
-def _apply(found: SampleTable, lists: list[_SplitList]) -> SampleTable:
+def _with_listed_splits(found: SampleTable, lists: list[_SplitList]) -> SampleTable:
     number_of = {one.split: number for number, one in enumerate(lists)}
     # One number for each sample: which list names it.
     of = np.full(len(found), -1)
@@ -159,14 +159,14 @@ def _apply(found: SampleTable, lists: list[_SplitList]) -> SampleTable:
     return replace(
         found,
         keys=take_strings(found.keys, chosen),
-        inputs=replace(found.inputs, source=_taken(found.inputs.source, chosen)),
+        inputs=replace(found.inputs, source=_files_taken(found.inputs.source, chosen)),
         targets=_targets_taken(found.targets, chosen),
         splits=tuple(names[number] for number in of[chosen].tolist()),
         notes=(*found.notes, *notes),
     )
 
 
-def _taken(source: SampleSource, chosen: NDArray[np.intp]) -> TreeFiles:
+def _files_taken(source: SampleSource, chosen: NDArray[np.intp]) -> TreeFiles:
     if not isinstance(source, TreeFiles):
         msg = "Samples that lists name are a file each."
         raise TypeError(msg)
@@ -175,7 +175,7 @@ def _taken(source: SampleSource, chosen: NDArray[np.intp]) -> TreeFiles:
 
 def _targets_taken(targets: Targets | None, chosen: NDArray[np.intp]) -> Targets:
     if isinstance(targets, Masks):
-        return replace(targets, source=_taken(targets.source, chosen))
+        return replace(targets, source=_files_taken(targets.source, chosen))
     if not isinstance(targets, Values):
         msg = "Samples that lists name have a class or a mask each."
         raise TypeError(msg)

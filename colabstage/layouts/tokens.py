@@ -283,8 +283,8 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
     # .bin says nothing of its content, so a name such as train.bin is what tells.
-    named = [entry for entry in tokens if _split_of(entry.name)]
-    parts = [entry for entry in tokens if _ARRAY_WORDS & set(_words(entry.name))]
+    named = [entry for entry in tokens if _named_split(entry.name)]
+    parts = [entry for entry in tokens if _ARRAY_WORDS & set(_name_words(entry.name))]
     if parts:
         msg = (
             f"'{parts[0].name}' is called like the inputs or labels of arrays (STL10's files are), not like tokens. "
@@ -301,7 +301,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         }
     else:
         streams = {split: [make_tokens(tree, entries, options)] for split, entries in _by_split(texts).items()}
-    return _table(tree, streams, options)
+    return _token_table(tree, streams, options)
 
 
 def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
@@ -329,12 +329,12 @@ def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:
     return [entry for entry, base in names if base.endswith(suffixes) and not base.startswith(("readme", "license"))]
 
 
-def _split_of(name: str) -> str:
-    words = (split for word in _words(name) if (split := split_of_word(word)))
+def _named_split(name: str) -> str:
+    words = (split for word in _name_words(name) if (split := split_of_word(word)))
     return next(words, "") or split_of_path(name)
 
 
-def _words(name: str) -> list[str]:
+def _name_words(name: str) -> list[str]:
     stem = posixpath.splitext(posixpath.basename(name))[0]
     return re.split(r"[^a-z0-9]+", stem.lower())
 
@@ -343,7 +343,7 @@ def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     """Return the files by split, in the usual order; those that name none are for training."""
     found: dict[str, list[FileEntry]] = {}
     for entry in entries:
-        found.setdefault(_split_of(entry.name), []).append(entry)
+        found.setdefault(_named_split(entry.name), []).append(entry)
     if len(found) > 1 and "" in found:
         # Beside a val.txt, files without a split are those to train on.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
@@ -351,7 +351,7 @@ def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
     return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] else 0))
 
 
-def _table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
+def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: TokenOptions) -> SampleTable:
     extra = 1 if options.next_tokens else 0
     rows = [
         (split, stream, (stream.count - extra) // options.length)

@@ -155,6 +155,7 @@ class FilledBatches(Sequence[Any]):
     def __getitem__(self, number: Any) -> Any:
         """Return the rows of one of those that are left; an IndexError where the epoch ends before it."""
         with self._lock:
+            # In order, whichever is asked for: what a batch is filled with depends on all before it.
             while len(self._made) <= self._done + number:
                 self._made.append(self._fill(self._sizes[len(self._made)]))
             if not len(rows := self._made[self._done + number]):
@@ -163,6 +164,7 @@ class FilledBatches(Sequence[Any]):
 
     def _fill(self, size: int) -> NDArray[np.intp]:
         parts: list[NDArray[np.intp]] = []
+        # Only as many rows as are lacking are waited for, or a batch would wait for rows of the next.
         while (lack := size - sum(map(len, parts))) and self._position < len(self._rows):
             rows = self._rows[self._position : self._position + lack]
             self._position += len(rows)

@@ -112,6 +112,7 @@ class PartialPack:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._place is None or isinstance(self.file, WholeFile):
             return PartialPack, (self.file, self._fields, self._window_units, self._place)
+        # By the time that another process unpickles it, the copy may be complete and in its place.
         return _reopen, (self.file.__reduce__()[1], self._fields, self._window_units, self._place)
 
     @property
@@ -250,12 +251,14 @@ class _Places:
             first, last = firsts[rows], lasts[rows]
             across = (last == first + 1) if self._edges else np.zeros(len(rows), np.bool_)
             edges += [first[across], last[across]]
+            # By steps along the longest row and not row by row, because there may be millions.
             longest = int((last - first)[~across].max(initial=0))
             whole += [np.minimum(first[~across] + step, last[~across]) for step in range(longest + 1)]
         return _unique(whole), _unique(edges)
 
     def count_here(self, state: NDArray[np.bool_]) -> int:
         """Count the rows all of whose blocks are here."""
+        # Sums from the beginning: whether all blocks from one to another are here is then one subtraction for each row.
         before = np.r_[0, np.cumsum(state)]
         here = np.ones(len(self.units), np.bool_)
         for _, first, last in self._spans:
@@ -304,6 +307,7 @@ class Expectations:
 
     def reached(self, rows: int) -> None:
         """Record how many rows have been read."""
+        # Kept, because the next epoch's expectation may be told only later.
         self._done = rows
         self._begun.set()
         for one in self._told:
@@ -370,6 +374,7 @@ def open_partial(
             pool.results([opening])
         folder = _folder_for(source, manifest, local_dir)
         make_folder(folder)
+        # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
             write_json(folder / PART_RECORD, {"address": source.address, "samples": manifest.samples})
         file = BlockwiseFile(source, manifest, folder, limit, opener=lambda: remote.take() or opener())
@@ -440,6 +445,7 @@ def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Man
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
     else:
+        # Signed addresses have their signature behind the path, and it has to stay there.
         before, mark, query = os.fspath(address).partition("?")
         beside = parse_source(f"{before}.json{mark}{query}")
         assert isinstance(beside, WebSource | ObjectSource)

@@ -303,18 +303,19 @@ def check_unused(root: Path) -> None:
     mapped = _mapped_below(root)
     if mapped:
         msg = (
-            f"Files on Drive are mapped into this notebook's memory: {_names(mapped)}. Touching that after Drive is "
-            "unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
+            f"Files on Drive are mapped into this notebook's memory: {_few_names(mapped)}. Touching that after Drive "
+            "is unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
             "numpy.memmap map files), or load it from a local copy, then try again."
         )
         raise DriveError(msg)
     opened = _open_below(root)
     if opened:
-        msg = f"Files on Drive are open in this notebook and would break: {_names(opened)}. Close them, then try again."
+        names = _few_names(opened)
+        msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
         raise DriveError(msg)
 
 
-def _names(paths: set[str]) -> str:
+def _few_names(paths: set[str]) -> str:
     shown = ", ".join(f"'{path}'" for path in sorted(paths)[:_NAMES_SHOWN])
     return shown if len(paths) <= _NAMES_SHOWN else f"{shown} and {len(paths) - _NAMES_SHOWN} more"
 

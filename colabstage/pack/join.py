@@ -121,7 +121,7 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
         # They are finished and nobody writes them, and file systems of clusters often know no locks.
         files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in shards]
         parts = [_Joined.of(split, files) for split in splits]
-        content = _content(files, parts, attributes)
+        content = _joined_content(files, parts, attributes)
         offsets = create_pack(out, content)
         # Without HDF5, which would copy through its own buffers, holding its lock.
         with TargetFile(out, fresh=False) as target:
@@ -165,7 +165,7 @@ class _Joined:
         # A small split may have fewer rows than there are shards.
         having = [file for file in files if key_name(split) in file]
         keys = [text for file in having for text in file[key_name(split)][()].tolist()]
-        joined.arrays[key_name(split)] = _text(keys)
+        joined.arrays[key_name(split)] = _decoded_texts(keys)
         for top in (x_name(split), y_name(split)):
             nodes = [file[top] for file in having if top in file]
             if nodes and hasattr(nodes[0], "keys"):
@@ -208,13 +208,13 @@ class _Joined:
         self.pieces[path] = [*first, *(_rows(node, end, len(node)) for node, end in zip(nodes, ends, strict=True))]
 
 
-def _content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
+def _joined_content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
     arrays = {name: array for part in parts for name, array in part.arrays.items()}
     # All shards of a set have the same classes: they were planned together.
-    arrays[CLASSES] = _text(files[0][CLASSES][()].tolist())
+    arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
     skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
     if skipped:
-        arrays[SKIPPED] = _text(skipped)
+        arrays[SKIPPED] = _decoded_texts(skipped)
     # The format is written by `create_pack`; the other two would make the file a shard.
     own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
     return PackContent(
@@ -266,5 +266,5 @@ def _attributes(node: Any) -> dict[str, Any]:
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in node.attrs.items()}
 
 
-def _text(encoded: Sequence[bytes]) -> NDArray[Any]:
+def _decoded_texts(encoded: Sequence[bytes]) -> NDArray[Any]:
     return np.array([text.decode() for text in encoded], dtype=object)

@@ -1,6 +1,6 @@
 """Which samples of an unfinished pack are already in their places, so that a killed run continues where it was.
 
-A journal (see `io.journal`) with one line for each finished block of samples. A line cannot be verified without
+A journal (see `io.workspace`) with one line for each finished block of samples. A line cannot be verified without
 decoding the samples again, so a journal counts only in the boot that wrote it: a crash of the machine may keep the line
 and lose the pixels. The local disk of a rented machine does not outlive a boot anyway.
 """
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
 # The stamp of an unfinished block; no finished one has it.
+# No block has it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
 
 
@@ -50,6 +51,7 @@ class PackJournal(Closing):
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
         self._found = _read(path, self._head, samples, self._block_stamp)
+        # With on_error="raise" a broken sample has to be met again.
         if not keep_skipped:
             for position in self._found.skipped:
                 self._found.stamps[position // BLOCK_SAMPLES] = _NO_STAMP
@@ -178,9 +180,11 @@ def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[in
     except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return _Finished.nothing(samples)
     for block, noted in enumerate(found.stamps):
+        # The source has changed since, and what was packed of it is of the old one.
         if noted != _NO_STAMP and noted != stamp(block):
             found.stamps[block] = _NO_STAMP
     for position in [*found.skipped, *found.animated]:
+        # Its block is packed again, and with it this sample.
         if found.stamps[position // BLOCK_SAMPLES] == _NO_STAMP:
             found.skipped.pop(position, None)
             found.animated.discard(position)

@@ -241,7 +241,7 @@ def pack_dataset(
         path = Path(target)
         require_answer(path)
         # Before the source is opened, which may take minutes on a mount.
-        _check_target(path, overwrite=overwrite, in_shards=in_shards)
+        _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path)
         if in_shards:
@@ -314,7 +314,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
     return replace(report, notes=(*report.notes, note))
 
 
-def _check_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
+def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> None:
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
         raise TargetExistsError(msg)

@@ -162,10 +162,13 @@ class _Line:
         last_needed = np.searchsorted(self._begins, np.arange(len(shares)), side="right").tolist()
         ends = (self._begins + self._widths - 1).tolist()
         done_s: list[float] = []
+        # One gap earlier, so that the first request leaves at the beginning.
         asked_s, decoded_s, trained_s, trained_on, unit = begins_s - gap_s, begins_s, begins_s, 0.0, 0
         for share, needed in zip(shares.tolist(), last_needed, strict=True):
             for unit in range(unit, needed):  # noqa: B020 - continues where it was
                 if unit >= kept:
+                    # A unit is asked for once there is room: when the one that it takes the place of has been trained
+                    # on.
                     freed_s = done_s[ends[unit - facts.held_units]] if unit >= facts.held_units else begins_s
                     asked_s = max(asked_s + gap_s, freed_s)
                     decoded_s = max(decoded_s, asked_s + one_s) + decode_s
@@ -182,6 +185,7 @@ class _Line:
 
 def _sums(begins: NDArray[np.intp], widths: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sum of the values of all windows that are open, for each moment."""
+    # What begins and what ends is noted at its moment, and summed once: no loop over windows.
     changes = np.zeros(int((begins + widths).max()) + 1)
     np.add.at(changes, begins, values)
     np.subtract.at(changes, begins + widths, values)

@@ -77,7 +77,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
         last = time.monotonic()
 
     # A dead mount may never answer; a thread can be left behind, a blocked call cannot be interrupted.
-    answer = in_thread(lambda: _look(source, recorded, workers, heard), "colabstage-look")
+    answer = in_thread(lambda: _look_typed(source, recorded, workers, heard), "colabstage-look")
     patience_s = _SILENCE_S if silence_s is None else silence_s
     while not wait([answer], max(0.01, last + patience_s - time.monotonic())).done:
         if time.monotonic() - last >= patience_s:
@@ -85,9 +85,9 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
     return answer.result()
 
 
-def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+def _look_typed(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     try:
-        return _ask(source, recorded, workers, heard)
+        return _ask_source(source, recorded, workers, heard)
     # A source that cannot be asked does not count as changed; the caller decides what to do with local data.
     except (OSError, ColabstageError) as error:
         return Look("gone", str(error))
@@ -95,7 +95,7 @@ def _look(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) 
         heard()
 
 
-def _ask(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
+def _ask_source(source: Source, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:
     match source:
         case LocalSource():
             expanded = expand_pattern(source)
@@ -255,7 +255,7 @@ def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: 
         return Look("changed")
     with DaemonPool(min(_ASKERS, len(parts)), "colabstage-look") as pool:
         pairs = list(zip(parts, recorded.parts, strict=True))
-        looks = pool.run(lambda pair: _look(*pair, workers, heard), pairs, stall_timeout_s=float("inf"))
+        looks = pool.run(lambda pair: _look_typed(*pair, workers, heard), pairs, stall_timeout_s=float("inf"))
     found = {look.state: look for look in reversed(looks)}
     order: tuple[str, ...] = ("changed", "unsure", "silent", "gone")
     return next((found[state] for state in order if state in found), looks[0])

@@ -390,7 +390,7 @@ def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
             note=notes.append,
         )
 
-    part = _bring(source, state, "share link", bring, opening)
+    part = _bring_whole(source, state, "share link", bring, opening)
     part.facts = facts
     part.notes += notes
     return part
@@ -406,7 +406,7 @@ def _open_kaggle(source: KaggleSource, opening: Opening) -> SourcePart:
         brought.append(files)
         return files.path
 
-    part = _bring(source, source.address, "kaggle", bring, opening)
+    part = _bring_whole(source, source.address, "kaggle", bring, opening)
     assert part.download is not None
     if brought and brought[0].version:
         part.download.note_version(brought[0].version)
@@ -415,7 +415,7 @@ def _open_kaggle(source: KaggleSource, opening: Opening) -> SourcePart:
     return part
 
 
-def _bring(
+def _bring_whole(
     source: SingleSource, state: str | None, transport: Transport, bring: Callable[[Path], Path], opening: Opening
 ) -> SourcePart:
     """Open what a service's own tool brings here whole, or what an interrupted run has brought of it."""

@@ -190,6 +190,7 @@ class StagedDataset:
             return None
         from colabstage.stage.publish import await_upload
 
+        # One time for both: whoever gives a minute does not want to wait for two.
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         return await_upload(published, self.path, timeout_s=left_s)
 
@@ -201,6 +202,7 @@ class StagedDataset:
 
     def _by_split(self) -> str:
         names = ", ".join(f"'{name}'" for name in self.splits) or "none"
+        # A split that is there, so that the line can be pasted as it is.
         first = next(iter(self.splits), "train")
         return f"Write data['{first}'] for samples, data.loader('{first}', 64) for batches. Splits: {names}."
 
@@ -219,6 +221,7 @@ class StagedDataset:
     @property
     def _size(self) -> str:
         """Return the size of the packed file as text, or how much of it is packed."""
+        # While data arrives the file is under another name until its last byte is here.
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
         return f"not there yet: {self.ready} are here"

@@ -257,17 +257,17 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder in which every dataset of this machine has its own."""
     if local_dir is None:
         return absolute_path(detect_platform().fast_dir / "colabstage")
-    return _folder(local_dir, "local_dir")
+    return _read_folder(local_dir, "local_dir")
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["auto"] | None:
     """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
-    return "auto" if cache_dir == "auto" else _folder(cache_dir, "cache_dir")
+    return "auto" if cache_dir == "auto" else _read_folder(cache_dir, "cache_dir")
 
 
-def _folder(path: str | os.PathLike[str], option: str) -> Path:
+def _read_folder(path: str | os.PathLike[str], option: str) -> Path:
     check_argument(option, path, "path")
     if "://" in os.fspath(path):
         msg = f"{option}={os.fspath(path)!r} is an address; expected a folder on this machine or on a mounted Drive."

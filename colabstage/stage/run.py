@@ -96,13 +96,13 @@ def stage_dataset(
         report = StageReport()
 
         def work(progress: Progress, stream: PackStream, let_in: Callable[[PartialPack], object]) -> StagedDataset:
-            return _stage(StageCall(request, progress, report=report, stream=stream, let_in=let_in), wait=False)
+            return _stage_watched(StageCall(request, progress, report=report, stream=stream, let_in=let_in), wait=False)
 
         return BackgroundPack(work, report, shown).start()
-    return _stage(StageCall(request, shown, executor), wait=wait)
+    return _stage_watched(StageCall(request, shown, executor), wait=wait)
 
 
-def _stage(first: StageCall, *, wait: bool) -> StagedDataset:
+def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
     request = first.request
     if request.drive_path is None:

@@ -116,7 +116,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
                 return open_in_part(call, found.pack)
             if found is not None and _copy_from_cache(call, found.pack, cache):
                 return _finish_restored(call, source, found)
-            return _stage(call, source, cache, wait=wait)
+            return _stage_source(call, source, cache, wait=wait)
 
 
 class SourceOnce(Closing):
@@ -256,7 +256,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     # leftovers would stay until somebody stages that source again.
     _sweep_copies(request)
     if request.wants_pack and record.published is False:
-        return _finish(call, _finished(_publish(call, cache, record)))
+        return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
     return _finish(call, published_before=record.published is True)
 
 
@@ -362,7 +362,7 @@ def _finish_restored(call: StageCall, source: SourceOnce, found: _CurrentPack) -
     return _finish(call, published_before=True)
 
 
-def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
+def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
     """Read the source, make what was asked for, and publish the pack to the cache."""
     request, report = call.request, call.report
     if request.options.incomparable:
@@ -402,9 +402,11 @@ def _stage(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> 
         return _finish(call)
     if not wait:
         # Not a daemon: a script that ends right after staging would cut the copy off.
-        publishing = in_thread(lambda: _publish(call, cache, record, quietly=True), "colabstage-publish", daemon=False)
+        publishing = in_thread(
+            lambda: _publish_pack(call, cache, record, quietly=True), "colabstage-publish", daemon=False
+        )
         return _finish(call, publishing)
-    return _finish(call, _finished(_publish(call, cache, record)))
+    return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
 
 
 def _make(call: StageCall, source: SourceOnce, *, pack: bool) -> StagedFiles | None:
@@ -420,7 +422,7 @@ def _make(call: StageCall, source: SourceOnce, *, pack: bool) -> StagedFiles | N
         raise
 
 
-def _publish(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False) -> PublishReport | None:
+def _publish_pack(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False) -> PublishReport | None:
     """Copy the pack to the cache; a failure is a note in the report."""
     request = call.request
     if cache.folder is None:
@@ -490,7 +492,7 @@ def _find_published(request: StageRequest) -> PublishReport | None:
     return published_before(cached.path, cached.manifest.size)
 
 
-def _finished(result: T) -> Future[T]:
+def _finished_publishing(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future

@@ -262,7 +262,7 @@ class _Py7zr:
             raise _locked(self._label) from error
         # On damaged bytes its parser fails with any exception.
         except Exception as error:
-            raise _unreadable(self._label, error) from error
+            raise _archive_damaged(self._label, error) from error
 
     def members(self) -> list[Listed]:
         with self._open() as archive:
@@ -286,7 +286,7 @@ class _Py7zr:
             try:
                 archive.extractall(folder)
             except Exception as error:
-                raise _unreadable(self._label, error) from error
+                raise _archive_damaged(self._label, error) from error
 
 
 class _RarFile:
@@ -299,7 +299,7 @@ class _RarFile:
         try:
             archive = self._module.RarFile(self._path)
         except self._module.Error as error:
-            raise _unreadable(self._label, error) from error
+            raise _archive_damaged(self._label, error) from error
         if archive.needs_password():
             raise _locked(self._label)
         return archive
@@ -331,14 +331,14 @@ class _RarFile:
                 # rarfile would also call a 7-Zip without the codec, and report its failure as damage.
                 if not any(map(shutil.which, _RAR_COMMANDS)):
                     raise _cannot_read(self._label, "rar", None) from error
-                raise _unreadable(self._label, error) from error
+                raise _archive_damaged(self._label, error) from error
 
 
 def _full(label: str) -> NotEnoughSpaceError:
     return NotEnoughSpaceError(f"'{label}' does not fit on the disk when unpacked. Free some space, or choose another.")
 
 
-def _unreadable(label: str, error: Exception) -> ColabstageError:
+def _archive_damaged(label: str, error: Exception) -> ColabstageError:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _full(label)
     return CorruptArchiveError(f"'{label}' is damaged ({error}). Copy or upload the archive again.")
@@ -405,7 +405,7 @@ class ToolArchiveTree(Tree):
         total = sum(member.size for member in members)
         check_limits(self.label, len(members), total, self._archive.size, limits)
         # Checked by the listing, before the tool writes a byte.
-        files, with_junk = _check_members(self.label, members)
+        files, with_junk = _check_listed(self.label, members)
         self.unpacked.mkdir()
         reader.unpack(self.unpacked, largest=max((member.size for member in members), default=0), total=total)
         # And looked at again after: a listing may say one thing and the content another.
@@ -444,7 +444,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
         remove_own(temp)
 
 
-def _check_members(archive: str, members: list[Listed]) -> tuple[dict[str, Listed], frozenset[str]]:
+def _check_listed(archive: str, members: list[Listed]) -> tuple[dict[str, Listed], frozenset[str]]:
     """Return the files of the dataset by cleaned name, and the names of all that unpacking may leave, junk included.
 
     The rules of `names` hold for all that is listed. Links are none that a tool should follow, so they are refused.

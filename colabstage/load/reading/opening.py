@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 InputRows = RowEngine | EncodedRows | RaggedRows
 
 # Targets of variable length are read into memory up to this length. Two million labels take some seconds.
+# Little beside a batch of images, and labels of a million samples.
 _FEW_BYTES = 32 * 1024 * 1024
 _OFFSET_BYTES = 8
 
@@ -106,6 +107,7 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
     """
     if inputs.info.kind == "encoded":
         return inputs
+    # Such rows may also be numbers of any kind, so they are decoded on request only, and a few are looked at.
     if inputs.info.kind == "ragged" and inputs.facts.dtype == np.uint8:
         check_images(file[inputs.info.name], path)
         options = ImageOptions()
@@ -250,6 +252,7 @@ class OpenFile:
         file = self._sequential(facts)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
             pass
+        # In place and once, because the array is kept: readers of rows then need not turn each.
         if facts.stored != facts.dtype:
             turn_bytes(values)
         return values
@@ -278,6 +281,7 @@ class OpenFile:
 
     def _sequential(self, facts: StorageFacts) -> ReadFile:
         home = facts.home or self._path
+        # A handle of its own: the system reads ahead for each handle by how that one is used.
         return ReadFile(home, self._stamps[home], at_random=False)
 
     @cached_property

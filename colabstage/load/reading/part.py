@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.targets import TargetBatch, TargetRows
 
+# Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10
 
@@ -96,6 +97,7 @@ class SplitPart:
                 `decode` holds no image files.
             SplitNotFoundError: it has no such split; the message lists the splits.
         """
+        # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
         info = read_info(self.path, fields)
         self._fields = fields
@@ -177,6 +179,7 @@ class SplitPart:
             # Headers are all over the file, and fetching blocks for an estimate would take long. Photographs as JPEG
             # take about a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
+        # Rows of one shape are known without a look at any of them.
         engine = None if self.row_shape is not None else self._loaded or self._open().x
         if not isinstance(engine, EncodedRows) or not len(self):
             return self.row_bytes
@@ -300,6 +303,7 @@ class SplitPart:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
             raise PackFormatError(msg)
         path = self._path_now()
+        # Keys of another file would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
         with open_h5(path) as file, reading_contents(path):
             rows = None if indices is None else resolve_rows(indices, len(self))
@@ -309,6 +313,7 @@ class SplitPart:
         """Make another part of the same rows, with all inputs read into memory now; this one if it has them there."""
         if self.in_memory:
             return self
+        # Another object, so that whoever holds this one sees no change.
         loaded = copy.copy(self)
         loaded.in_memory = True
         loaded._open()
@@ -320,6 +325,7 @@ class SplitPart:
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file = OpenFile(self.path, self._stamps, self._fields)
+        # What does not fit would push itself out of memory while it is read.
         before = self._cache_state(file, self._x.facts)
         if before.warm or not before.fits:
             return
@@ -366,6 +372,7 @@ class SplitPart:
         """Return why a field's file must not be mapped, and remember the state of a file that a link leads to."""
         if facts.home is None:
             return self.slow_mount
+        # The linked file may be replaced as well, so it is looked at as the file itself is.
         self._stamps.setdefault(facts.home, FileStamp.of(facts.home.stat()))
         return self.slow_mount or slow_reason(mount_of(facts.home))
 
@@ -380,6 +387,7 @@ class SplitPart:
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 
     def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
+        # Parts of one dataset are read at random together, and share the memory that is free.
         nbytes = facts.nbytes + self._beside_bytes
         return CacheState(file.resident_part(facts), nbytes, read_resources().free_memory_bytes)
 
@@ -439,6 +447,7 @@ def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dt
     """Return `out` if it is what is needed, a new array if there is none."""
     if out is None:
         return empty_array(shape, dtype)
+    # Engines write into it by address, so anything else would be written in the wrong places.
     if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
         msg = (
             f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "

@@ -78,6 +78,7 @@ class SplitReader:
             SplitNotFoundError: none has such a split; the message lists the splits.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
+        # Before any question to a mount, of which one that hangs would never come back.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
         self.arrival = arrival
@@ -412,6 +413,7 @@ class SplitReader:
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
         """Yield for each file with any of `rows` its part, its own row numbers, and their places in the batch."""
+        # By bisection for all rows at once: a loop over rows would take longer than reading them.
         owners = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owners).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
@@ -435,6 +437,7 @@ def _open_parts(
         SplitNotFoundError: none has the split.
         ColabstageError: whatever else `SplitPart` raises.
     """
+    # All headers before any engine: that files differ is told in a moment, however many there are.
     infos = [read_info(path, fields) for path in paths]
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
