@@ -1,4 +1,4 @@
-"""Train on data that still arrives: time to the first shuffled batch, epochs, how even classes are, what is learnt.
+"""Train on data that still arrives, or that is ten times what the disk may hold: first batches, epochs, what is learnt.
 
     python -m benchmarks streaming
 
@@ -16,6 +16,7 @@ import statistics
 import struct
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from contextlib import contextmanager
@@ -26,9 +27,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage import stage_dataset
+from colabstage.h5.manifest import manifest_path
+from colabstage.io.files import disk_use
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import UnitOrder, mixing_of
+from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
+from colabstage.load.loader import make_loader
+from colabstage.load.partial import PartialPack
 from colabstage.pack.arrival import FIRST_UNITS, stretch_bytes, window_units
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
@@ -45,7 +51,8 @@ SAMPLE = (100, 1000)
 ROUNDS = 3
 FILES = 5_000
 FIRST_BATCH_S, FIRST_FILES_S, SECOND_BATCH_S = 3.0, 5.0, 2.0
-EPOCH_RATIO = 1.05
+EPOCH_RATIO, FETCHED_RATIO, RESUME_S = 1.05, 1.02, 2.0
+LIMITED = 10_000
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -243,6 +250,71 @@ def epochs(bench: Bench) -> None:
     print(f"second session, from a cache on this disk: first batch after {told} s")
 
 
+def limited(bench: Bench) -> None:
+    """A pack on the web that is ten times what the disk may hold: an epoch, its bytes, the disk; and going on."""
+    rate = 100e6
+    archive = sparse_zip(bench.home / "limited.zip", LIMITED)
+    pack = stage_dataset(archive, local_dir=bench.place(), cache_dir=None, progress=False).path
+    size = pack.stat().st_size
+    limit, batches, fetch_s = size // 10, -(-LIMITED // BATCH), size / rate
+    print(f"\n{format_bytes(size)} on the web with disk_limit={format_bytes(limit)}, {format_bytes(int(rate))}/s\n")
+    files = {pack.name: pack, manifest_path(pack).name: manifest_path(pack)}
+    with serve_apart(files, WebKnobs(latency_s=LATENCY_S, total_bytes_per_s=rate)) as address:
+        url, place = f"{address}/{pack.name}", bench.place()
+        with _sampled(place) as taken:
+            dataset = dataset_h5(url, disk_limit=limit, local_dir=place, return_index=True)
+            part = dataset.reader.arrival
+            assert isinstance(part, PartialPack)
+            loader = make_loader(dataset, BATCH)
+            for step_s in (0.5 * fetch_s / batches, fetch_s / batches):
+                kept, fetched, began = part.figures["here"], part.figures["fetched"], time.perf_counter()
+                for _ in loader:
+                    time.sleep(step_s)
+                seconds = time.perf_counter() - began
+                what = f"{step_s * batches:.0f} s of training"
+                told = bench.check(
+                    f"data ten times the disk, {what}", seconds / max(fetch_s, step_s * batches), EPOCH_RATIO
+                )
+                more = (part.figures["fetched"] - fetched) / (size - kept)
+                print(f"epoch with {what}: {told}")
+                told = bench.check(f"bytes fetched over those that were not here, {what}", more, FETCHED_RATIO)
+                print(f"bytes fetched over those that were not here: {told}")
+            going = iter(loader)
+            for _ in range(20):
+                next(going)
+            state = loader.state_dict()
+            wanted = next(going)[1]
+            part.close()
+        told = bench.check("most that the disk held, over the limit", max(taken) / limit, 1.0)
+        print(f"most that the disk held, over the limit: {told}")
+        began = time.perf_counter()
+        loader = make_loader(dataset_h5(url, disk_limit=limit, local_dir=bench.place(), return_index=True), BATCH)
+        loader.load_state_dict(state)
+        is_next = bool((next(iter(loader))[1] == wanted).all())
+        told = bench.check("going on with nothing here", time.perf_counter() - began, RESUME_S)
+        print(f"going on with nothing here: the next batch after {told} s, {'the right' if is_next else 'ANOTHER'} one")
+        if not is_next:
+            bench.missed.append("going on with nothing here: another batch came next")
+
+
+@contextmanager
+def _sampled(folder: Path) -> Iterator[list[int]]:
+    """What a folder takes on the disk, in bytes, every few milliseconds."""
+    taken, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.005):
+            taken.append(disk_use(folder))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        stop.set()
+        thread.join()
+
+
 def learning(_: Bench) -> None:
     """Top-1 of two layers on classes that come one after the other, by the order of the first epoch."""
     print("\nTop-1 of a small network, in the order of the first epoch and after a second, shuffled one; 5 seeds\n")
@@ -293,7 +365,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         chosen = sys.argv[1:]
-        for part in (first_batches, epochs, learning):
+        for part in (first_batches, epochs, limited, learning):
             if not chosen or part.__name__ in chosen:
                 part(bench)
     print(*(f"\nMISSED: {line}" for line in bench.missed), sep="")

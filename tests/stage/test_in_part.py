@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
 import threading
@@ -199,6 +201,39 @@ def test_who_was_stopped_fetches_no_block_twice(source: Path, gate: Gate, tmp_pa
     assert 0 < len(left) < part.file.blocks
     assert sorted({offset // BLOCK for offset in gate.read}) == left
     assert "were already here" in str(again.report)
+
+
+KILLED = """
+import os, signal, sys, time
+from colabstage import stage_dataset
+from colabstage.sources.remote import MountedFile
+read_range = MountedFile.read_range
+def slowly(self, offset, length):
+    time.sleep(0.02)
+    yield from read_range(self, offset, length)
+MountedFile.read_range = slowly
+data = stage_dataset(sys.argv[1], local_dir=sys.argv[2], cache_dir=sys.argv[3], progress=False, streaming=True)
+part = data.arriving.arrival
+while part.file.state.sum() < int(sys.argv[4]):
+    time.sleep(0.001)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_while_it_is_copied_costs_no_block_that_was_here(source: Path, gate: Gate, tmp_path: Path) -> None:
+    """The next call takes up every block that was verified; what comes of it is what an undisturbed copy is."""
+    here = 4
+    places = [str(place) for place in (source, tmp_path / "a", source.parent / "cache")]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *places, str(here)], stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, b"")
+    gate.open()
+    again = stage(source, tmp_path / "a").wait(progress=False)
+    blocks = -(-again.path.stat().st_size // BLOCK)
+    fetched = {offset // BLOCK for offset in gate.read}
+    assert 0 < len(fetched) <= blocks - here
+    assert "were here from before" in str(again.report)
+    stage(source, tmp_path / "b", streaming=False)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b") != {}
 
 
 def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
