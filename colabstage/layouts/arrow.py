@@ -286,7 +286,7 @@ _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
 _BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
 # So many images with boxes are looked at to tell what their four numbers are.
 _LOOKED_AT = 64
-_LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name")
+_LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name", "y")
 
 
 class _ColumnRoles(NamedTuple):

@@ -172,7 +172,9 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     found = [_pair(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
-    if found:
+    # Of another split, or of none: x_train beside labels. Left out, every sample would be without its label.
+    over = [name for roles in by_split.values() if not roles["x"] for name in roles["y"]]
+    if found and not (over and any(one.y is None for one in found)):
         alone = len(found) == 1
         # Training rows come first, whatever the order of the files.
         order = [*dict.fromkeys([*SPLIT_NAMES.values(), *_SPLITS_BESIDE.values()])]
@@ -180,7 +182,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         if len({one.split for one in named}) == len(named):
             return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
     # A single array needs no name to be the inputs.
-    elif len(every) == 1:
+    if len(every) == 1:
         return [SplitArrays("", every[0], None)]
     msg = (
         f"Which of the arrays {listed(every)} are inputs and which targets? Expected names such as X and y, x_train "
@@ -303,6 +305,9 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     stored = {array.name: array for array in _find_arrays(tree)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     chosen = (_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
+    # As images of a test set that no table labels: without labels for some, there would be none for all.
+    unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
+    chosen = [one for one in chosen if one not in unlabelled]
     xs = [_usable(stored[one.x]) for one in chosen]
     ys = [_usable(stored[one.y]) for one in chosen if one.y is not None]
     for one, array in zip(chosen, xs, strict=True):
@@ -327,6 +332,10 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     used, told = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
     which = f"targets those of {listed(told)}" if len(ys) == len(xs) else "there are no targets for all of them"
     notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
+    notes += [
+        f"The {stored[one.x].shape[0]:,} rows of '{one.x}', which has no targets, were left out." for one in unlabelled
+    ]
+    used += [one.x for one in unlabelled]
     rest = [name for name in stored if name not in {*used, *told} and not is_class_names(name)]
     if rest:
         notes.append(f"Other arrays were left out: {listed(rest)}.")

@@ -582,3 +582,25 @@ def test_files_of_one_header_are_parsed_once(monkeypatch: pytest.MonkeyPatch) ->
     for damaged in (written.getvalue()[:-8], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)):
         with pytest.raises(DecodeError, match=r"no \.npy file of numbers"):
             decode_npy(damaged)
+
+
+@pytest.mark.parametrize("names", [("x_train", "labels"), ("X_train", "X_test", "y"), ("train_images", "test_labels")])
+def test_targets_that_belong_to_no_inputs_are_asked_for(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """They are never left out, so that every sample has no label."""
+    np.savez(
+        tmp_path / "a.npz",
+        **{name: np.zeros((4, 8, 8) if "x" in name.lower() or "im" in name else 4) for name in names},
+    )
+    with pytest.raises(LayoutError, match=r"Which of the arrays .* are inputs and which targets"):
+        detect_layout(FolderTree(tmp_path))
+
+
+def test_a_split_without_targets_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
+    """A test set that nobody has labelled is left out, with a note, as that of a table is."""
+    x = np.zeros((4, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=np.arange(4), x_test=x)
+    found = detect_layout(FolderTree(tmp_path))
+    assert isinstance(found.targets, Values)
+    assert found.targets.values.tolist() == [0, 1, 2, 3]
+    assert set(found.splits or ["train"]) == {"train"}
+    assert any("4 rows of" in note and "x_test" in note for note in found.notes)

@@ -199,6 +199,7 @@ def test_files_inside_a_tar_are_read(tmp_path: Path) -> None:
         ({"label": [0.5, 1.0, 2.0]}, [0.5, 1.0, 2.0], ()),
         ({"fine_label": [3, 1, 2]}, [3, 1, 2], ()),
         ({"label": [True, False, True]}, [1, 0, 1], ()),
+        ({"y": [2, 0, 1]}, [2, 0, 1], ()),
         ({"Label": ["dog", "cat", "dog"]}, [1, 0, 1], ("cat", "dog")),
         ({"diagnosis": [3, 1, 2], "class": [0, 1, 0]}, [0, 1, 0], ()),
         ({"tags": [["a"], ["b"], []], "breed": ["pug", "boxer", "pug"]}, [1, 0, 1], ("boxer", "pug")),
