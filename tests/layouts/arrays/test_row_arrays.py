@@ -587,10 +587,8 @@ def test_files_of_one_header_are_parsed_once(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("names", [("x_train", "labels"), ("X_train", "X_test", "y"), ("train_images", "test_labels")])
 def test_targets_that_belong_to_no_inputs_are_asked_for(tmp_path: Path, names: tuple[str, ...]) -> None:
     """They are never left out, so that every sample has no label."""
-    np.savez(
-        tmp_path / "a.npz",
-        **{name: np.zeros((4, 8, 8) if "x" in name.lower() or "im" in name else 4) for name in names},
-    )
+    arrays: dict[str, Any] = {name: np.zeros((4, 8, 8) if "x" in name.lower() or "im" in name else 4) for name in names}
+    np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(LayoutError, match=r"Which of the arrays .* are inputs and which targets"):
         detect_layout(FolderTree(tmp_path))
 
