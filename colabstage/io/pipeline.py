@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from colabstage.errors import SourceReadError
-from colabstage.io.progress import SYSTEM_CLOCK, Cancellation
+from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, Demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -509,10 +509,15 @@ class ThreadPool:
     def __init__(self, threads: int, cancellation: Cancellation | None = None) -> None:
         self.threads = max(1, threads)
         self.cancellation = cancellation or Cancellation()
+        self._demand = self.cancellation if isinstance(self.cancellation, Demand) else Demand()
         self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-pool") if self.threads > 1 else None
 
-    def share(self, count: int, work: Callable[[int, int], None]) -> None:
+    def share(self, count: int, work: Callable[[int, int], None], *, patient: bool = False) -> None:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
+
+        `patient`: the caller's thread begins alone, and the others join it when the result is urgent (`Demand`). For
+        work that a consumer who computes should not notice: a training step that holds Python's lock waits for each
+        trip of another thread through it, and more threads than cores take turns with the step's own.
 
         Raises:
             Exception: one that a part raised, after all parts that had begun have ended; no other is begun then.
@@ -538,8 +543,14 @@ class ThreadPool:
                 left.clear()
                 raise
 
-        others = [self._pool.submit(take_parts) for _ in range(1, threads)]
+        others: list[Future[None]] = []
         try:
+            # Half of what is left at once: few trips through the lock, and soon enough a look at who waits.
+            while patient and len(left) > 1 and not self._demand.urgent:
+                self.cancellation.check()
+                taken = [left.popleft() for _ in range(len(left) // 2)]
+                work(edges[taken[0]], edges[taken[-1] + 1])
+            others += [self._pool.submit(take_parts) for _ in range(1, min(threads, len(left)))]
             take_parts()
         finally:
             # The parts write into the caller's array: none may continue after this returns. A thread that has not even

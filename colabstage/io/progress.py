@@ -74,6 +74,23 @@ class Cancellation:
             raise CancelledError(msg)
 
 
+class Demand(Cancellation):
+    """Say what the consumer of a thread's work wants: nothing any more (`cancel`), or the next result at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: Callable[[], bool] = lambda: True
+
+    @property
+    def urgent(self) -> bool:
+        """Return whether nothing is ready for the consumer, who may be waiting. True as long as nobody says."""
+        return self._asked()
+
+    def ask(self, whether: Callable[[], bool]) -> None:
+        """Have `urgent` call this from now on: from any thread, many times a second, without a lock."""
+        self._asked = whether
+
+
 def cancellation_of(progress: Progress) -> Cancellation:
     """Return what stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
     own = getattr(progress, "cancellation", None)

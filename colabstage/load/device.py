@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Demand
     from colabstage.load.dataset import dataset_h5
 
 
@@ -352,14 +352,14 @@ class StagerPool:
 
 
 def prefetch_staged(
-    batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str, cancellation: Cancellation | None = None
+    batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Prefetcher[Staged[T]]:
     """Prepare batches in a thread of that name and start their copies, at most `depth` ahead of the caller.
 
-    `cancellation`: as of `Prefetcher`.
+    `demand`: as of `Prefetcher`.
     """
     stager.begin()
-    return Prefetcher(stager.stage(batches), depth, name, cancellation)
+    return Prefetcher(stager.stage(batches), depth, name, demand)
 
 
 def pinned_block(nbytes: int) -> memoryview:

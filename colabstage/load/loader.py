@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.page import facts_table, notes, page
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
 from colabstage.load.augment import Crops, first_crop
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.io.progress import Cancellation
     from colabstage.load.choices import LoaderFacts, LoaderPlan, Shuffle
     from colabstage.load.device import Staged
     from colabstage.load.epoch import Order
@@ -371,9 +372,9 @@ class _Machine:
         left, rows_before = self.schedule.rows_left(place.epoch, place.batches_done)
         announced = self._announce(left, place.epoch)
         # One for each iteration: a new one must not be stopped by the end of the last.
-        cancellation = Cancellation()
-        batches = self._filled(left, place, cancellation)
-        source = self.source.start(batches, rows_before, place.epoch, cancellation)
+        demand = Demand()
+        batches = self._filled(left, place, demand)
+        source = self.source.start(batches, rows_before, place.epoch, demand)
         finish, seed, first = self.finish, self.seed, place.batches_done
 
         def finished(batch: tuple[Any, ...]) -> Any:
@@ -408,19 +409,19 @@ class _Machine:
             if not self.plan.workers.value:
                 # As asked, nothing works ahead, and no thread beside the loop's.
                 return begun(_without_heartbeats(source), made)
-            return begun(Prefetcher(source, depth, _THREAD, cancellation), made)
+            return begun(Prefetcher(source, depth, _THREAD, demand), made)
         # Nothing is copied to a device, so no stager is needed either.
         if self.device.type == "cpu":
             # Here either would take the consumer's time.
             source = source if finish.dtype is None else map_batches(source, finish.scale)
             source = map_batches(source, pin) if self.pinned else source
-            return begun(Prefetcher(source, depth, _THREAD, cancellation), finished)
+            return begun(Prefetcher(source, depth, _THREAD, demand), finished)
         stager = self.stagers.lend()
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
-        iteration = begun(prefetch_staged(source, stager, depth, _THREAD, cancellation), hand_out)
+        iteration = begun(prefetch_staged(source, stager, depth, _THREAD, demand), hand_out)
         weakref.finalize(iteration, self.stagers.take_back, stager).atexit = False
         return iteration
 

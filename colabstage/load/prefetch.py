@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from colabstage.io.files import Closing
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -103,6 +103,12 @@ class _BoundedQueue(Generic[T]):
             self._wake()
         return item
 
+    @property
+    def is_short(self) -> bool:
+        """Tell whether the consumer waits, or would have to. Takes no lock."""
+        # Who is told that there is something again takes it a moment later.
+        return self._consumer_waits or not self._items
+
     def close(self) -> None:
         """Throw away what is left and let both sides go."""
         with self._changed:
@@ -161,12 +167,12 @@ def _produce(source: Generator[T | Heartbeat], queue: _BoundedQueue[T]) -> None:
         del error
 
 
-def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, cancellation: Cancellation) -> None:
+def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, demand: Demand) -> None:
     if os.getpid() != pid:
         return  # after a fork there is no such thread here, and its lock may be locked for ever
     # In this order: what the thread then fails with is nobody's error.
     queue.close()
-    cancellation.cancel()
+    demand.cancel()
     if thread is threading.current_thread() or not thread.is_alive():
         return
     thread.join(_JOIN_S)
@@ -181,19 +187,17 @@ class Prefetcher(Generic[T]):
     `close`, when this object is dropped, and at interpreter exit.
     """
 
-    def __init__(
-        self, source: Generator[T | Heartbeat], depth: int, name: str, cancellation: Cancellation | None = None
-    ) -> None:
-        """Start the thread. `cancellation`: what the source looks at between two results; called for when nobody wants
-        another."""
+    def __init__(self, source: Generator[T | Heartbeat], depth: int, name: str, demand: Demand | None = None) -> None:
+        """Start the thread. `demand`: what the source looks at while it makes a result: whether anybody still wants it,
+        and whether another is ready before it."""
         self._pid = os.getpid()
         self._queue: _BoundedQueue[T] = _BoundedQueue(depth)
+        queue, demand = self._queue, demand or Demand()
+        demand.ask(lambda: queue.is_short)
         # A daemon: Python waits for others at exit before anything could tell them to stop.
         self._thread = threading.Thread(target=_produce, args=(source, self._queue), name=name, daemon=True)
         self._thread.start()
-        self._finalizer = weakref.finalize(
-            self, _stop, self._queue, self._thread, self._pid, cancellation or Cancellation()
-        )
+        self._finalizer = weakref.finalize(self, _stop, self._queue, self._thread, self._pid, demand)
 
     def __iter__(self) -> Prefetcher[T]:
         return self

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 # Batches that may be read at the same time, by tensorflow's threads or ours.
 _MOST_AT_ONCE = 4
+# Batches beside those of the plan: `fit` has TensorFlow keep some ahead by a queue of its own, and TensorFlow lets an
+# array go only when it calls Python again. With room for fewer, 1 to 4 blocks in every epoch were given back and mapped
+# again, page by page.
+_HELD_BY_FRAMEWORKS = 3
 # Whole range of the integers that images come in.
 _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
@@ -130,7 +134,7 @@ class ArrayBatches:
             self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
         self._told: tuple[int, Expectation] | None = None
         self._telling = Lock()
-        self._pool = BufferPool(max_idle=self.plan.prefetch.value + 2)
+        self._pool = _pool_of(self.plan)
         self._order: tuple[int, NDArray[np.intp]] | None = None
 
     def __len__(self) -> int:
@@ -223,7 +227,7 @@ class ArrayBatches:
         return {**self.__dict__, "_pool": None, "_order": None, "_told": None, "_telling": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pool=BufferPool(max_idle=state["plan"].prefetch.value + 2), _telling=Lock())
+        self.__dict__.update(state, _pool=_pool_of(state["plan"]), _telling=Lock())
 
     def _finished(self, x: NDArray[Any], y: Any, pool: ThreadPool) -> Batch:
         if self._request.one_hot is not None:
@@ -251,6 +255,12 @@ class ArrayBatches:
 
         pool.share(len(x), scale)
         return scaled
+
+
+def _pool_of(plan: LoaderPlan) -> BufferPool:
+    """Make the memory of batches: of one with the consumer, one in the making, those kept ahead, and those that
+    frameworks hold."""
+    return BufferPool(max_idle=plan.prefetch.value + 2 + _HELD_BY_FRAMEWORKS)
 
 
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:

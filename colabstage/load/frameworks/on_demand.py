@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Demand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -110,7 +110,11 @@ class OnDemandPrefetcher(Generic[T]):
         self._thread: threading.Thread | None = None
         self._prepared = False
         self._closed = False
-        self._cancellation = Cancellation()
+        # Of these two alone, so that nothing refers back to this object.
+        self._awaited, ready = threading.Event(), self._ready
+        awaited = self._awaited
+        self._demand = Demand()
+        self._demand.ask(lambda: awaited.is_set() or not ready)
 
     def take(self) -> T:
         """Wait for the next result.
@@ -122,7 +126,9 @@ class OnDemandPrefetcher(Generic[T]):
         with self._changed:
             self._fill()
             while not self._ready and self._thread is not None:
+                self._awaited.set()
                 self._changed.wait(_LOOK_S)
+            self._awaited.clear()
             if self._ready:
                 result = self._ready.popleft()
                 self._fill()
@@ -143,7 +149,7 @@ class OnDemandPrefetcher(Generic[T]):
             self._ready.clear()
             thread = self._thread
             self._changed.notify_all()
-        self._cancellation.cancel()
+        self._demand.cancel()
         if thread is None or thread is threading.current_thread():
             return
         thread.join(_JOIN_S)
@@ -194,7 +200,7 @@ class OnDemandPrefetcher(Generic[T]):
                 if self._closed:
                     return
             self._prepared = True
-        with ThreadPool(self._threads, self._cancellation) as pool:
+        with ThreadPool(self._threads, self._demand) as pool:
             while self._wait_for_work():
                 # Before the read: one that fails is not tried again.
                 self._left -= 1

@@ -64,7 +64,7 @@ def to_tf_data(
         dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
         epoch: of the first iterator; when training continues after a restart.
         num_workers: threads that copy or decode at once, each a batch of its own or parts of one.
-        prefetch_factor: batches kept ahead.
+        prefetch_factor: batches kept ahead; no fewer than are read at once.
 
     Returns:
         A `tf.data.Dataset` of known cardinality.
@@ -118,11 +118,14 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
         return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(epoch).repeat(), tf.data.Dataset.range(total))
 
     # The epoch is counted where an iterator begins, not where the dataset is made.
-    requests = tf.data.Dataset.range(1).flat_map(numbers)
+    requests = tf.data.Dataset.range(1).flat_map(numbers).apply(tf.data.experimental.assert_cardinality(total))
     made = requests.map(batch, num_parallel_calls=read_at_once, deterministic=True)
     # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
     made.colabstage_batches = batches
-    return made.apply(tf.data.experimental.assert_cardinality(total)).prefetch(batches.plan.prefetch.value)
+    # Batches that are read at once are batches kept ahead: `map` begins another one whenever one is taken. A queue of
+    # more behind it would hold memory that has left the processor's cache, and be one more thread to pass.
+    beyond = batches.plan.prefetch.value - read_at_once
+    return made.prefetch(beyond) if beyond > 0 else made
 
 
 def _alive(reference: ref[ArrayBatches]) -> ArrayBatches:

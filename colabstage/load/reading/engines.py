@@ -113,7 +113,7 @@ class GatherEngine:
         if out.nbytes < _SHARE_BYTES:
             gather(0, len(rows))
         else:
-            pool.share(len(rows), gather)
+            pool.share(len(rows), gather, patient=True)
 
 
 def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:

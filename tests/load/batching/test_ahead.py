@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from colabstage.io.progress import Demand
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat, Prefetcher
 
 if TYPE_CHECKING:
@@ -107,6 +108,28 @@ def test_error_comes_out_at_the_consumer_with_its_traceback() -> None:
     assert "deep_inside" in "".join(traceback.format_exception(caught.value))
     assert list(ahead) == []
     assert not threads()
+
+
+def test_a_result_is_urgent_as_long_as_none_is_ready() -> None:
+    """Whoever makes results can see whether the consumer would have to wait, and is told when nobody wants any."""
+    demand, made, go = Demand(), list[bool](), threading.Semaphore(1)
+
+    def looking() -> Generator[int]:
+        for number in range(3):
+            go.acquire(timeout=30)
+            made.append(demand.urgent)
+            yield number
+
+    ahead = Prefetcher(looking(), 2, "ahead-test", demand)
+    assert wait_until(lambda: not demand.urgent)
+    go.release()
+    assert wait_until(lambda: made == [True, False])
+    assert [next(ahead), next(ahead)] == [0, 1]
+    assert demand.urgent
+    go.release()
+    assert list(ahead) == [2]
+    ahead.close()
+    assert demand.cancelled
 
 
 def test_consumer_waits_for_a_slow_producer() -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,25 @@ def files(path: Path) -> int:
     """How many descriptors of the file are open."""
     targets = [os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()]
     return targets.count(str(path.resolve()))
+
+
+def reads_after_one(dataset: Any) -> int:
+    """How many batches were read when one was taken and nothing more is asked for."""
+    batches, numbers = dataset.colabstage_batches, list[int]()
+    read = batches.read
+
+    def counted(epoch: int, number: int, *others: Any) -> Any:
+        numbers.append(number)
+        return read(epoch, number, *others)
+
+    batches.read = counted
+    iterator = iter(dataset)
+    next(iterator)
+    deadline = time.monotonic() + 30
+    while len(numbers) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    return len(numbers)
 
 
 def described(spec: Any) -> Any:
@@ -55,6 +75,7 @@ def main(path: Path, boxes: Path) -> dict[str, Any]:
     facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
     for batch, rows in to_tf_data(path, BATCH, dtype="float32", prefetch_factor=3, num_workers=8):
         np.testing.assert_array_equal(batch.numpy(), x[rows.numpy()] / np.float32(255))
+    facts["reads_after_one"] = reads_after_one(to_tf_data(path, BATCH, num_workers=2, prefetch_factor=2))
     padded = to_tf_data(boxes, 4, shuffle=False)
     facts["spec_boxes"] = described(padded.element_spec)
     facts["lengths"] = [y["lengths"].numpy().tolist() for _, y in padded]

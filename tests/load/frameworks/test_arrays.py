@@ -165,6 +165,16 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
             np.testing.assert_allclose(x * (255 if dtype else 1), values[y], atol=1e-3)
 
 
+def test_memory_of_batches_that_a_framework_holds_is_used_again(tmp_path: Path) -> None:
+    """Those kept ahead, one with the consumer, one in the making, and three that TensorFlow has: none is unmapped."""
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((64, 64, 64, 3), np.uint8), np.arange(64)
+    batches = ArrayBatches(tmp_path / "rows.h5", ArrayRequest(8, prefetch_factor=2))
+    held = [batches.read(0, number) for number in range(7)]
+    del held
+    assert batches._pool.idle == 7
+
+
 def test_one_hot_of_labels_and_masks() -> None:
     """A number a class along the last axis; pixels of no class are in none; labels of shape (1, 1) are labels."""
     labels = one_hot(np.array([2, 0, -1, 9]), 3)

@@ -79,6 +79,11 @@ def test_shapes_are_known_beforehand(facts: dict[str, Any]) -> None:
     assert facts["lengths"] == [[0, 1, 2, 0], [1, 2]]
 
 
+def test_no_more_is_kept_ahead_than_asked_for(facts: dict[str, Any]) -> None:
+    """One batch taken and two ahead, by two threads: what is read at once is what is kept ahead."""
+    assert facts["reads_after_one"] == 3
+
+
 def test_what_is_made_of_it_keeps_it(facts: dict[str, Any]) -> None:
     """A dataset mapped and prefetched works when the first one has no name any more."""
     assert facts["mapped"] == [[row + 1 for row in rows] for rows in batches_of(0)]

@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
+from colabstage.errors import CancelledError
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.progress import Demand
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -97,3 +99,69 @@ def test_closing_ends_the_threads() -> None:
     pool.close()
     pool.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("colabstage-pool")]
+
+
+def names_of_parts(*, urgent: list[bool]) -> tuple[list[tuple[int, int]], set[str]]:
+    """The parts of a patient share of 40 by two threads, whose consumer answers in turn, and the threads they ran in.
+
+    Once it is urgent, the threads wait for each other, so that each takes a part.
+    """
+    demand, answers = Demand(), iter(urgent)
+    demand.ask(lambda: next(answers))
+    parts: list[tuple[int, int]] = []
+    begun = {"own": threading.Event(), "pool": threading.Event()}
+
+    def work(start: int, stop: int) -> None:
+        own, other = (
+            ("pool", "own") if threading.current_thread().name.startswith("colabstage-pool") else ("own", "pool")
+        )
+        parts.append((start, stop))
+        begun[own].set()
+        if urgent[-1] and len(parts) >= len(urgent):
+            assert begun[other].wait(30)
+
+    with ThreadPool(2, demand) as pool:
+        pool.share(40, work, patient=True)
+    return sorted(parts), {name for name, event in begun.items() if event.is_set()}
+
+
+@pytest.mark.parametrize(
+    ("urgent", "parts", "threads"),
+    [
+        ([False, False], [(0, 20), (20, 30), (30, 40)], {"own"}),
+        ([True], [(0, 10), (10, 20), (20, 30), (30, 40)], {"own", "pool"}),
+        ([False, True], [(0, 20), (20, 30), (30, 40)], {"own", "pool"}),
+    ],
+    ids=["nobody waits", "somebody waits", "somebody comes to wait"],
+)
+def test_a_patient_share_is_the_callers_alone_as_long_as_nobody_waits(
+    urgent: list[bool], parts: list[tuple[int, int]], threads: set[str]
+) -> None:
+    """Every number is worked once; the other thread joins in the middle when the result is urgent."""
+    assert names_of_parts(urgent=urgent) == (parts, threads)
+
+
+def test_without_a_demand_a_patient_share_is_everybodys() -> None:
+    """Whoever says nothing waits: parts wait for each other here."""
+    meeting = threading.Barrier(2)
+
+    def work(start: int, stop: int) -> None:
+        meeting.wait(timeout=30)
+
+    with ThreadPool(2) as pool:
+        pool.share(2, work, patient=True)
+
+
+def test_a_patient_share_stops_when_nobody_wants_it() -> None:
+    """Between two parts of the caller's own."""
+    demand = Demand()
+    demand.ask(lambda: False)
+    parts: list[int] = []
+
+    def work(start: int, stop: int) -> None:
+        parts.append(start)
+        demand.cancel()
+
+    with ThreadPool(2, demand) as pool, pytest.raises(CancelledError):
+        pool.share(40, work, patient=True)
+    assert parts == [0]
