@@ -562,18 +562,21 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
         BrokenDatasetError: there is such a column, and it leads to few files or none.
     """
     header, body = rows[0], rows[1:] or rows
-    best_is_called = is_path_name(header[best]) or is_id_name(header[best])
     for column in set(range(len(header))) - {best}:
         cells = [row[column] for row in body if len(row) > column]
         written = [cell for cell in cells if cell.lower().endswith(extensions)]
         # What is called a path was meant, though only some of its rows, or none, are written as files.
         called = is_path_name(header[column])
         is_meant = written and (called or 2 * len(written) >= len(cells))
-        if (is_meant or (called and not best_is_called)) and cells and not is_label_name(header[column]):
+        # Addresses say where the files came from, and an id beside them what they are called here.
+        elsewhere = is_id_name(header[best]) and all("://" in cell for cell in cells)
+        if called and not is_path_name(header[best]) and not elsewhere:
+            is_meant = cells
+        if is_meant and not is_label_name(header[column]):
             msg = (
                 f"'{name}' names files in the column '{header[column]}' (first '{(written or cells)[0]}'), and too few "
                 f"of them are there; only '{header[best]}' could be read as names of files without their extensions. "
-                "Bring the files that are missing, or correct the paths."
+                f"Bring the files that are missing, correct the paths, or call '{header[best]}' 'path' if it is meant."
             )
             raise BrokenDatasetError(msg)
 

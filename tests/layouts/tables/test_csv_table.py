@@ -228,6 +228,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
 )
 @example(made=(["kind", "image", "label"], [["0", "x|y", "0"], ["0", "images/0.jpg", "0"]]))
 @example(made=(["kind", "image", "label"], [["0", "x|y", "0"]]))
+@example(made=(["id", "image", "label"], [["0", "x|y", "0"]]))
 @given(made=tables())
 def test_tables_say_what_pandas_reads_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, made: tuple[list[str], list[list[str]]]
