@@ -44,6 +44,7 @@ from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
+from colabstage.sources.parse import absolute_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -212,6 +213,11 @@ def pack_dataset(
     """
     packing = read_options(PackOptions, options, arguments)
     shown = resolve_progress(progress)
+    # Before any mount is asked for: these names may be ones that no path can have.
+    target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
+    if isinstance(source, str | os.PathLike):
+        absolute_path(source)
+        source = os.path.expanduser(source)  # noqa: PTH111 - as `_as_meant`
 
     def pack(source: PackSource | CallersDataset) -> PackReport:
         # An executor without `shards` writes shards too: one file has one writer.
@@ -263,6 +269,18 @@ def pack_dataset(
     if isinstance(source, str | os.PathLike):
         return run_watched(lambda: pack(source), source, *places)
     return run_watched_for_caller(lambda in_caller: pack(CallersDataset(source, in_caller)), *places)
+
+
+def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
+    """Return where a pack goes, with `~` expanded; an address as it is.
+
+    Raises:
+        OptionError: no path can be called so.
+    """
+    if RemoteTarget.of(place) is not None:
+        return place
+    absolute_path(place)
+    return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 
 def _check_apart(source: Path, target: Path) -> None:

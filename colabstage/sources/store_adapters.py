@@ -322,11 +322,20 @@ def that_stays_closed(s3: type[Any]) -> type[Any]:
             return await super().set_session(refresh, kwargs or {})
 
         async def _call_s3(self, *args: Any, **kwargs: Any) -> Any:
+            return await self._until_closed(super()._call_s3(*args, **kwargs))
+
+        # Beside its calls it reads what they answer, which closing the connection does not end.
+        async def _cat_file(self, *args: Any, **kwargs: Any) -> Any:
+            return await self._until_closed(super()._cat_file(*args, **kwargs))
+
+        async def _until_closed(self, work: Any) -> Any:
             # All on the loop's own thread, so that no lock is needed.
             task, tasks = asyncio.current_task(), self.__dict__.setdefault("_tasks_under_way", set())
+            if task in tasks:
+                return await work
             tasks.add(task)
             try:
-                return await super()._call_s3(*args, **kwargs)
+                return await work
             finally:
                 tasks.discard(task)
 

@@ -394,13 +394,15 @@ def test_a_plan_unpacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_home_is_meant_where_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By publishing and by restoring, on both sides."""
+    """By publishing, restoring and packing, on both sides."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.pt").write_bytes(b"weights")
     published = publish_file("~/model.pt", "~/kept/model.pt", progress=False)
     assert published.path == tmp_path / "kept" / "model.pt"
     assert restore_file("~/kept/model.pt", "~/again.pt", progress=False).path.read_bytes() == b"weights"
+    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
+    assert pack_dataset("~/x.npy", "~/x.h5", progress=False).path == tmp_path / "x.h5"
     assert not (tmp_path / "~").exists()
 
 
@@ -432,6 +434,9 @@ def test_a_name_that_nobody_can_use_is_an_error_about_the_name(
         lambda: extract_archive(name, tmp_path / "x", progress=False),
         lambda: publish_file(model, name, progress=False),
         lambda: restore_file(name, tmp_path / "x", progress=False),
+        lambda: pack_dataset(name, tmp_path / "x.h5", progress=False),
+        lambda: pack_dataset(tmp_path, name, progress=False),
+        lambda: pack_dataset(tmp_path, append_to=name, progress=False),
     )
     for verb in verbs:
         with pytest.raises(OptionError, match=reason):

@@ -167,22 +167,32 @@ def test_who_is_left_reading_a_closed_object_connects_to_nothing(place: Place, m
     assert len(made) == before > 0
 
 
-def test_a_closed_connection_to_a_bucket_is_not_made_again(s3: BucketService) -> None:
-    """By a thread that was using it: s3fs would connect once more. A request under way ends at once."""
+@pytest.mark.parametrize("silent", ["answer", "body"])
+def test_a_closed_connection_to_a_bucket_is_not_made_again(s3: BucketService, silent: str) -> None:
+    """By a thread that was using it: s3fs would connect once more. What is under way ends at once, before the service
+    has answered and while its answer is read."""
     s3.put("a", b"content")
     store = ObjectStore(f"s3://{s3.bucket}/a")
     adapter = store.backend.adapter
-    with store._connections.lend() as files:
-        assert adapter.info(files, store.path)["size"] == 7
 
-        async def get_object(**_: Any) -> None:
+    class Body:
+        async def read(self) -> None:
             await asyncio.sleep(60)
 
+        def close(self) -> None:
+            pass
+
+    async def get_object(**_: Any) -> dict[str, Any]:
+        if silent == "answer":
+            await asyncio.sleep(60)
+        return {"Body": Body(), "ContentLength": 7}
+
+    with store._connections.lend() as files:
+        assert adapter.info(files, store.path)["size"] == 7
         files._s3.get_object = get_object
-        under_way = asyncio.run_coroutine_threadsafe(
-            files._call_s3("get_object", Bucket=s3.bucket, Key="a"), files.loop
-        )
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), files.loop).result()
+        under_way = asyncio.run_coroutine_threadsafe(files._cat_file(store.path, start=0, end=3), files.loop)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05), files.loop).result()
+        assert not under_way.done()
         store.close()
         with pytest.raises(CancelledError):
             under_way.result(5)
