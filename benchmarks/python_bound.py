@@ -5,7 +5,8 @@
 Such a step keeps Python busy and hardly computes, as small models on a fast GPU do: threads that read beside it wait
 for Python's lock. What counts is the rate of the loop against what the machine could do: no faster than the step alone,
 than the loader alone, or than both together on the cores there are, by the processor time that each takes alone. The
-step fed by nothing takes part, and a stock DataLoader over the same pixels with two worker processes.
+step fed by nothing takes part, a stock DataLoader over the same pixels with two worker processes, and a loader of one
+thread: a step that fills one of two cores leaves it no more than that.
 
 Pixels are 64 x 224 x 224 x 3 bytes a batch out of a mapped file; JPEGs are decoded whole, or in random resized crops.
 Contenders take turns; the table has the median of the rounds. Ends with exit code 1 when make_loader has less than 0.9
@@ -88,6 +89,7 @@ def measure(folder: Path, rounds: int) -> tuple[dict[str, Loop], list[tuple[floa
         "make_loader, pixels": make_loader(dataset_h5(path), BATCH),
         "make_loader, JPEG in crops": make_loader(dataset_h5(encoded), BATCH, batch_transform=crop, decode="crops"),
         "make_loader, JPEG whole": make_loader(dataset_h5(encoded), BATCH, batch_transform=crop, decode="whole"),
+        "one thread, pixels": make_loader(dataset_h5(path), BATCH, num_workers=1),
         "DataLoader, 2 workers, pixels": DataLoader(dataset_h5(path), BATCH, shuffle=True, num_workers=2),
     }
     state, loops, bare = torch.zeros(4), {name: Loop() for name in loaders}, []
