@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
-# A path, a label and a split are recognised without a header.
 # A path, a label and a split explain themselves; of more columns without names nobody knows which is the label.
 _PLAIN_COLUMNS = 3
 # Enough for the column names of a wide table.

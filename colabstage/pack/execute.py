@@ -48,7 +48,7 @@ from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
-from colabstage.pack.writer import MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
+from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
@@ -301,11 +301,12 @@ class _PackRun:
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
         archive = self.origin.identity if is_archive else None
         # The version of colabstage is part of it: another one may decode pixels differently, and one file would then
-        # hold both.
+        # hold both. So is the form of the records beside it, which an install from the repository may change without
+        # another version.
         digest = hashlib.sha256()
         options, shard = self.job.options.places_fingerprint(), self.origin.shard
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        written = (FORMAT_VERSION, version("colabstage"), options, plan.resizer, fields, shard)
+        written = (FORMAT_VERSION, version("colabstage"), RECORD.descr, options, plan.resizer, fields, shard)
         for fact in (self.origin.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for text in chain(table.classes, table.keys):

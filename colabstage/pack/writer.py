@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from colabstage.pack.stream import PackStream
 
 # For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
-_RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
+RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class MixedImagesError(OptionError):
@@ -315,7 +315,7 @@ class SampleFacts(Closing):
         if not path.exists():
             path.touch()
         # The file reads as zeros without a write, so records may be written in any order.
-        cut_own(path, count * _RECORD.itemsize)
+        cut_own(path, count * RECORD.itemsize)
         self._file = TargetFile(path, fresh=False)
 
     def note(self, index: int, *, size: tuple[int, int] = (0, 0), pieces: Sequence[tuple[int, int]] = ()) -> None:
@@ -323,20 +323,20 @@ class SampleFacts(Closing):
 
         May be called from any thread.
         """
-        record = np.zeros(1, _RECORD)
+        record = np.zeros(1, RECORD)
         record["height"], record["width"] = size
         for place, (start, length) in enumerate(pieces):
             record["start"][0, place], record["length"][0, place] = start, length
-        self._file.write(record.tobytes(), index * _RECORD.itemsize)
+        self._file.write(record.tobytes(), index * RECORD.itemsize)
 
     def read(self) -> NDArray[np.void]:
         """Return all records, `(N,)`; zeros for samples that have none."""
-        return np.fromfile(self._path, _RECORD, self._count)
+        return np.fromfile(self._path, RECORD, self._count)
 
     def forget(self) -> None:
         """Remove all records."""
         cut_own(self._path, 0)
-        cut_own(self._path, self._count * _RECORD.itemsize)
+        cut_own(self._path, self._count * RECORD.itemsize)
 
     def spool_end(self) -> int:
         """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
