@@ -86,7 +86,7 @@ class _TimedBatches:
         self._once = once
         self._iterator: Iterator[Any] | None = None
         self.first_s: list[float] = []
-        self.left = 0
+        self.taken = 0
 
     def take(self) -> tuple[Any, bool]:
         """Return the next batch, and whether it is an epoch's first.
@@ -96,15 +96,19 @@ class _TimedBatches:
         """
         if self._iterator is not None:
             try:
-                return next(self._iterator), False
+                batch = next(self._iterator)
             except StopIteration:
                 self.close()
                 if self._once:
                     raise
+            else:
+                self.taken += 1
+                return batch, False
         began = self.now()
         self._iterator = self._start()
         batch = next(self._iterator)
         self.first_s.append(self.now() - began)
+        self.taken += 1
         return batch, True
 
     def close(self) -> None:
@@ -167,27 +171,29 @@ def _closing(feed: _TimedBatches, profiled: ProfiledLoader) -> Iterator[None]:
 
 
 def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
-    """Take batches without using them; return the time of each that was not an epoch's first, and the last batch."""
+    """Take batches without using them; return the time of each that was not an epoch's first, and the last batch.
+
+    Where an epoch is one batch, all of them are first, and the times are theirs.
+    """
     # The start of an epoch is measured apart, since it is paid once and not for every batch.
     gaps: list[float] = []
     batch: Any = None
-    taken = 0
     deadline = feed.now() + seconds
-    while taken == 0 or len(gaps) < _LEAST_BATCHES or feed.now() < deadline:
+    while feed.taken == 0 or len(gaps) < _LEAST_BATCHES or feed.now() < deadline:
         began = feed.now()
         try:
             batch, first = feed.take()
         except StopIteration:
-            if taken == 0:
+            if feed.taken == 0:
                 msg = "The loader has no batches, so there is nothing to measure. Check its dataset and its sampler."
                 raise OptionError(msg) from None
             break
-        taken += 1
         if not first:
             gaps.append(feed.now() - began)
         elif len(feed.first_s) > 1 and feed.now() > deadline:
             break  # epochs of one batch
-    return gaps or feed.first_s[-1:], batch
+    # The very first also opened files and started threads.
+    return gaps or feed.first_s[1:] or feed.first_s, batch
 
 
 def _run_together(
@@ -212,7 +218,7 @@ def _run_together(
 
 def _spans(feed: _TimedBatches, step: Callable[[Any], object], device: Any, seconds: float) -> list[Span]:
     # In an array of numbers, because objects for each batch would make Python collect garbage during the measurement.
-    marks = array("d")
+    marks, firsts = array("d"), array("d")
     start = feed.now()
     while len(marks) < 3 * _LEAST_BATCHES or feed.now() - start < seconds:
         asked = feed.now()
@@ -224,11 +230,12 @@ def _spans(feed: _TimedBatches, step: Callable[[Any], object], device: Any, seco
         step(batch if device is None else _moved(batch, device))
         done = feed.now()
         # The start of an epoch is counted separately.
-        if not first:
-            marks.extend((asked, given, done))
-        elif len(feed.first_s) > _MOST_EPOCHS and done - start > seconds:
+        (firsts if first else marks).extend((asked, given, done))
+        if first and len(feed.first_s) > _MOST_EPOCHS and done - start > seconds:
             break
     _synchronise()
+    # Where an epoch is one batch, its start is a part of every batch.
+    marks = marks or firsts
     if marks and start < marks[0]:
         start = marks[0]
     return [Span(*(mark - start for mark in marks[at : at + 3])) for at in range(0, len(marks), 3)]
@@ -308,12 +315,13 @@ def _with_stages(
         # Half of the time without a sampler, for the true time of a batch; half with it, for the shares of the stages.
         untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:
-            sampled, _ = _run_alone(feed, seconds / 2 if untouched else seconds)
+            taken_before = feed.taken
+            _run_alone(feed, seconds / 2 if untouched else seconds)
     if profiled.alone is not None:
         return replace(facts, stages=_shares(sampler, _mean(untouched)), produced_s=tuple(untouched))
     if profiled.setting.workers == 0:
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
-    batches = len(sampled) + 1
+    batches = feed.taken - taken_before
     stages = tuple(
         StageCost(name, entry.seconds / batches, entry.cpu_s / batches, entry.gil_s / batches)
         for name in LOADER_STAGES

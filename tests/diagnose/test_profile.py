@@ -221,6 +221,27 @@ def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s:
     assert judge(facts).bound == bound
 
 
+@pytest.mark.parametrize("count", [8, 12])
+def test_epochs_of_one_batch_are_measured_like_others(count: int) -> None:
+    """Each batch is an epoch's first, so the loop pays for the start of an epoch with every batch."""
+    loader = DataLoader(Samples(read_s=0.002, count=count), 16)
+    profile = profile_loader(loader, short_step, budget_s=0.8)
+    assert profile.batch_s >= 0.010 + 0.002 * count
+    assert profile.spans
+    assert sum(stage.seconds for stage in profile.facts.stages) == pytest.approx(profile.facts.load_s, rel=0.5)
+
+
+def test_stages_in_threads_are_those_of_one_batch_where_an_epoch_has_only_one(tmp_path: Path) -> None:
+    """All epochs of the run are counted, and not only its last."""
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["X_train"] = np.zeros((64, 32, 32, 3), np.uint8)
+        file["Y_train"] = np.zeros(64, np.int64)
+    loader = make_loader(dataset_h5(tmp_path / "one.h5"), 64, strategy="direct")
+    facts = profile_loader(loader, short_step, budget_s=0.8).facts
+    assert facts.cycle_s >= facts.step_alone_s
+    assert all(stage.seconds < facts.cycle_s for stage in facts.stages)
+
+
 @pytest.mark.parametrize(
     ("batch_s", "seconds", "most_s"), [(0.01, 1.0, 1.1), (0.3, 8.0, 8.0 + 4 * 0.3), (2.0, 1.0, 16 * 2.0)]
 )
