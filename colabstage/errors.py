@@ -71,6 +71,16 @@ def said_by(error: BaseException) -> str:
     return text.strip().removesuffix(".") or "no reason was given"
 
 
+def ended(text: str) -> str:
+    """Return a sentence with exactly one mark at its end, which the text of an error may have or lack.
+
+    >>> ended("the folder is gone"), ended("Was it moved?")
+    ('the folder is gone.', 'Was it moved?')
+    """
+    text = text.strip()
+    return text if text.endswith(("!", "?", "…")) else text.rstrip(".") + "."
+
+
 def error_to_json(error: BaseException) -> list[str]:
     """Return what another process needs to raise the same: the name of ours, or `""`, and what it says."""
     kind = type(error)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError
+from colabstage.errors import DecodeError, LayoutError, ended
 from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _numbers(value: Any, key: str, name: str) -> NDArray[Any]:
             value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
         values = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"{name} has {key!r} that make no array: {error}".rstrip(".") + "."
+        msg = ended(f"{name} has {key!r} that make no array: {error}")
         raise DecodeError(msg) from error
     if values.dtype.kind in "OUS" and values.size:
         msg = (

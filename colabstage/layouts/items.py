@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError
+from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
@@ -199,7 +199,7 @@ class _Pairs:
         except (ColabstageError, OSError):
             raise
         except Exception as error:
-            msg = f"{self.name(index)} raised {type(error).__name__}: {error}".rstrip(".") + "."
+            msg = ended(f"{self.name(index)} raised {type(error).__name__}: {error}")
             raise DecodeError(msg) from error
         name = self.name(index)
         parts = item
@@ -310,7 +310,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     try:
         values = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"{name} has {type(value).__name__} values that make no array: {error}".rstrip(".") + "."
+        msg = ended(f"{name} has {type(value).__name__} values that make no array: {error}")
         raise LayoutError(msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         kind = f"{type(value).__name__} values ({values.dtype})"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DecodeError, NotStagedError, error_from_json, error_to_json
+from colabstage.errors import ColabstageError, DecodeError, NotStagedError, ended, error_from_json, error_to_json
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.progress import SYSTEM_CLOCK, HandedOut, Readiness
 from colabstage.io.temporaries import cut_own, owner_is_alive, owner_token, remove_own
@@ -293,7 +293,7 @@ class RowMap:
         kind, message = error_from_json(raw, NotStagedError)
         # The message of another library's error does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
-        return kind(f"{what}. {here}. {again}")
+        return kind(f"{ended(what)} {here}. {again}")
 
     def _write_text(self, at: int, text: str) -> None:
         data = text.encode(errors="backslashreplace")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import printable
+from colabstage.errors import ended, printable
 from colabstage.io.page import COLOURS, facts_table, notes, page, table
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 
@@ -222,12 +222,10 @@ class StageReport:
 
     def note(self, *sentences: str) -> None:
         """Add each sentence that is not among the notes yet."""
-        for sentence in map(str.strip, sentences):
-            # Exactly one full stop: a sentence may end in the text of an error, which has one or none.
-            ended = sentence if sentence.endswith(("!", "?", "…")) else sentence.rstrip(".") + "."
+        for note in map(ended, sentences):
             # Checks before and after taking the lock would add the same note twice.
-            if ended not in self.notes:
-                self.notes.append(ended)
+            if note not in self.notes:
+                self.notes.append(note)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""

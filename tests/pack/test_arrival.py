@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -72,14 +73,15 @@ def test_a_row_that_was_left_out_is_no_sample(workspace: Path) -> None:
     assert not arrival.complete
 
 
-def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(workspace: Path) -> None:
+@pytest.mark.parametrize("why", ["'a.zip' stalls.", "'a.zip' stalls. Was it moved?"])
+def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(why: str, workspace: Path) -> None:
     arrival, rows = begin(workspace)
     rows.rows[0] = RowState.HERE
-    rows.set_failed(SourceReadError("'a.zip' stalls."))
+    rows.set_failed(SourceReadError(why))
     with arrival.hold("train", ALL[:1]):
         pass
     with (
-        pytest.raises(SourceReadError, match=r"^'a.zip' stalls\. 1 of 6 images are here, and are kept\. Call"),
+        pytest.raises(SourceReadError, match=rf"^{re.escape(why)} 1 of 6 images are here, and are kept\. Call"),
         arrival.hold("train", ALL),
     ):
         pass
