@@ -220,7 +220,7 @@ class SourceComparison:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.diagnose.figure import new_figure
+        from colabstage.io.page import new_figure
 
         figure = new_figure(9.5, 2.9)
         figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold")

@@ -18,9 +18,8 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.diagnose.figure import new_figure
 from colabstage.errors import NotSupportedHereError, OptionError
-from colabstage.io.page import COLOURS, page
+from colabstage.io.page import COLOURS, new_figure, page
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.gpu import gpu_problem, open_gpus
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.advice import advise, judge
 from colabstage.diagnose.facts import STAGES
-from colabstage.diagnose.figure import new_figure
 from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
 from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
 from colabstage.io.arguments import takes
-from colabstage.io.page import NOTHING_DONE, facts_table, heading, notes, page, stops_with
+from colabstage.io.page import NOTHING_DONE, facts_table, heading, new_figure, notes, page, stops_with
 from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:

@@ -1,10 +1,28 @@
-"""The names that a packed file uses: the customary ones (`X_train`, `Y_train`, …), so that plain h5py code reads it."""
+"""The form of a packed file: the names that it uses, and where its bytes go.
+
+The names are the customary ones (`X_train`, `Y_train`, …), so that plain h5py code reads it. `create_file` lays a file
+out so that its bytes can be written without HDF5: every large dataset is contiguous, unfiltered, page-aligned,
+allocated at once and never filled. Its offset in the file is therefore final before the first sample is decoded: any
+number of threads write samples straight to their positions with `pwrite`, without HDF5's global lock and in any order.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Goes up whenever a file written now could be misread by an earlier version.
 FORMAT_VERSION = 1
@@ -24,6 +42,10 @@ BOXES = "boxes"
 FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# One page: what a memory map of the dataset has to start on, and what direct reads are aligned to.
+_ALIGNMENT_BYTES = 4096
+# Strings are encoded and written in slices, so that the keys of millions of samples never exist twice in memory.
+_TEXTS_AT_ONCE = 16_384
 
 
 def x_name(split: str) -> str:
@@ -61,3 +83,207 @@ def check_split_name(split: str) -> str:
         msg = f"{split!r} cannot name a split. Use letters, digits, '_', '-' and '.', starting with a letter or digit."
         raise OptionError(msg)
     return split
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedDataset:
+    """A dataset whose bytes are written later."""
+
+    name: str
+    """Path in the file; missing groups are created."""
+    shape: tuple[int, ...]
+    """As HDF5 stores it."""
+    dtype: np.dtype[Any]
+    """As HDF5 stores it, in native byte order."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the length of its bytes in the file."""
+        count = self.dtype.itemsize
+        for side in self.shape:
+            count *= side
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class PackContent:
+    """Everything that a new file holds before its samples."""
+
+    reserved: Sequence[ReservedDataset]
+    """Datasets to be written later, in file order."""
+    arrays: Mapping[str, NDArray[Any]]
+    """Small datasets written now, by name; str arrays (`dtype=object` or `"U"`) become fixed-length UTF-8."""
+    attributes: Mapping[str, Any]
+    """Attributes of the root; mappings and sequences are stored as JSON."""
+    group_attributes: Mapping[str, Mapping[str, Any]]
+    """Attributes of groups, by the group's name; stored like those of the root."""
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Columns of text by name, stored as fixed-length UTF-8 slice by slice, so that millions of rows are fine."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the length of all its datasets in the file."""
+        reserved = sum(spec.nbytes for spec in self.reserved)
+        arrays = sum(_stored_bytes(array) for array in self.arrays.values())
+        return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
+
+
+def create_pack(path: Path, content: PackContent) -> dict[str, int]:
+    """Write a new file with everything but its samples.
+
+    Args:
+        path: the file; one that exists is overwritten, so give a temporary name.
+        content: what it holds. The same content makes the same bytes.
+
+    Returns:
+        Offset in the file, in bytes, of each reserved dataset. Datasets without elements are left out.
+    """
+    offsets: dict[str, int] = {}
+    with _new_file(path) as file:
+        file.attrs[FORMAT_ATTRIBUTE] = FORMAT_VERSION
+        _set_attributes(file, content.attributes)
+        # Sorted here and below: HDF5 lays objects out in the order of their creation, and that of a set of strings
+        # differs from one process to the next.
+        for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys() | content.texts.keys()):
+            _make_group(file, name.rpartition("/")[0])
+        for name in sorted(content.arrays.keys() | content.texts.keys()):
+            if name in content.texts:
+                _write_texts(file, name, content.texts[name])
+            else:
+                _write_array(file, name, content.arrays[name])
+        for spec in content.reserved:
+            offset = _reserve(file, spec)
+            if offset is not None:
+                offsets[spec.name] = offset
+        for name, attributes in content.group_attributes.items():
+            _make_group(file, name)
+            _set_attributes(file[name], attributes)
+    return offsets
+
+
+def _new_file(path: Path) -> Any:
+    """Return an empty file, open for writing."""
+    import h5py
+    from h5py import h5f, h5p
+
+    # By the low-level interface: `h5py.File` would store the time of creation in the root group, and the same samples
+    # would no longer make the same bytes.
+    creation = h5p.create(h5p.FILE_CREATE)
+    creation.set_obj_track_times(False)
+    access = h5p.create(h5p.FILE_ACCESS)
+    # As `h5py.File` does it: closing the file closes the objects in it, so nothing is written after that.
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    # Both bounds, because the layout of the metadata must not depend on the version of HDF5 that is installed.
+    access.set_libver_bounds(h5f.LIBVER_V110, h5f.LIBVER_V110)
+    # Small objects stay packed together; only what has a page or more starts on a page.
+    access.set_alignment(_ALIGNMENT_BYTES, _ALIGNMENT_BYTES)
+    # Nobody else knows the temporary name, and a network file system may refuse locks.
+    access.set_file_locking(False, True)  # positional in h5py
+    return h5py.File(h5f.create(os.fsencode(path), h5f.ACC_TRUNC, fcpl=creation, fapl=access))
+
+
+def _make_group(file: Any, name: str) -> None:
+    """Create a group unless it exists, as the root does."""
+    from h5py import h5g, h5p
+
+    if name and name not in file:
+        # HDF5 before 2.0 stores the second in which a group was created unless it is told not to.
+        creation = h5p.create(h5p.GROUP_CREATE)
+        creation.set_obj_track_times(False)
+        h5g.create(file.id, name.encode(), gcpl=creation)
+
+
+def reserved_offsets(path: Path, content: PackContent) -> dict[str, int] | None:
+    """Return the offsets that `create_pack` returned for this content, read from the file it created.
+
+    `None` when the file no longer is that file.
+    """
+    import h5py
+
+    try:
+        # As it was created: HDF5 opens a file a second time in one process only with the same choice.
+        with h5py.File(path, "r", locking=False) as file:
+            offsets: dict[str, int] = {}
+            for spec in content.reserved:
+                dataset = file[spec.name]
+                if (dataset.shape, dataset.dtype) != (spec.shape, spec.dtype):
+                    return None
+                if spec.nbytes:
+                    offsets[spec.name] = dataset.id.get_offset()
+            return offsets
+    # The process that wrote it may have been killed at any byte, and h5py answers that in all of these ways.
+    except (OSError, KeyError, RuntimeError, AttributeError):
+        return None
+
+
+def _reserve(file: Any, spec: ReservedDataset) -> int | None:
+    """Allocate one contiguous dataset that HDF5 neither fills nor touches; return its offset."""
+    from h5py import h5d, h5p, h5s, h5t
+
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_layout(h5d.CONTIGUOUS)
+    # By default HDF5 gives a contiguous dataset its offset at the first write, which here HDF5 never does.
+    properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
+    # Filling would write every byte twice, and would make the sparse file a full one before the work begins.
+    properties.set_fill_time(h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    links = h5p.create(h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    dataset = h5d.create(
+        file.id,
+        spec.name.encode(),
+        h5t.py_create(spec.dtype, logical=True),
+        h5s.create_simple(spec.shape),
+        dcpl=properties,
+        lcpl=links,
+    )
+    offset: int | None = dataset.get_offset() if spec.nbytes else None
+    return offset
+
+
+def _stored_bytes(array: NDArray[Any]) -> int:
+    return array.nbytes if array.dtype.kind not in "OU" else len(array) * _longest(array.tolist())
+
+
+def _encode(text: object) -> bytes:
+    # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
+    return str(text).encode(errors="backslashreplace")
+
+
+def _longest(texts: Sequence[object]) -> int:
+    return max((len(_encode(text)) for text in texts), default=1)
+
+
+def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
+    """Write a small array; text becomes fixed-length UTF-8, which every HDF5 reader understands."""
+    if array.dtype.kind in "OU":
+        _write_texts(file, name, array.tolist())
+    else:
+        file.create_dataset(name, data=array, track_times=False)
+
+
+def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
+    import h5py
+    import numpy as np
+
+    # HDF5 has no strings of zero bytes.
+    length = _longest(texts) or 1
+    dataset = file.create_dataset(
+        name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False
+    )
+    encoded = map(_encode, texts)
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
+        raw = np.array(list(islice(encoded, _TEXTS_AT_ONCE)), dtype=f"S{length}")
+        place = dataset.id.get_space()
+        place.select_hyperslab((start,), raw.shape)
+        dataset.id.write(h5py.h5s.create_simple(raw.shape), place, raw, mtype=dataset.id.get_type())
+
+
+def _set_attributes(target: Any, attributes: Mapping[str, Any]) -> None:
+    for name in sorted(attributes):
+        value = attributes[name]
+        if isinstance(value, str):
+            target.attrs[name] = value.encode(errors="backslashreplace").decode()
+        else:
+            target.attrs[name] = value if isinstance(value, (int, float)) else json.dumps(value, sort_keys=True)

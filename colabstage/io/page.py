@@ -1,24 +1,32 @@
-"""How things show themselves in a notebook: a headline, tables and notes as HTML, legible on a light and a dark page;
-and a call of ours that failed or was stopped, as the caller's own lines and a sentence.
+"""How things show themselves in a notebook: tables and notes as HTML, a figure, and a call of ours that failed.
 
 Text takes the colour that the notebook sets for outputs; the few colours of ours are of middle lightness, which stand
 out from white and from black alike. Every rule carries our class, so nothing else on the page changes. No scripts:
-what is shown looks the same in a notebook that is only read.
+what is shown looks the same in a notebook that is only read. A figure shows itself: notebooks know how to show one only
+once pyplot has been imported, which also chooses a backend for the whole session; without it they print
+`<Figure size …>`. A call that failed or was stopped is shown as the caller's own lines and a sentence.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import html
+import io
 import itertools
 import re
 import sys
 import sysconfig
+from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from colabstage.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from matplotlib.figure import Figure
 
 # Contrast of 3.5 and more against #ffffff as well as #1e1e1e, for text in bold and for bars.
 COLOURS = {
@@ -29,10 +37,8 @@ COLOURS = {
     "accent": "#2a86b0",
     "muted": "#808890",
 }
-
 # Outputs of JupyterLab, of VS Code and of Colab name their text's colour so; elsewhere it is inherited.
 TEXT_COLOUR = "var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,inherit)))"
-
 STYLE = (
     "<style>"
     ".cs-report{font-family:system-ui,-apple-system,'Segoe UI',sans-serif;font-size:13px;line-height:1.45;"
@@ -57,8 +63,12 @@ overflow-wrap:break-word;max-width:none}
 .cs-report .cs-figures span{display:inline-block;white-space:nowrap;font-variant-numeric:tabular-nums;margin-right:.9em}
 </style>"""
 )
-
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>")
+# The ink of our plots, and matplotlib's own; the paper that they are drawn on.
+_INK = re.compile(r"#1f2933|#000000")
+_PAPER = re.compile(r"fill: #ffffff")
+# Who drew it and when: a page that drops the drawing's elements keeps their text.
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 def page(headline: str, body: str) -> str:
@@ -212,3 +222,54 @@ def _shell() -> Any:
     # Not imported: who has not loaded it is in none.
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty matplotlib figure of so many inches that no window and no global state knows of.
+
+    A notebook shows it in the colours of its page; what is saved is on white.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        shown = _shown_figure()
+    except ImportError as error:
+        msg = "Drawing needs matplotlib. Install it with: pip install matplotlib"
+        raise MissingDependencyError(msg) from error
+    return shown(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
+
+
+# Made when the first picture is drawn, because importing matplotlib takes longer than everything else here.
+@cache
+def _shown_figure() -> type[Figure]:
+    """Return the class of figures with a canvas of their own, which are PNGs wherever PNGs are shown."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def __init__(self, **options: object) -> None:
+            super().__init__(**options)  # type: ignore[arg-type]
+            FigureCanvasAgg(self)
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+        def _repr_html_(self) -> str:
+            """Draw it in the colours of the page; the PNG is for a notebook that is not trusted: it drops drawings."""
+            buffer = io.StringIO()
+            self.savefig(buffer, format="svg", facecolor="none")
+            drawn = buffer.getvalue()
+            drawn = _METADATA.sub("", drawn[drawn.index("<svg") :])
+            drawn = _PAPER.sub("fill: none", _INK.sub("currentColor", drawn))
+            picture = base64.b64encode(self._repr_png_()).decode()
+            return (
+                "<style>.cs-figure{overflow-x:auto}.cs-figure svg{max-width:max(100%,640px);height:auto}"
+                ".cs-figure img{display:none}</style>"
+                f"<div class='cs-figure' style='color:{TEXT_COLOUR}'>{drawn}"
+                f"<img alt='' src='data:image/png;base64,{picture}'></div>"
+            )
+
+    return ShownFigure

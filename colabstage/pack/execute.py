@@ -21,7 +21,6 @@ from colabstage.errors import (
     SourceError,
     printable,
 )
-from colabstage.h5.create import create_pack, reserved_offsets
 from colabstage.h5.manifest import (
     check_place_of_manifest,
     damaged_blocks,
@@ -33,7 +32,7 @@ from colabstage.h5.manifest import (
     sweep_pack_leftovers,
     write_manifest,
 )
-from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE
+from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.io.files import disk_use
 from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.page import notes, page

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.create import create_pack
+from colabstage.h5.schema import create_pack
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.layouts.table import Boxes, UnreadBoxes

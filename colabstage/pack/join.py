@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import manifest_of_bytes, write_manifest
 from colabstage.h5.schema import (
     BOXES,
@@ -26,6 +25,9 @@ from colabstage.h5.schema import (
     OFFSETS,
     SHARD_SET_ATTRIBUTE,
     SKIPPED,
+    PackContent,
+    ReservedDataset,
+    create_pack,
     key_name,
     x_name,
     y_name,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
-from colabstage.h5.create import PackContent, ReservedDataset
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 from colabstage.h5.schema import (
     BOXES,
@@ -23,6 +22,8 @@ from colabstage.h5.schema import (
     MASK_OPTIONS_ATTRIBUTE,
     OFFSETS,
     SKIPPED,
+    PackContent,
+    ReservedDataset,
     key_name,
     x_name,
     y_name,

@@ -204,7 +204,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
-    from colabstage.sources.share_links import share_link_facts
+    from colabstage.sources.share_download import share_link_facts
 
     facts = share_link_facts(source.link, policy=_ONE_TRY)
     if facts is None:

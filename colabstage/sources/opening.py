@@ -373,7 +373,7 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
 
 
 def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.share_links import download_share_link, share_link_facts
+    from colabstage.sources.share_download import download_share_link, share_link_facts
 
     facts = share_link_facts(source.link, cancellation=opening.cancellation)
     # A service that did not answer now says nothing of what came before: that is continued, and compared.

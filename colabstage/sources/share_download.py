@@ -1,12 +1,20 @@
-"""One shared file by gdown: the right version of it, resumed only onto the same content, its length checked."""
+"""Files and folders behind Google Drive links, brought here by gdown: whole, checked, resumed after a kill.
+
+Everything happens in an owned temporary folder inside the caller's. Whoever comes next takes over what a dead process
+left there; only a result that is whole gets its own name. Each file is the right version, continued only onto the same
+content, and its length is checked.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import re
 import sys
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -16,25 +24,44 @@ from colabstage.errors import (
     DriveQuotaError,
     MissingDependencyError,
     NotEnoughSpaceError,
+    OptionError,
     SourceChangedError,
     SourceReadError,
+    TargetExistsError,
     TargetNotWritableError,
     said_by,
 )
-from colabstage.io.files import read_json, write_json
+from colabstage.io.files import disk_use, hash_block, make_folder, read_json, write_json
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import remove_own, rename_own
-from colabstage.sources.remote import TransientError
-from colabstage.sources.share_pages import OWN_COPY, WebAnswer, judge_answer
-from colabstage.sources.share_service import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, short_reason, wait_or_cancel
+from colabstage.io.workspace import open_workspace
+from colabstage.machine.resources import check_space
+from colabstage.sources.remote import RemoteFacts, TransientError
+from colabstage.sources.share_pages import OWN_COPY, ShareLink, WebAnswer, judge_answer, parse_share_link
+from colabstage.sources.share_service import (
+    CONNECT_TIMEOUT_S,
+    IN_FLIGHT,
+    READ_TIMEOUT_S,
+    DriveWeb,
+    SharedFile,
+    short_reason,
+    wait_or_cancel,
+)
+from colabstage.trees.names import check_collisions, clean_member_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.io.retry import RetryPolicy
-    from colabstage.sources.remote import Checksum, Hasher, RemoteFacts
-    from colabstage.sources.share_pages import ShareLink
-    from colabstage.sources.share_service import DriveWeb
+    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.sources.remote import Checksum, Hasher
+
+__all__ = ["ShareLink", "download_share_link", "parse_share_link", "share_link_facts"]
+
+_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+# How often the calling thread looks at a cancellation while others download.
+_LOOK_S = 0.25
 
 # The first release that tries again, and that checks how much came.
 _OLDEST = (6, 3)
@@ -43,6 +70,218 @@ UPGRADE_LINE = '%pip install -q -U "gdown>=6.3"'
 _INNER_RETRIES = 2
 _OUTPUT = "data"
 _HASH_PIECE_BYTES = 4 * 1024 * 1024
+
+
+def share_link_facts(
+    link: ShareLink, *, cancellation: Cancellation | None = None, policy: RetryPolicy = _POLICY
+) -> RemoteFacts | None:
+    """Return name, size and version of what a link leads to, by one or two small requests.
+
+    Args:
+        link: a file or a folder. A folder's `size` is `None`, since only asking for each file would tell it; its
+            `version` is another one when files come, go or are renamed, not when one changes in place.
+        cancellation: looked at between requests.
+        policy: how often a question is asked again.
+
+    Returns:
+        `None` where Drive gives no answer that could be used; the download may still succeed.
+
+    Raises:
+        OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses, and would refuse later.
+    """
+    with DriveWeb(cancellation=cancellation or Cancellation(), policy=policy) as web:
+        try:
+            found = web.resolve(link)
+            if found.kind == "folder":
+                shared = web.list_folder(found)
+                listing = "\n".join(f"{file.link.id} {file.name}" for file in shared.files)
+                version = hash_block(listing.encode())
+                return RemoteFacts(found.label, shared.name, None, version, ranges=False, connections=1)
+            return web.facts(found)
+        except (TransientError, SourceReadError):
+            return None
+
+
+def download_share_link(
+    link: ShareLink,
+    folder: Path,
+    *,
+    progress: Progress,
+    cancellation: Cancellation,
+    checksum: Checksum | None = None,
+    policy: RetryPolicy = _POLICY,
+    note: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Download a shared file, or a shared folder with everything in it.
+
+    Args:
+        link: what to download.
+        folder: where it goes, under the name that it has on Drive. A call for the same link continues what an earlier
+            one left unfinished there, as long as the files are still the same on Drive.
+        progress: shows one step, in bytes.
+        cancellation: looked at several times a second.
+        checksum: of the file; not possible for a folder.
+        policy: how often to try again where nothing comes at all; while bytes come, there is no limit.
+        note: told of each document that was left out and each file that was renamed, in one sentence.
+
+    Returns:
+        The file or the folder, whole: each file as long as Drive said before.
+
+    Raises:
+        MissingDependencyError: gdown is missing, or too old to notice a download that broke off.
+        OptionError: the link leads to a Google document, or a folder was given a checksum.
+        DriveQuotaError: too many downloads of it, or too many requests from here.
+        SourceAccessError, SourceNotFoundError: it is not shared with everyone, or not there.
+        WebPageError: a page came in place of the data.
+        ChecksumMismatchError, SourceChangedError, SourceReadError: it did not come as it should.
+        TargetExistsError: `folder` has something of that name.
+        NotEnoughSpaceError: it would not fit; raised before the first byte.
+        CancelledError: the caller asked to stop; what came is kept for the next call.
+    """
+    # Before anything is asked or made: without it there is nothing to do.
+    require_gdown()
+    make_folder(folder)
+    with DriveWeb(cancellation=cancellation, policy=policy) as web:
+        call = _Call(folder, web, progress, cancellation, policy)
+        found = web.resolve(link)
+        if found.kind == "file":
+            return _download_one(call, found, checksum)
+        if checksum is not None:
+            msg = f"'{found.label}' is a folder, and hash= is for one file. Leave it out; each length is checked."
+            raise OptionError(msg)
+        return _download_folder(call, found, note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The arguments of one call, which everything below needs."""
+
+    folder: Path
+    """The caller's folder."""
+    web: DriveWeb
+    """Who asks Drive."""
+    progress: Progress
+    """Where the steps are shown."""
+    cancellation: Cancellation
+    """What stops the call."""
+    policy: RetryPolicy
+    """How often is tried again."""
+
+
+def _download_one(call: _Call, link: ShareLink, checksum: Checksum | None) -> Path:
+    facts = call.web.facts(link)
+    target = _free_target(call.folder / facts.name, link)
+    with _work_folder(call.folder, link) as work:
+        task = _task(SharedFile(link, facts.name), facts, work, checksum)
+        try:
+            _download_all(call, [task], work)
+        except ChecksumMismatchError:
+            # Out of what the next call would clean away: it may be what was wanted after all.
+            aside = _mismatch_path(task.target)
+            rename_own(aside, call.folder / aside.name)
+            raise
+        rename_own(task.target, target)
+    return target
+
+
+def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) -> Path:
+    shared = call.web.list_folder(link)
+    for sentence in shared.notes:
+        note(sentence)
+    # Drive allows any name; one that leads out of the folder is refused before the first byte.
+    names = [clean_member_name(link.label, file.name) for file in shared.files]
+    check_collisions(link.label, names, ())
+    target = _free_target(call.folder / shared.name, link)
+    facts = call.web.map_in_parallel(call.web.facts, [file.link for file in shared.files])
+    with _work_folder(call.folder, link) as work:
+        tasks = [_task(file, each, work, None) for file, each in zip(shared.files, facts, strict=True)]
+        # Files that were removed or renamed on Drive since an interrupted call must not come along.
+        wanted = {task.target for task in tasks}
+        for path in (work / "files").rglob("*"):
+            if path.is_file() and path not in wanted:
+                remove_own(path)
+        _download_all(call, tasks, work)
+        _compare(work / "files", tasks, link)
+        rename_own(work / "files", target)
+    return target
+
+
+@contextlib.contextmanager
+def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
+    """Yield the owned temporary folder of one link: `files/` what is whole, `parts/` what is not.
+
+    Taken over from a dead process where one left it, and kept for the next call when it has bytes.
+    """
+    with open_workspace(folder / f"drive-{link.id}", keeps=lambda work, _: _holds_bytes(work)) as workspace:
+        (workspace.path / "files").mkdir(exist_ok=True)
+        yield workspace.path
+
+
+def _holds_bytes(work: Path) -> bool:
+    """Return whether anything was downloaded that the next call could use."""
+    return any(path.is_file() and path.name != "facts.json" and path.stat().st_size > 0 for path in work.rglob("*"))
+
+
+def _task(file: SharedFile, facts: RemoteFacts, work: Path, checksum: Checksum | None) -> _FileTask:
+    # One file may be in a folder under two names.
+    part = f"{file.link.id}.{hash_block(file.name.encode())}"
+    return _FileTask(file.link, facts, work / "parts" / part, work / "files" / file.name, checksum)
+
+
+def _free_target(target: Path, link: ShareLink) -> Path:
+    # Asked before the download too, not only at its end, hours later.
+    if os.path.lexists(target):
+        msg = f"'{link.label}' would become '{target}', but that is there already. Remove it, or choose another folder."
+        raise TargetExistsError(msg)
+    return target
+
+
+def _download_all(call: _Call, tasks: Sequence[_FileTask], work: Path) -> None:
+    """Download everything, several files at once; the first that fails stops the others."""
+    sizes = [task.facts.size for task in tasks]
+    # A size that nobody knows is found to be too much when the disk is full.
+    total = sum(size or 0 for size in sizes)
+    what = f"'{tasks[0].facts.name}'" if len(tasks) == 1 else f"The folder of {len(tasks)} files"
+    check_space(call.folder, total - disk_use(work), what, remedy="Free some space, or choose another folder.")
+    stop = _StopSignal(call.cancellation)
+    known = None if None in sizes else total
+    with (
+        call.progress.step("Download from Google Drive", total=known, unit="B") as step,
+        ThreadPoolExecutor(min(IN_FLIGHT, max(1, len(tasks)))) as pool,
+    ):
+        run = _GdownRun(call, step, stop)
+        futures = [pool.submit(_download_file, task, run) for task in tasks]
+        try:
+            _await_all(futures)
+        # gdown cannot be interrupted, it has to look; the pool waits until it has.
+        except BaseException:
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _await_all(futures: Sequence[Future[None]]) -> None:
+    """Wait for all; the first failure ends it. Each of them ends by itself: no wait inside is without a deadline."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+
+def _compare(files: Path, tasks: Sequence[_FileTask], link: ShareLink) -> None:
+    """Check that exactly the listed files are there, each as long as announced."""
+    here = {path: path.stat().st_size for path in files.rglob("*") if path.is_file()}
+    wrong = [
+        task.facts.name
+        for task in tasks
+        if task.target not in here or (task.facts.size is not None and here[task.target] != task.facts.size)
+    ]
+    if wrong or len(here) != len(tasks):
+        names = ", ".join(wrong[:5])
+        msg = f"'{link.label}' lists {len(tasks)} files; {len(here)} came, wrong or missing are: {names or 'none'}."
+        raise SourceReadError(msg)
 
 
 def gdown_problem(installed: str | None, imported: str | None) -> str | None:
@@ -88,7 +327,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
-class StopSignal(threading.Event):
+class _StopSignal(threading.Event):
     """What gdown looks at while it waits: set by the caller's cancellation, or by a failure elsewhere."""
 
     def __init__(self, cancellation: Cancellation) -> None:
@@ -111,7 +350,7 @@ class StopSignal(threading.Event):
 
 
 @dataclass(frozen=True, slots=True)
-class FileTask:
+class _FileTask:
     """One file to download."""
 
     link: ShareLink
@@ -127,22 +366,18 @@ class FileTask:
 
 
 @dataclass(frozen=True, slots=True)
-class GdownRun:
+class _GdownRun:
     """What all files of one call share."""
 
-    web: DriveWeb
-    """Who asks Drive."""
+    call: _Call
+    """What was asked for."""
     step: ProgressStep
     """Where progress is shown."""
-    stop: StopSignal
+    stop: _StopSignal
     """What gdown looks at while it waits."""
-    cancellation: Cancellation
-    """What stops the call."""
-    policy: RetryPolicy
-    """How often is tried again."""
 
 
-def download_file(task: FileTask, run: GdownRun) -> None:
+def _download_file(task: _FileTask, run: _GdownRun) -> None:
     """Bring one file to `task.target`, continuing where an earlier process stopped if the file is still the same.
 
     Raises:
@@ -172,7 +407,7 @@ def download_file(task: FileTask, run: GdownRun) -> None:
     rename_own(task.folder / _OUTPUT, task.target)
 
 
-def _try_until_whole(task: FileTask, run: GdownRun) -> None:
+def _try_until_whole(task: _FileTask, run: _GdownRun) -> None:
     """Call gdown until the file is whole. Tries count only while nothing comes: Drive cuts off every hour or so."""
     # Drive cuts off a long download again and again: that is no reason to give up while it grows.
     tries = 0
@@ -189,14 +424,14 @@ def _try_until_whole(task: FileTask, run: GdownRun) -> None:
                 _check_whole(task, hasher)
             return
         except TransientError as error:
-            run.cancellation.check()
+            run.call.cancellation.check()
             tries = 1 if _partial_bytes(task.folder) > before else tries + 1
-            if tries >= run.policy.attempts:
+            if tries >= run.call.policy.attempts:
                 msg = (
                     f"{error} Given up after {tries} tries without progress; what has arrived is kept for the next run."
                 )
                 raise SourceReadError(msg) from error
-        wait_or_cancel(run.cancellation, run.policy.first_wait_s * 2 ** (tries - 1))
+        wait_or_cancel(run.call.cancellation, run.call.policy.first_wait_s * 2 ** (tries - 1))
 
 
 class _Shown:
@@ -222,7 +457,7 @@ def _partial_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in _partials(folder))
 
 
-def _already_whole(task: FileTask) -> bool:
+def _already_whole(task: _FileTask) -> bool:
     """Return whether all bytes are here: gdown would ask for the rest of nothing, and fail on the answer."""
     output = task.folder / _OUTPUT
     if output.exists():
@@ -241,7 +476,7 @@ def _already_whole(task: FileTask) -> bool:
     return False
 
 
-def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | None) -> None:
+def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher | None) -> None:
     import gdown
     import requests
 
@@ -267,7 +502,7 @@ def _call_gdown(task: FileTask, run: GdownRun, shown: _Shown, hasher: Hasher | N
             cancel=run.stop,
         )
     except gdown.DownloadCancelled:
-        run.cancellation.check()
+        run.call.cancellation.check()
         msg = f"Downloading '{task.link.label}' was stopped because another file of the folder failed."
         raise SourceReadError(msg) from None
     except gdown.FileURLRetrievalError as error:
@@ -291,9 +526,9 @@ def _gdown_address(link: ShareLink) -> str:
     return f"https://drive.google.com/uc?id={link.id}{key}"
 
 
-def _refused(task: FileTask, run: GdownRun, error: Exception) -> Exception:
+def _refused(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     """Return what a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
-    facts = run.web.facts(task.link)  # raises what it finds
+    facts = run.call.web.facts(task.link)  # raises what it finds
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
         return _changed(task)
     if "too many users" in str(error).lower():
@@ -304,11 +539,11 @@ def _refused(task: FileTask, run: GdownRun, error: Exception) -> Exception:
     return TransientError(f"Google Drive gave a page in place of '{task.link.label}' ('{task.facts.name}').")
 
 
-def _broken_off(task: FileTask, run: GdownRun, error: Exception) -> Exception:
+def _broken_off(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     if "byte range" not in str(error):
         return TransientError(f"Downloading '{task.link.label}' ('{task.facts.name}') broke off.")
     # A file that was replaced meanwhile answers the same way.
-    facts = run.web.facts(task.link)
+    facts = run.call.web.facts(task.link)
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
         return _changed(task)
     # The other side does not give parts, so only a download from the beginning can succeed.
@@ -317,7 +552,7 @@ def _broken_off(task: FileTask, run: GdownRun, error: Exception) -> Exception:
     return TransientError(f"'{task.link.label}' ('{task.facts.name}') could not be resumed where it broke off.")
 
 
-def _bad_status(task: FileTask, error: Any) -> Exception:
+def _bad_status(task: _FileTask, error: Any) -> Exception:
     response = error.response
     answer = WebAnswer(response.status_code, response.url, response.headers)
     return judge_answer(task.link.label, answer) or SourceReadError(
@@ -325,14 +560,14 @@ def _bad_status(task: FileTask, error: Any) -> Exception:
     )
 
 
-def _changed(task: FileTask) -> SourceChangedError:
+def _changed(task: _FileTask) -> SourceChangedError:
     return SourceChangedError(
         f"'{task.link.label}' ('{task.facts.name}') became another file while it was downloaded. Run again to get the "
         "new one."
     )
 
 
-def _our_side(error: OSError, task: FileTask) -> Exception:
+def _our_side(error: OSError, task: _FileTask) -> Exception:
     where = task.folder.parent
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         msg = f"The disk of '{where}' is full while '{task.facts.name}' is downloaded. Free some space and run again."
@@ -342,7 +577,7 @@ def _our_side(error: OSError, task: FileTask) -> Exception:
     )
 
 
-def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
+def _check_whole(task: _FileTask, hasher: Hasher | None) -> None:
     """Compare length and hash of what came with what was announced and asked for."""
     output = task.folder / _OUTPUT
     size = output.stat().st_size
@@ -362,7 +597,7 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     found = hasher.hexdigest()
     if found == task.checksum.digest:
         return
-    aside = mismatch_path(task.target)
+    aside = _mismatch_path(task.target)
     rename_own(output, aside)
     msg = (
         f"'{task.link.label}' ('{task.facts.name}') has the checksum {task.checksum.algorithm}:{found}; expected "
@@ -372,6 +607,6 @@ def _check_whole(task: FileTask, hasher: Hasher | None) -> None:
     raise ChecksumMismatchError(msg)
 
 
-def mismatch_path(target: Path) -> Path:
+def _mismatch_path(target: Path) -> Path:
     """Return where a whole file with the wrong checksum is kept."""
     return target.with_name(f"{target.name}.mismatch")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from colabstage.diagnose.figure import new_figure
 from colabstage.errors import EmptySourceError, OptionError
+from colabstage.io.page import new_figure
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
 from colabstage.stage.report import StageReport

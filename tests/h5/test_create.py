@@ -9,8 +9,14 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack, reserved_offsets
-from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
+from colabstage.h5.schema import (
+    FORMAT_ATTRIBUTE,
+    FORMAT_VERSION,
+    PackContent,
+    ReservedDataset,
+    create_pack,
+    reserved_offsets,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DamagedPackError
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.info import open_h5, read_info
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.h5.untrusted import check_heaps
 from colabstage.load.reading.reader import SplitReader
 

@@ -20,9 +20,19 @@ from colabstage.errors import (
     SourceNotFoundError,
     SplitNotFoundError,
 )
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.info import NamedFields, image_options_from_json, image_options_to_json, open_h5, read_info
-from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION, check_split_name, key_name, split_of, x_name, y_name
+from colabstage.h5.schema import (
+    FORMAT_ATTRIBUTE,
+    FORMAT_VERSION,
+    PackContent,
+    ReservedDataset,
+    check_split_name,
+    create_pack,
+    key_name,
+    split_of,
+    x_name,
+    y_name,
+)
 from colabstage.images.options import ImageOptions
 
 if TYPE_CHECKING:

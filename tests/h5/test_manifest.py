@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
@@ -23,6 +22,7 @@ from colabstage.h5.manifest import (
     read_manifest,
     write_manifest,
 )
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 
 if TYPE_CHECKING:
     from pathlib import Path

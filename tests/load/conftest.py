@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.load.reading.memory import resident_part
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest

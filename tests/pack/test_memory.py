@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pack_memory import PackMemory, measure, memory_holds
-from colabstage.h5.create import PackContent, ReservedDataset, create_pack
+from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.h5.create import create_pack
+from colabstage.h5.schema import create_pack
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy

@@ -31,8 +31,13 @@ from colabstage.errors import (
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.remote import Checksum, TransientError
-from colabstage.sources.share_download import gdown_problem
-from colabstage.sources.share_links import ShareLink, download_share_link, parse_share_link, share_link_facts
+from colabstage.sources.share_download import (
+    ShareLink,
+    download_share_link,
+    gdown_problem,
+    parse_share_link,
+    share_link_facts,
+)
 from colabstage.sources.share_pages import WebAnswer, disposition_name, judge_answer, safe_name
 from colabstage.sources.share_service import SharedFile, name_apart
 from tests.support.https_hosts import answer_page
@@ -379,7 +384,7 @@ def test_what_is_there_already_stays(drive: DriveShares, out: Path) -> None:
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.sources.share_links import ShareLink, download_share_link
+from colabstage.sources.share_download import ShareLink, download_share_link
 from colabstage.io.progress import Cancellation, NullProgress
 download_share_link(ShareLink(*sys.argv[1:3]), Path(sys.argv[3]), progress=NullProgress(), cancellation=Cancellation())
 """

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
 
-from colabstage.diagnose.figure import new_figure
+from colabstage.io.page import new_figure
 from colabstage.ui.notebook.fields import as_images
 
 
