@@ -39,39 +39,54 @@ OPEN_S = 0.020
 
 Source = Literal["folder", "zip"]
 
+_HELPERS = """
+import json, os, sys, time
+
+def peak():
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
+
+def cpu_s():
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+"""
 _PACK = """
-import json, sys
-from pathlib import Path
 from colabstage.pack.run import pack_dataset
-report = pack_dataset(sys.argv[1], sys.argv[2], encoding="pixels", progress=False)
-peak_kib = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-print(json.dumps(
-    {"samples": sum(report.samples.values()), "seconds": report.seconds, "peak_bytes": peak_kib * 1024}
-))
+start = time.perf_counter()
+samples = sum(pack_dataset(sys.argv[1], sys.argv[2], encoding="pixels", progress=False).samples.values())
+found = {"samples": samples, "seconds": time.perf_counter() - start, "cpu_s": cpu_s(), "peak_bytes": peak()}
 """
 _OPEN = """
-import json, sys, time
 import numpy as np
-from colabstage import dataset_h5
+from colabstage import dataset_h5, make_loader
 opened, first = [], []
 for _ in range(9):
     start = time.perf_counter()
     dataset = dataset_h5(sys.argv[1])
     rows = len(dataset)
     opened.append(time.perf_counter() - start)
-    dataset.__getitems__(list(range(0, 6400, 100)) if rows > 6400 else list(range(64)))
+    dataset.read_batch(np.linspace(0, rows - 1, 64).astype(int))
     first.append(time.perf_counter() - start)
-print(json.dumps({"rows": rows, "open_s": min(opened), "batch_s": min(first)}))
+start = time.perf_counter()
+next(iter(make_loader(dataset, 64)))
+loader = time.perf_counter() - start
+found = {"rows": rows, "open_s": min(opened), "batch_s": min(first), "loader_s": loader}
 """
+# A million small files take minutes on a slow disk.
+_STEP_S = 7200
 
 
 @dataclass(frozen=True)
 class PackMemory:
-    """What packing in a fresh process took: samples written, seconds, and the peak of its resident size in bytes."""
+    """What planning or packing took in a fresh process."""
 
     samples: int
+    """How many there are."""
     seconds: float
+    """By the clock."""
+    cpu_s: float
+    """Of all cores, which other work hardly changes."""
     peak_bytes: int
+    """The largest resident size."""
 
     def __str__(self) -> str:
         return (
@@ -82,11 +97,16 @@ class PackMemory:
 
 @dataclass(frozen=True)
 class Opening:
-    """How a pack opens: its rows, seconds until their number is known, and until a first batch of 64 is there."""
+    """How a pack opens."""
 
     rows: int
+    """Of `train`."""
     open_s: float
+    """Until their number is known: the quickest of nine, as of `batch_s`."""
     batch_s: float
+    """Until 64 rows from all over the file are there."""
+    loader_s: float
+    """From the call of `make_loader` until its first batch, shuffled; once, what it imports included."""
 
     def __str__(self) -> str:
         return (
@@ -99,7 +119,7 @@ def measure(home: Path, count: int, source: Source = "folder") -> PackMemory:
     """Make `count` JPEGs below `home` and pack them, to `home/SOURCE-COUNT.h5`, in a process of its own."""
     made = home / f"{source}-{count}{'.zip' if source == 'zip' else ''}"
     (write_small_jpegs if source == "folder" else zip_small_jpegs)(made, count)
-    return PackMemory(**_run(_PACK, made, packed(home, count, source)))
+    return packing(made, packed(home, count, source))
 
 
 def packed(home: Path, count: int, source: Source = "folder") -> Path:
@@ -107,15 +127,24 @@ def packed(home: Path, count: int, source: Source = "folder") -> Path:
     return home / f"{source}-{count}.h5"
 
 
+def packing(source: Path, pack: Path) -> PackMemory:
+    """Pack to pixels in a process of its own."""
+    return PackMemory(**run_step(_PACK, source, pack))
+
+
 def opening(pack: Path) -> Opening:
-    """Open a pack in a process of its own, several times; the quickest of them."""
-    return Opening(**_run(_OPEN, pack))
+    """Open a pack in a process of its own."""
+    return Opening(**run_step(_OPEN, pack))
 
 
-def _run(code: str, *paths: Path) -> dict[str, Any]:
-    arguments = [sys.executable, "-c", code, *map(str, paths)]
-    done = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True, timeout=1200)
-    found: dict[str, Any] = json.loads(done.stdout)
+def run_step(code: str, *paths: Path) -> dict[str, Any]:
+    """Run one step in a process of its own, and return what it calls `found`.
+
+    `code` has `peak()` and `cpu_s()`, those of its process, and the paths as its arguments.
+    """
+    command = [sys.executable, "-c", f"{_HELPERS}\n{code}\nprint(json.dumps(found))", *map(str, paths)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_STEP_S)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

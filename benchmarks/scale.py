@@ -17,65 +17,33 @@ processor as one of the few, or a further sample 125 bytes of memory.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks._report import show_machine
 from benchmarks._small_jpegs import tabulate_small_jpegs, tar_small_jpegs, write_small_jpegs, zip_small_jpegs
+from benchmarks.pack_memory import OPEN_S, Opening, PackMemory, bytes_each, opening, packing, run_step
 
 SIDE = 8
-OPEN_S, ALLOWED_GROWTH, ALLOWED_BYTES_EACH = 0.020, 1.3, 125
+ALLOWED_GROWTH, ALLOWED_BYTES_EACH = 1.3, 125
 FORMS = {
     "folder": ("", write_small_jpegs),
     "zip": (".zip", zip_small_jpegs),
     "tar": (".tar", tar_small_jpegs),
     "parquet": (".parquet", tabulate_small_jpegs),
 }
-_STEP_S = 7200
-_HELPERS = """
-def peak():
-    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) * 1024
-
-def cpu_s():
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-"""
 _PLAN = """
 from pathlib import Path
 from colabstage.pack.job import open_samples, plan_job
 from colabstage.pack.options import PackOptions
 start = time.perf_counter()
 with open_samples(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opened:
-    job = plan_job(opened.tree, opened.table, PackOptions(), free_bytes=None)
-    found = {"seconds": time.perf_counter() - start, "samples": len(job.table), "peak": peak(), "cpu_s": cpu_s()}
-"""
-_PACK = """
-from colabstage.pack.run import pack_dataset
-start = time.perf_counter()
-report = pack_dataset(sys.argv[1], sys.argv[2], progress=False)
-seconds, samples = time.perf_counter() - start, sum(report.samples.values())
-found = {"seconds": seconds, "samples": samples, "peak": peak(), "cpu_s": cpu_s()}
-"""
-_OPEN = """
-import numpy as np
-from colabstage import dataset_h5, make_loader
-opened, first = [], []
-for _ in range(9):
-    start = time.perf_counter()
-    dataset = dataset_h5(sys.argv[2])
-    rows = len(dataset)
-    opened.append(time.perf_counter() - start)
-    dataset.read_batch(np.linspace(0, rows - 1, 64).astype(int))
-    first.append(time.perf_counter() - start)
-start = time.perf_counter()
-x, _ = next(iter(make_loader(dataset, 64)))
-loader = time.perf_counter() - start
-found = {"open_s": min(opened), "batch_s": min(first), "loader_s": loader, "peak": peak()}
+    samples = len(plan_job(opened.tree, opened.table, PackOptions(), free_bytes=None).table)
+    seconds = time.perf_counter() - start
+    found = {"samples": samples, "seconds": seconds, "cpu_s": cpu_s(), "peak_bytes": peak()}
 """
 
 
@@ -86,21 +54,21 @@ class Taken(NamedTuple):
     """A key of `FORMS`."""
     samples: int
     """How many there are."""
-    plan: dict[str, Any]
-    """Seconds, those of the processor, and the peak in bytes."""
-    pack: dict[str, Any]
-    """As of `plan`."""
-    opening: dict[str, Any]
-    """`open_s`, `batch_s`, `loader_s` in seconds, and the peak in bytes."""
+    plan: PackMemory
+    """Of planning."""
+    pack: PackMemory
+    """Of the whole call of `pack_dataset`."""
+    opening: Opening
+    """Of the pack."""
 
     def __str__(self) -> str:
         opening = self.opening
         steps = "".join(
-            f"{one['seconds']:>8.1f}{one['cpu_s']:>8.1f}{one['peak'] / 2**20:>7,.0f}" for one in (self.plan, self.pack)
+            f"{one.seconds:>8.1f}{one.cpu_s:>8.1f}{one.peak_bytes / 2**20:>7,.0f}" for one in (self.plan, self.pack)
         )
         return (
             f"{self.form:<8}{self.samples:>10,}{steps}"
-            f"{opening['open_s'] * 1000:>9.1f}{opening['batch_s'] * 1000:>9.1f}{opening['loader_s'] * 1000:>9.1f}"
+            f"{opening.open_s * 1000:>9.1f}{opening.batch_s * 1000:>9.1f}{opening.loader_s * 1000:>9.1f}"
         )
 
 
@@ -110,15 +78,6 @@ HEAD = (
 )
 
 
-def run_step(code: str, source: Path, pack: Path) -> dict[str, Any]:
-    """Run one step in a process of its own, and return what it found."""
-    whole = f"import json, os, sys, time\n{_HELPERS}\n{code}\nprint(json.dumps(found))"
-    command = [sys.executable, "-c", whole, str(source), str(pack)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=_STEP_S)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def measure(form: str, count: int, place: Path | None) -> Taken:
     """Make the samples, plan, pack and open them, and remove all of it."""
     suffix, write = FORMS[form]
@@ -126,27 +85,27 @@ def measure(form: str, count: int, place: Path | None) -> Taken:
         source, pack = Path(name) / f"samples{suffix}", Path(name) / "pack" / "samples.h5"
         pack.parent.mkdir()
         write(source, count, side=SIDE)
-        plan = run_step(_PLAN, source, pack)
-        packed = run_step(_PACK, source, pack)
-        if not plan["samples"] == packed["samples"] == count:
-            sys.exit(f"{form}: {plan['samples']:,} samples were planned and {packed['samples']:,} packed of {count:,}")
+        plan = PackMemory(**run_step(_PLAN, source, pack))
+        packed = packing(source, pack)
+        if not plan.samples == packed.samples == count:
+            sys.exit(f"{form}: {plan.samples:,} samples were planned and {packed.samples:,} packed of {count:,}")
         # Before the pack is opened, so that what is cached of the source does not take the memory.
         shutil.rmtree(source) if source.is_dir() else source.unlink()
-        return Taken(form, count, plan, packed, run_step(_OPEN, source, pack))
+        return Taken(form, count, plan, packed, opening(pack))
 
 
 def judge(few: Taken, many: Taken) -> list[tuple[bool, str]]:
     """Each promise about one form: whether it holds, and the figures."""
     found = []
     for step, less, more in (("plan", few.plan, many.plan), ("pack", few.pack, many.pack)):
-        growth = more["cpu_s"] / many.samples / (less["cpu_s"] / few.samples)
-        each = (more["peak"] - less["peak"]) / (many.samples - few.samples)
+        growth = more.cpu_s / many.samples / (less.cpu_s / few.samples)
+        each = bytes_each(less, more)
         words = (
             f"{many.form}, {step}: each of the many takes {growth:.2f} times what each of the few does (at most "
             f"{ALLOWED_GROWTH}), and {each:.0f} bytes of memory (at most {ALLOWED_BYTES_EACH})"
         )
         found.append((growth <= ALLOWED_GROWTH and each <= ALLOWED_BYTES_EACH, words))
-    opened = many.opening["open_s"]
+    opened = many.opening.open_s
     words = f"{many.form}: {many.samples:,} rows open in {opened * 1000:.1f} ms (less than {OPEN_S * 1000:.0f})"
     return [*found, (opened < OPEN_S, words)]
 

@@ -16,7 +16,6 @@ import statistics
 import struct
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ import numpy as np
 
 from colabstage import stage_dataset
 from colabstage.h5.manifest import manifest_path
-from colabstage.io.files import disk_use
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import UnitOrder, mixing_of
 from colabstage.load.dataset import dataset_h5
@@ -41,6 +39,7 @@ from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.streaming import StreamFacts, forecast_stream
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import serve_apart
+from tests.support.staged import disk_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -261,7 +260,7 @@ def limited(bench: Bench) -> None:
     files = {pack.name: pack, manifest_path(pack).name: manifest_path(pack)}
     with serve_apart(files, WebKnobs(latency_s=LATENCY_S, total_bytes_per_s=rate)) as address:
         url, place = f"{address}/{pack.name}", bench.place()
-        with _sampled(place) as taken:
+        with disk_sampled(place) as taken:
             dataset = dataset_h5(url, disk_limit=limit, local_dir=place, return_index=True)
             part = dataset.reader.arrival
             assert isinstance(part, PartialPack)
@@ -295,24 +294,6 @@ def limited(bench: Bench) -> None:
         print(f"going on with nothing here: the next batch after {told} s, {'the right' if is_next else 'ANOTHER'} one")
         if not is_next:
             bench.missed.append("going on with nothing here: another batch came next")
-
-
-@contextmanager
-def _sampled(folder: Path) -> Iterator[list[int]]:
-    """What a folder takes on the disk, in bytes, every few milliseconds."""
-    taken, stop = [0], threading.Event()
-
-    def look() -> None:
-        while not stop.wait(0.005):
-            taken.append(disk_use(folder))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield taken
-    finally:
-        stop.set()
-        thread.join()
 
 
 def learning(_: Bench) -> None:

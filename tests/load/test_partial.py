@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -44,6 +43,7 @@ from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.remote import RemoteFacts
 from tests.support.http_server import WebServer
+from tests.support.staged import disk_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,34 +103,11 @@ def check_epoch(loader: Any, pack: Pack) -> list[int]:
     return seen
 
 
-@contextmanager
-def sampled(folder: Path) -> Iterator[list[int]]:
-    """Sample what a folder takes on the disk, all the time."""
-    found: list[int] = [0]
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.wait(0.001):
-            total = 0
-            for path in folder.rglob("*"):
-                with suppress(FileNotFoundError):
-                    total += path.stat().st_blocks * 512
-            found.append(total)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield found
-    finally:
-        stop.set()
-        thread.join()
-
-
 def test_epochs_from_a_web_server_are_the_files_and_stay_below_the_limit(pack: Pack, tmp_path: Path) -> None:
     """Three epochs over http are h5py's rows, each once; the disk never holds more; later epochs fetch what is not
     here; the next session begins with what is, and two datasets share it."""
     files = {"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}
-    with WebServer(files) as server, sampled(tmp_path) as taken:
+    with WebServer(files) as server, disk_sampled(tmp_path) as taken:
         dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
         loader, part = make_loader(dataset, 50, seed=1), part_of(dataset)
         orders, fetched = [], [0]
@@ -299,7 +276,7 @@ def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp
                 print(number, flush=True)
     """
     arguments = [str(pack.path), str(LIMIT), str(tmp_path)]
-    with sampled(tmp_path) as taken:
+    with disk_sampled(tmp_path) as taken:
         child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), *arguments], stdout=subprocess.PIPE)
         assert child.stdout is not None
         for _ in range(300):

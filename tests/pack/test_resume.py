@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from colabstage.h5.manifest import check_whole, read_manifest
@@ -235,6 +236,26 @@ def test_another_source_or_option_starts_afresh(
     report = pack_dataset(many, out, encoding="pixels", progress=False, **options)
     assert report.resumed == 0
     pack_dataset(many, tmp_path / "undisturbed.h5", encoding="pixels", progress=False, **options)
+    _check(out, (tmp_path / "undisturbed.h5").read_bytes(), leftovers)
+
+
+def test_records_of_another_form_start_afresh(
+    tmp_path: Path, many: Path, leftovers: Callable[[Path], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where JPEGs are in the spool was recorded by a version of the same number whose records are otherwise laid out:
+    read as those of this one they would name other bytes."""
+    out = tmp_path / "place" / "out.h5"
+    out.parent.mkdir()
+    packer = Packer(many, out, source_s=0.02, encoding="jpeg:90")
+    packer.run_until(250)
+    packer.end(signal.SIGKILL)
+    assert len(leftovers(out.parent)) == 1
+    fields = [("length", "<i8", (2,)), ("start", "<i8", (2,)), ("width", "<i4"), ("height", "<i4")]
+    for module in ("writer", "execute"):
+        monkeypatch.setattr(f"colabstage.pack.{module}.RECORD", np.dtype(fields))
+    report = pack_dataset(many, out, encoding="jpeg:90", progress=False)
+    assert report.resumed == 0
+    pack_dataset(many, tmp_path / "undisturbed.h5", encoding="jpeg:90", progress=False)
     _check(out, (tmp_path / "undisturbed.h5").read_bytes(), leftovers)
 
 

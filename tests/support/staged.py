@@ -1,11 +1,16 @@
-"""Read what staging left in a folder, to compare it file by file."""
+"""What a folder holds after staging, file by file; and what it takes on the disk meanwhile."""
 
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from colabstage.io.files import disk_use
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -16,3 +21,21 @@ def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
         name, data = str(path.relative_to(place)), path.read_bytes()
         found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
     return found
+
+
+@contextmanager
+def disk_sampled(folder: Path) -> Iterator[list[int]]:
+    """Note every few milliseconds what a folder takes on the disk, in bytes, for as long as the block runs."""
+    taken, stop = [0], threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.002):
+            taken.append(disk_use(folder))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        stop.set()
+        thread.join()
