@@ -222,12 +222,17 @@ def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -
 
 @dataclass(frozen=True, eq=False)
 class UnitOrder:
-    """Take units in random order, spread evenly over the file, and put each row somewhere in the window after its unit.
+    """Take units in random order, spread evenly over the file, and spread the rows of each over the window after it.
 
-    Windows overlap: a row is visited while the next `window_units` units are taken, at a moment drawn for it. They grow
-    from the first units, which are taken all at once, and shrink again at the end: so the first batch does not wait for
-    a whole window, and little is left to visit once the last unit is here. As units are spread, the classes of a source
-    that is sorted by class are even in a batch as soon as there are more units in a window than classes.
+    Windows overlap: a row is visited while the next `window_units` units are taken. They grow from the first units,
+    which are taken all at once, and shrink to a single unit at the end: so the first batch does not wait for a whole
+    window, and little is left to visit once the last unit is here. As units are spread, the classes of a source that is
+    sorted by class are even in a batch as soon as there are more units in a window than classes.
+
+    The rows of a unit are drawn in random order, one from each of as many equal parts of its window as it has rows. So
+    each has the same chance of every moment, but a batch does not happen to have many of one unit and none of another:
+    classes are as even as after moments drawn one by one from a window twice as long, of which twice as much would be
+    left when the last unit comes.
 
     A row that is in two units comes after the later one of them. Rank r of W takes every W-th row: all ranks of one
     machine read the same window, which is fetched once.
@@ -257,27 +262,34 @@ class UnitOrder:
         turns[visited_units(count, self.seed, epoch)] = np.arange(count)
         begins, widths = unit_windows(count, self.window_units, self.first_units)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
-        moment = begins[turn] + widths[turn] * random_fractions(len(units), self.seed, epoch, 4)
-        order = np.argsort(moment, kind="stable")
+        # By unit, and shuffled within it. Sorting these by their moments is cheap, for they come in long runs.
+        rows = np.argsort(turn + random_fractions(len(units), self.seed, epoch, 4), kind="stable")
+        turn = turn[rows]
+        counts = np.bincount(turn, minlength=count)
+        part = np.arange(len(rows)) - (np.cumsum(counts) - counts)[turn]
+        within = (part + random_fractions(len(rows), self.seed, epoch, 5)) / counts[turn]
+        order = rows[np.argsort(begins[turn] + widths[turn] * within, kind="stable")]
         return shard.every(order if self.subset is None else self.subset[order])
 
     def identity(self) -> dict[str, int]:
-        found = {"units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
+        # `unit_order` is raised whenever the same seed and layout give another order than before, so that a state of
+        # an older version is refused: it would continue with other rows.
+        found = {"unit_order": 2, "units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
 
 
 def visited_units(count: int, seed: int, epoch: int) -> NDArray[np.intp]:
     """Return `count` units in the order in which an epoch visits them."""
-    # The 3, and the 4 of the rows, tell these draws from each other and from those of other orders.
+    # The 3, and the 4 and 5 of the rows, tell these draws from each other and from those of other orders.
     return spread_order(count, seed, epoch, 3)
 
 
 def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return when the window of each of `count` units begins, by its turn, and how long it is; in units, intp each."""
-    turn = np.arange(count)
-    begins = np.maximum(turn - first_units + 1, 0)
-    from_edge = np.minimum(begins, count - 1 - turn)
-    return begins, np.minimum(window_units, np.minimum(first_units, count) + from_edge)
+    begins = np.maximum(np.arange(count) - first_units + 1, 0)
+    # The last unit's window is one unit long, and none ends after it.
+    left = count - np.maximum(np.arange(count), min(first_units, count) - 1)
+    return begins, np.minimum(window_units, np.minimum(min(first_units, count) + begins, left))
 
 
 def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:

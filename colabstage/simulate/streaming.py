@@ -193,9 +193,15 @@ def _sums(begins: NDArray[np.intp], widths: NDArray[np.intp], values: NDArray[np
 
 
 def expected_mixing(facts: StreamFacts, window: int) -> float:
-    """Return what `StreamForecast.mixing` says: two rows of a batch are of one unit by chance, the more often the fewer
-    windows are open, and each such pair adds to the variance."""
+    """Return what `StreamForecast.mixing` says: how evenly the rows of a unit are spread over its window, and how few
+    windows are open, which both add to the variance."""
     begins, widths = unit_windows(facts.units, window, facts.first_units)
     share, square = (_sums(begins, widths, np.power(1.0 / widths, power, dtype=np.float64)) for power in (1, 2))
-    inflated = 1 + (facts.batch_size - 1) * (square / share**2 - 1 / facts.units)
-    return float(1 / np.average(inflated, weights=share))
+    # As if all open windows were equally long: a batch then has so many rows of each of so many units.
+    size, is_open = facts.batch_size, share**2 / square
+    rows = size / is_open
+    # Of the equal parts from each of which one row is drawn, a batch cuts off two at its ends, or is within one.
+    spread = is_open * np.where(rows < 1, rows - rows**2 + rows**3 / 3, 1 / 3)
+    found = spread + size**2 * (1 / is_open - 1 / facts.units)
+    expected = size * (1 - 1 / facts.units)
+    return float(1 / np.average(found / expected, weights=share))

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.progress import Cancellation, HandedOut
-from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, mixing_of
+from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, mixing_of, visited_units
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
@@ -109,7 +109,8 @@ def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow_and
     late = np.maximum.accumulate(taken) - taken
     assert 4 <= late.max() <= 9
     assert late[:10].max() <= 2
-    assert len(rows) - int(np.argmax(taken == 63)) <= 12
+    # The last units' windows end together, and are 1, 2, 3, … units long.
+    assert len(rows) - int(np.argmax(taken == 63)) <= 5 * _left_to_visit(8) + 2
     # Any eight units that follow each other are from all over the file.
     assert all(len(set(np.array(found[start : start + 8]) // 8)) >= 5 for start in range(0, 64, 8))
     # Ranks share one order, so what all of them see in a step does not depend on how many there are.
@@ -134,9 +135,23 @@ def test_the_first_batch_of_a_source_is_of_several_units_however_few_there_are()
     assert sorted(few.tolist()) == list(range(24))
 
 
-@pytest.mark.parametrize(("classes", "least"), [(2, 0.8), (10, 0.6), (50, 0.3)])
+@pytest.mark.parametrize("seed", range(4))
+def test_however_many_units_come_first_little_is_left_to_visit_when_the_last_is_here(seed: int) -> None:
+    """Who trains as fast as rows arrive has what is left to do after the last: of 32 units a tenth of them."""
+    units = np.repeat(np.arange(160), 8)
+    visited = units[of_source(units, 32, seed).rows(0, Shard())]
+    last = visited_units(160, seed, 0)[-1]
+    assert len(visited) - int(np.argmax(visited == last)) <= 8 * (_left_to_visit(32) + 1)
+
+
+def _left_to_visit(window: int) -> float:
+    """How many units' rows are left at least, of a window that shrinks by one with each of the last units."""
+    return float((1 / np.arange(1, window + 1)).sum())
+
+
+@pytest.mark.parametrize(("classes", "least"), [(2, 1.5), (10, 1.1), (50, 0.45)])
 def test_classes_are_even_in_batches_of_a_sorted_source(classes: int, least: float) -> None:
-    """As they are after a full shuffle, or nearly; and to a network it makes no difference."""
+    """More so than after a full shuffle where a window has more units than there are classes."""
     units = np.repeat(np.arange(125), 16)
     labels = np.arange(2_000) * classes // 2_000
     shuffled = np.random.default_rng(0).permutation(2_000)
@@ -292,4 +307,4 @@ def test_only_the_first_epoch_is_visited_by_units_where_all_is_here_after_it() -
     order = FirstEpochOrder(first, later)
     assert order.rows(0, Shard()).tolist() == first.rows(0, Shard()).tolist()
     assert order.rows(1, Shard(1, 2)).tolist() == later.rows(1, Shard(1, 2)).tolist()
-    assert order.identity() == {"units": 6, "window_units": 2, "shuffle": 1}
+    assert order.identity() == {"units": 6, "window_units": 2, "unit_order": 2, "shuffle": 1}
