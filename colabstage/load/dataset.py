@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ except ImportError as error:
     raise MissingDependencyError(_msg) from error
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
@@ -94,9 +94,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 `y="labels"`, or `y="labels.h5/y"` for targets in another file in the same folder; without `y` there are
                 no targets. The split is called `split` then.
             disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
-                `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of one file that
-                colabstage packed, whose blocks are fetched as they are needed, and verified. Datasets of one file, and
-                processes, share what is here; the limit that was given last holds.
+                `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of a file that
+                colabstage packed, or of several: a list, a pattern of paths, or `"s3://bucket/data-*-of-00008.h5"` for
+                all shards of a set. Their blocks are fetched as they are needed, and verified. Datasets of the same
+                files, and processes, share what is here; the limit that was given last holds.
             local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
 
         Raises:
@@ -292,13 +293,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
 def _open_in_part(
     file: Files, disk_limit: int | str, local_dir: str | os.PathLike[str] | None
 ) -> tuple[Files, Arrival]:
-    if not isinstance(file, str | os.PathLike):
-        msg = "disk_limit= is for one packed file, and several were given. Open each with a limit of its own."
-        raise OptionError(msg)
     from colabstage.load.partial import open_partial
 
     pack = open_partial(file, disk_limit, local_dir=local_dir)
-    return pack.path, pack
+    return pack.paths, pack
 
 
 # Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.

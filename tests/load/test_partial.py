@@ -41,7 +41,9 @@ from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.remote import RemoteFacts
+from tests.support.blocks import sampled
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
 
@@ -257,7 +259,8 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     """Nobody waits longer than was said for a block of a source that gives nothing."""
     manifest = read_manifest(pack.path)
     assert manifest is not None
-    silent = BlockwiseFile(local_source(pack.path), manifest, tmp_path, LIMIT, opener=Silent, stall_timeout_s=0.2)
+    files = FileSet([FileOfSet(local_source(pack.path), "data.h5", manifest)])
+    silent = BlockwiseFile(files, tmp_path, LIMIT, openers=[Silent], stall_timeout_s=0.2)
     with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
         pass
     silent.close()
@@ -354,15 +357,13 @@ def test_the_limit_that_is_named_will_do(pack: Pack, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path) -> None:
-    """A limit that is too low names the one that would do; a file without manifest and several files are refused."""
+    """A limit that is too low names the one that would do; a file without manifest is refused."""
     with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=1 MB is too little .* are needed"):
         dataset_h5(pack.path, disk_limit="1 MB", local_dir=tmp_path)
     bare = tmp_path / "bare.h5"
     bare.write_bytes(pack.path.read_bytes())
     with pytest.raises(SourceNotFoundError, match="is not there, or is incomplete"):
         dataset_h5(bare, disk_limit=LIMIT, local_dir=tmp_path)
-    with pytest.raises(OptionError, match="several"):
-        dataset_h5([bare, bare], disk_limit=LIMIT, local_dir=tmp_path)
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     with pytest.raises(OptionError, match=r'46 of them.*shuffle="auto"'):
         make_loader(dataset, 8, shuffle=True)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import CancelledError, NotEnoughSpaceError, OptionError
-from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
+from colabstage.h5.manifest import manifest_path
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
@@ -24,6 +24,7 @@ from colabstage.sources.remote import MountedFile
 from colabstage.stage import staging
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset
+from tests.support.blocks import SMALL_BLOCK, use_small_blocks
 from tests.support.staged import contents
 
 if TYPE_CHECKING:
@@ -37,15 +38,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 COUNT = 600
-LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, 65536, 32
+LIMIT, ROWS, BLOCK, BATCH = 3_500_000, 4000, SMALL_BLOCK, 32
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of the real length, three of them would take longer than all else here.
-    for module in [module for name, module in sys.modules.items() if name.startswith("colabstage.")]:
-        if vars(module).get("BLOCK_BYTES") == BLOCK_BYTES:
-            monkeypatch.setattr(module, "BLOCK_BYTES", BLOCK)
+    use_small_blocks(monkeypatch)
 
 
 @pytest.mark.usefixtures("small_blocks")

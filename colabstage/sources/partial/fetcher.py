@@ -28,7 +28,7 @@ from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_mis
 from colabstage.sources.transfer.connections import read_directly, stopped_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -143,18 +143,21 @@ _MOST_CONNECTIONS = 8
 # Of a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
 _WHOLE_CONNECTIONS = 2
+# Files that are open at once, of a pack that has many.
+_MOST_OPEN = 16
 
 
 class Fetcher:
     """Fetch for all readers of one part. Made by `become_fetcher`."""
 
-    def __init__(self, part: LocalPart, folder: Path, opener: Callable[[], RemoteFile], lock: int) -> None:
-        self._part, self._folder, self._opener, self._lock = part, folder, opener, lock
+    def __init__(self, part: LocalPart, folder: Path, openers: Sequence[Callable[[], RemoteFile]], lock: int) -> None:
+        self._part, self._folder, self._openers, self._lock = part, folder, openers, lock
         self._readers = Readers(folder)
         self._wake, self._stop = threading.Event(), threading.Event()
         self._pool = DaemonPool(_MOST_CONNECTIONS, "colabstage-fetch")
         self._guard, self._writing = threading.Lock(), threading.Lock()
-        self._remote: RemoteFile | None = None
+        # By the number of the file, the one that was opened first in front.
+        self._remotes: dict[int, RemoteFile] = {}
         self._users: dict[RemoteFile, int] = {}
         self._connections = 2
         self._in_flight: set[int] = set()
@@ -191,8 +194,9 @@ class Fetcher:
         if handle >= 0:
             os.close(handle)
         with self._guard:
-            remote, self._remote = self._remote, None
-        if remote is not None:
+            remotes = [*self._remotes.values()]
+            self._remotes.clear()
+        for remote in remotes:
             remote.close()
 
     def work(self, *, woken: bool) -> None:
@@ -307,18 +311,18 @@ class Fetcher:
 
     def _read(self, block: int) -> bytes:
         """Return a block with the right hash."""
-        (offset, length), wanted = self._part.ranges[block], self._part.manifest.hashes[block]
+        (number, offset, length), wanted = self._part.files.locate(block), self._part.files.hashes[block]
         changed: SourceChangedError | None = None
         label = ""
         for _ in range(_BLOCK_TRIES):
             # A file that was written again may have the same content: each block's hash tells.
             try:
-                with self._lent() as remote:
+                with self._lent(number) as remote:
                     changed, label = None, remote.facts.label
                     data = read_directly(remote, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
                     if hash_block(data) == wanted:
                         return data
-                    self._drop(remote)
+                    self._drop(number, remote)
             except SourceChangedError as error:
                 changed = error
         if changed is not None:
@@ -329,48 +333,51 @@ class Fetcher:
         )
         raise DamagedPackError(msg)
 
-    def _open(self) -> RemoteFile:
+    def _open(self, number: int) -> RemoteFile:
         with self._guard:
             # A thread that was left behind would open what nobody closes any more.
             if self._stop.is_set():
                 raise stopped_error(str(self._folder))
-            if self._remote is None:
-                self._remote = self._opener()
-                size = self._remote.facts.size
-                if size is not None and size != self._part.manifest.size:
-                    label, self._remote = self._remote.facts.label, None
-                    msg = (
-                        f"'{label}' has {size:,} bytes; expected {self._part.manifest.size:,}: it is another file now."
-                    )
+            remote = self._remotes.get(number)
+            if remote is None:
+                remote = self._openers[number]()
+                size, expected = remote.facts.size, self._part.files.files[number].manifest.size
+                if size is not None and size != expected:
+                    msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
                     raise SourceChangedError(msg)
                 most = _MOST_CONNECTIONS if self._part.gives_back else _WHOLE_CONNECTIONS
-                self._connections = max(1, min(most, self._remote.facts.connections))
-            self._users[self._remote] = self._users.get(self._remote, 0) + 1
-            return self._remote
+                self._connections = max(1, min(most, remote.facts.connections))
+                while len(self._remotes) >= _MOST_OPEN:
+                    oldest = self._remotes.pop(next(iter(self._remotes)))
+                    if not self._users.get(oldest):
+                        oldest.close()
+                self._remotes[number] = remote
+            self._users[remote] = self._users.get(remote, 0) + 1
+            return remote
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[RemoteFile]:
-        """Lend the file that blocks come from. After an error it is opened again, and closed once nobody reads it."""
-        remote = self._open()
+    def _lent(self, number: int) -> Iterator[RemoteFile]:
+        """Lend a file that blocks come from. After an error it is opened again, and closed once nobody reads it."""
+        remote = self._open(number)
         try:
             yield remote
         except ColabstageError:
             # Another one may not have what is wrong with this one.
-            self._drop(remote)
+            self._drop(number, remote)
             raise
         finally:
             with self._guard:
                 self._users[remote] -= 1
-                unused = not self._users[remote] and self._remote is not remote
-                if unused:
+                unused = not self._users[remote] and self._remotes.get(number) is not remote
+                if not self._users[remote]:
                     del self._users[remote]
             if unused:
                 remote.close()
 
-    def _drop(self, remote: RemoteFile) -> None:
+    def _drop(self, number: int, remote: RemoteFile) -> None:
         with self._guard:
-            if self._remote is remote:
-                self._remote = None
+            if self._remotes.get(number) is remote:
+                del self._remotes[number]
 
     def _fail(self, block: int, error: BaseException) -> None:
         part = self._part
@@ -405,12 +412,13 @@ def take_lock(folder: Path) -> int | None:
     return handle
 
 
-def become_fetcher(part: LocalPart, folder: Path, opener: Callable[[], RemoteFile]) -> Fetcher | None:
-    """Begin to fetch for all processes; `None` where another one does, or another reader of this process."""
+def become_fetcher(part: LocalPart, folder: Path, openers: Sequence[Callable[[], RemoteFile]]) -> Fetcher | None:
+    """Begin to fetch for all processes, from files that `openers` open, one for each; `None` where another process does
+    it, or another reader of this one."""
     handle = take_lock(folder)
     if handle is None:
         return None
-    fetcher = Fetcher(part, folder, opener, handle)
+    fetcher = Fetcher(part, folder, openers, handle)
     one = weakref.ref(fetcher)
     # A child has the handle too, and with it the lock, for as long as it lives.
     os.register_at_fork(after_in_child=lambda: _let_go_after_fork(one))

@@ -1,5 +1,5 @@
-"""`BlockwiseFile`: one file that is somewhere else, read here block by block: never more of it at once than a limit, or
-until all of it is here.
+"""`BlockwiseFile`: the file or files of a pack that is somewhere else, read here block by block: never more of them at
+once than a limit, or until all of it is here.
 
 Every process that reads it has one. The first fetches for all; when it ends, the next one that waits takes over.
 """
@@ -31,16 +31,15 @@ from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, 
 from colabstage.sources.partial.plan import Visits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.sources.parse import SingleSource
     from colabstage.sources.partial.fetcher import Fetcher
+    from colabstage.sources.partial.files import FileSet
     from colabstage.sources.partial.local import Edges
     from colabstage.sources.remote import RemoteFile
 
@@ -58,41 +57,37 @@ _BESIDE_A_BLOCK = 128
 
 
 class BlockwiseFile:
-    """Read a file of which some blocks are here. Pickles, and works after a fork.
+    """Read files of which some blocks are here. Pickles, and works after a fork.
 
-    `path`: the sparse local file, of the whole's length and layout. `limit`: bytes on the disk, never exceeded; `None`
-    where all of it is to come, and nothing is ever let go.
+    `paths`: the sparse local files, each of the whole's length and layout. `limit`: bytes on the disk for all of them,
+    never exceeded; `None` where all of it is to come, and nothing is ever let go.
     """
 
     def __init__(
         self,
-        source: SingleSource,
-        manifest: Manifest,
+        files: FileSet,
         folder: Path,
         limit: int | None,
-        name: str | None = None,
         *,
-        opener: Callable[[], RemoteFile] | None = None,
+        openers: Sequence[Callable[[], RemoteFile]] | None = None,
         stall_timeout_s: float = 180.0,
     ) -> None:
         """Open the part in `folder`, which exists.
 
         Args:
-            source: where the file is.
-            manifest: what it holds, with the hash of each block.
-            folder: for this file and this content of it alone.
+            files: where the files are, and what they hold.
+            folder: for these files and this content of them alone.
             limit: bytes, or `None`.
-            name: what the local file is called; by default as its source.
-            opener: opens the file; by default by `source`.
+            openers: open each of the files; by default by its source.
             stall_timeout_s: seconds in which something has to arrive while somebody waits.
         """
-        self._source, self.manifest, self._folder, self.limit = source, manifest, folder, limit
-        self._name = name or f"{source.name}.h5"
-        self._opener, self._stall_timeout_s = opener or remote_opener(source), stall_timeout_s
-        self._part = LocalPart(folder, self._name, manifest, gives_back=limit is not None)
+        self.files, self._folder, self.limit = files, folder, limit
+        self._openers = openers or [remote_opener(one.source) for one in files.files]
+        self._stall_timeout_s = stall_timeout_s
+        self._part = LocalPart(folder, files, gives_back=limit is not None)
         self._fetched_before = int(self._part.counters[FETCHED])
         self._ended: BaseException | None = None
-        self.path = self._part.path
+        self.paths = self._part.paths
         self._pid, self._looked_at = os.getpid(), 0.0
         # In a list, for whoever takes over later is closed with this object too.
         self._fetchers: list[Fetcher] = []
@@ -101,12 +96,12 @@ class BlockwiseFile:
         self._take_over()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BlockwiseFile, (self._source, self.manifest, self._folder, self.limit, self._name)
+        return BlockwiseFile, (self.files, self._folder, self.limit)
 
     @property
     def blocks(self) -> int:
         """Count the blocks of the whole."""
-        return len(self._part.ranges)
+        return self.files.blocks
 
     @property
     def capacity(self) -> int:
@@ -132,12 +127,11 @@ class BlockwiseFile:
     def figures(self) -> dict[str, int]:
         """Return bytes: `fetched` and `evicted` by all readers so far, `kept` from before, `here` and on the `disk`."""
         part = self._part
-        here = self.here.tolist()
         return {
             "fetched": int(part.counters[FETCHED]),
             "evicted": int(part.counters[EVICTED]),
             "kept": int(part.counters[FOUND]),
-            "here": sum(part.ranges[block][1] for block in here),
+            "here": int(self.files.lengths[self.here].sum()),
             "disk": part.disk_bytes,
         }
 
@@ -160,10 +154,14 @@ class BlockwiseFile:
         """Return how many blocks may be here beside those that are kept; raises as `settle`."""
         if self.limit is None:
             return self.blocks
-        block_bytes = self.manifest.block_bytes
+        block_bytes = self.files.block_bytes
         # What is on the disk in any case: blocks that stay, edges of the others, the table and the locks.
         fixed = (
-            int(kept.sum()) * block_bytes + edges.nbytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * self.blocks + PAGE_BYTES
+            int(kept.sum()) * block_bytes
+            + edges.nbytes
+            + _BESIDE_BYTES
+            + _BESIDE_A_BLOCK * self.blocks
+            + PAGE_BYTES * len(self.files.files)
         )
         others = int((~kept).sum())
         # Whole blocks alone: part of one could not be verified.
@@ -173,7 +171,7 @@ class BlockwiseFile:
             # Written with three figures, which may be half a per cent less.
             needed += needed // 150
             msg = (
-                f"disk_limit={format_bytes(self.limit)} is too little for '{self._source.label}': "
+                f"disk_limit={format_bytes(self.limit)} is too little for '{self.files.label}': "
                 f"{format_bytes(needed)} are needed, of which {format_bytes(fixed)} (index, labels and rows that reach "
                 f"over the ends of blocks) always stay. Give that much or more."
             )
@@ -246,15 +244,12 @@ class BlockwiseFile:
         self._part.wanted[blocks] = 1
         self._wake()
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes, once they are here."""
-        block_bytes = self.manifest.block_bytes
-        length = max(0, min(length, self.manifest.size - offset))
-        if not length:
-            return b""
-        needed = np.arange(offset // block_bytes, (offset + length - 1) // block_bytes + 1)
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes of one file, once they are here."""
+        block_bytes = self.files.block_bytes
+        needed = np.arange(address // block_bytes, (address + length - 1) // block_bytes + 1)
         with self.hold(needed):
-            return self._part.read(offset, length)
+            return self._part.read(address, length)
 
     @contextlib.contextmanager
     def hold(
@@ -324,7 +319,7 @@ class BlockwiseFile:
         assert self.limit is not None
         if capacity and len(blocks) > capacity and int((self._part.kept[np.unique(blocks)] == 0).sum()) > capacity:
             msg = (
-                f"These rows are in {len(np.unique(blocks)):,} blocks of '{self._source.label}', of which "
+                f"These rows are in {len(np.unique(blocks)):,} blocks of '{self.files.label}', of which "
                 f"disk_limit={format_bytes(self.limit)} lets {capacity:,} be here at once. Read fewer rows at a time, "
                 "or neighbours."
             )
@@ -352,7 +347,7 @@ class BlockwiseFile:
 
     def _check(self, patience: _Patience) -> None:
         if not patience.lasts():
-            words = f"Nothing has come from '{self._source.label}' for {self._stall_timeout_s:.0f} s."
+            words = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
             raise self._with_what_is_here(SourceReadError(words))
 
     def _failure(self, block: int) -> Exception:
@@ -377,7 +372,7 @@ class BlockwiseFile:
         if self._ended is not None or (self.limit is None and self.complete):
             return None
         try:
-            fetcher = become_fetcher(self._part, self._folder, self._opener)
+            fetcher = become_fetcher(self._part, self._folder, self._openers)
         except FileNotFoundError:
             self._check_whole()
             return None
@@ -388,7 +383,7 @@ class BlockwiseFile:
     def _check_whole(self) -> None:
         """Refuse a part whose folder is gone before all of it was here."""
         if not self.complete:
-            msg = f"'{self._folder}', where '{self._source.label}' was on its way to, is gone."
+            msg = f"'{self._folder}', where '{self.files.label}' was on its way to, is gone."
             raise self._with_what_is_here(NotStagedError(msg))
 
     def _wake(self) -> None:
@@ -408,7 +403,7 @@ class WholeFile:
 
     path: Path
     """The file."""
-    manifest: Manifest
+    files: FileSet
     """What it holds."""
     limit: ClassVar[None] = None
     complete: ClassVar[bool] = True
@@ -417,11 +412,20 @@ class WholeFile:
     @property
     def blocks(self) -> int:
         """Count its blocks."""
-        return len(self.manifest.hashes)
+        return self.files.blocks
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return the file alone."""
+        return (self.path,)
 
     @property
     def capacity(self) -> int:
         """Return how many blocks may be here: all."""
+        return self.blocks
+
+    def check_room(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> int:
+        """Return that there is room for all."""
         return self.blocks
 
     @property
@@ -432,13 +436,13 @@ class WholeFile:
     @property
     def figures(self) -> dict[str, int]:
         """Return bytes, as `BlockwiseFile.figures`."""
-        size = self.manifest.size
+        size = self.files.size
         return {"fetched": 0, "evicted": 0, "kept": size, "here": size, "disk": size}
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read(self, address: int, length: int) -> bytes:
         """Return bytes."""
         with self.path.open("rb") as file:
-            file.seek(offset)
+            file.seek(address)
             return file.read(length)
 
     def hold(

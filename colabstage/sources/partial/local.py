@@ -1,5 +1,5 @@
-"""The part of a file that is here: a sparse file with the whole's length and layout, a table of its blocks, and locks
-by which readers in any process keep blocks from being let go.
+"""The part of a pack that is here: for each of its files a sparse one of the same length and layout, a table of all
+blocks, and locks by which readers in any process keep blocks from being let go.
 
 All processes of this computer share them. The table notes a block once its bytes have the hash that they should have
 and are written, and forgets it before they are given back. A kill, at any moment, therefore leaves no noted block that
@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import hashlib
 import mmap
 import os
 import struct
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
+    from colabstage.sources.partial.files import FileSet
 
 # Behind the byte of every block there may be.
 _TURN = 1 << 60
@@ -185,17 +184,17 @@ class Edges:
 
 
 class LocalPart:
-    """The sparse file and its table. May be used from several threads, and in processes made by fork.
+    """The sparse files and their table. May be used from several threads, and in processes made by fork.
 
     There is no `close`: its handles go with it. A thread that writes late must not find another file behind a number.
 
-    `path`: the sparse file. Of each block, `state`: what the table says of it; `wanted`: 1 if somebody waits for it;
+    `paths`: the sparse files. Of each block, `state`: what the table says of it; `wanted`: 1 if somebody waits for it;
     `failures`: how often it could not be fetched; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
     `counters`: bytes `FETCHED` and `EVICTED` by everybody, and what the fetcher `FOUND` here; `CAPACITY`: how many
     blocks may be here beside those that are kept, 0 before that is known.
     """
 
-    def __init__(self, folder: Path, name: str, manifest: Manifest, *, gives_back: bool = True) -> None:
+    def __init__(self, folder: Path, files: FileSet, *, gives_back: bool = True) -> None:
         """Open the part in `folder`, which exists; nothing of it is here if it is new.
 
         `gives_back`: whether bytes that are not noted are given back, as a limit asks for. Where none does, all disks
@@ -205,17 +204,23 @@ class LocalPart:
             NotSupportedHereError: this disk cannot give back parts of a file.
             NotEnoughSpaceError, TargetNotWritableError: nothing can be written there.
         """
-        self.path, self.manifest, self.ranges = folder / name, manifest, manifest.ranges
-        self.gives_back = gives_back
-        count = len(self.ranges)
-        with typed_write_errors(self.path):
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            weakref.finalize(self, os.close, self._file).atexit = False
-            # A copy that noted nothing may have left it.
-            self._is_left = os.fstat(self._file).st_size > 0 and not (folder / TABLE).exists()
-            if os.fstat(self._file).st_size < manifest.size:
-                # The last byte alone gives it its length; blocks come before.
-                os.pwrite(self._file, b"\0", manifest.size - 1)
+        self.files, self.gives_back = files, gives_back
+        self.paths = tuple(folder / one.name for one in files.files)
+        count = files.blocks
+        self._handles: list[int] = []
+        # Closed with this object, however many are open by then.
+        weakref.finalize(self, _close_all, self._handles).atexit = False
+        # A copy that noted nothing may have left one.
+        self._is_left = False
+        with typed_write_errors(self.paths[0]):
+            is_new = not (folder / TABLE).exists()
+            for path, one in zip(self.paths, files.files, strict=True):
+                self._handles.append(handle := os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                here = os.fstat(handle).st_size
+                self._is_left |= here > 0 and is_new
+                if here < one.manifest.size:
+                    # The last byte alone gives it its length; blocks come before.
+                    os.pwrite(handle, b"\0", one.manifest.size - 1)
             self._map = _map_table(folder / TABLE, _HEAD_BYTES + 20 * count)
             self.pins = Pins(folder / "readers")
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
@@ -236,7 +241,7 @@ class LocalPart:
     def begin(self) -> None:
         """Take the part over, as the one who fetches: give back what is not noted, and doubt notes of another boot."""
         state, world = self.state, current_world().encode()
-        content = int.from_bytes(hashlib.sha256("".join(self.manifest.hashes).encode()).digest()[:7], "little")
+        content = int.from_bytes(bytes.fromhex(self.files.digest)[:7], "little")
         if self.counters[CONTENT] not in (0, content) or (self._is_left and not self.gives_back):
             # What was noted of another content, perhaps with more blocks, proves nothing; blocks may be the same.
             self.edges.heads[:] = self.edges.tails[:] = self.kept[:] = 0
@@ -251,19 +256,20 @@ class LocalPart:
         if self.gives_back:
             for block in np.flatnonzero((state == MISSING) | (state == EDGES)).tolist():
                 self._give_back(block, whole=state[block] == MISSING)
-        self.counters[FOUND] = sum(self.ranges[block][1] for block in np.flatnonzero(state == WHOLE).tolist())
+        self.counters[FOUND] = self.files.lengths[state == WHOLE].sum()
 
     def put(self, block: int, data: bytes) -> None:
         """Write a block that was verified, and note it."""
-        with typed_write_errors(self.path):
-            pwrite_exactly(self._file, data, self.ranges[block][0])
+        number, offset, _ = self.files.locate(block)
+        with typed_write_errors(self.paths[number]):
+            pwrite_exactly(self._handles[number], data, offset)
         self.state[block] = WHOLE
         self.counters[FETCHED] += len(data)
 
     def prove(self, block: int) -> bool:
         """Hash a block that was noted in another boot, and note it again if it is right; whether it is."""
-        offset, length = self.ranges[block]
-        right = hash_block(pread_exactly(self._file, length, offset)) == self.manifest.hashes[block]
+        number, offset, length = self.files.locate(block)
+        right = hash_block(pread_exactly(self._handles[number], length, offset)) == self.files.hashes[block]
         self.state[block] = WHOLE if right else MISSING
         return right
 
@@ -276,7 +282,7 @@ class LocalPart:
             # First: who dies now leaves bytes that nobody counts on.
             self.state[block] = EDGES if kept else MISSING
             self._give_back(block, whole=not kept)
-        self.counters[EVICTED] += self.ranges[block][1]
+        self.counters[EVICTED] += self.files.lengths[block]
         return True
 
     def let_go_of(self) -> NDArray[np.bool_]:
@@ -284,33 +290,40 @@ class LocalPart:
         taken: NDArray[np.bool_] = ((self.state == WHOLE) | (self.state == UNPROVED)) & (self.kept == 0)
         return taken
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of blocks that are here."""
-        return pread_exactly(self._file, length, offset)
+    def read(self, address: int, length: int) -> bytes:
+        """Return bytes of blocks of one file that are here."""
+        number, offset = self.files.find(address)
+        return pread_exactly(self._handles[number], length, offset)
 
     @property
     def disk_bytes(self) -> int:
-        """Return what the sparse file takes on the disk now."""
-        return os.fstat(self._file).st_blocks * 512
+        """Return what the sparse files take on the disk now."""
+        return sum(os.fstat(handle).st_blocks for handle in self._handles) * 512
 
     def _give_back(self, block: int, *, whole: bool) -> None:
-        offset, length = self.ranges[block]
+        number, offset, length = self.files.locate(block)
         head, tail = (0, 0) if whole else (int(self.edges.heads[block]), int(self.edges.tails[block]))
-        # The end of the last page of the file would stay for ever otherwise.
+        # The end of the last page of a file would stay for ever otherwise.
         stop = offset + length - tail
-        stop = stop if tail or block + 1 < len(self.ranges) else -(-stop // PAGE_BYTES) * PAGE_BYTES
+        is_last = offset + length == self.files.files[number].manifest.size
+        stop = stop if tail or not is_last else -(-stop // PAGE_BYTES) * PAGE_BYTES
         if offset + head >= stop:
             return
-        if _fallocate()(self._file, _PUNCH_HOLE | _KEEP_SIZE, offset + head, stop - offset - head) == 0:
+        if _fallocate()(self._handles[number], _PUNCH_HOLE | _KEEP_SIZE, offset + head, stop - offset - head) == 0:
             return
-        number = ctypes.get_errno()
-        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+        code, path = ctypes.get_errno(), self.paths[number]
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS):
             msg = (
-                f"The disk of '{self.path.parent}' cannot give back parts of a file, which disk_limit= needs. Choose a "
+                f"The disk of '{path.parent}' cannot give back parts of a file, which disk_limit= needs. Choose a "
                 "local_dir= on ext4, XFS, Btrfs or tmpfs."
             )
             raise NotSupportedHereError(msg)
-        raise OSError(number, os.strerror(number), str(self.path))
+        raise OSError(code, os.strerror(code), str(path))
+
+
+def _close_all(handles: list[int]) -> None:
+    while handles:
+        os.close(handles.pop())
 
 
 def _map_table(path: Path, length: int) -> mmap.mmap:
