@@ -43,7 +43,6 @@ from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.remote import RemoteFacts
-from tests.support.blocks import sampled
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
 

@@ -25,8 +25,8 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.pack.run import pack_dataset
-from tests.support.blocks import SMALL_BLOCK, sampled, use_small_blocks
 from tests.support.http_server import WebServer
+from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_epochs_over_several_files_stay_below_one_limit(shards: Shards, tmp_path
     """From a web server: epochs, slices and labels are those of the pack of one file; all files together take no more
     than the limit, the next session begins with what is here, and a state continues with the same batch."""
     files = {one.name: one for file in shards.files for one in (file, manifest_path(file))}
-    with WebServer(files) as server, sampled(tmp_path) as taken:
+    with WebServer(files) as server, disk_sampled(tmp_path) as taken:
         address = server.url(shards.files[0].name).replace("00000-of", "*-of")
         dataset = dataset_h5(address, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
         part, loader = part_of(dataset), make_loader(dataset, 50, seed=1)
@@ -167,7 +167,7 @@ def test_what_is_no_set_is_refused_before_rows_come(copied: Shards, tmp_path: Pa
     def opened(files: Any, limit: int | str = LIMIT) -> dataset_h5:
         return dataset_h5(files, disk_limit=limit, local_dir=tmp_path / "local", return_index=True)
 
-    with sampled(tmp_path / "local") as taken, pytest.raises(NotEnoughSpaceError, match="are needed") as caught:
+    with disk_sampled(tmp_path / "local") as taken, pytest.raises(NotEnoughSpaceError, match="are needed") as caught:
         opened(copied.pattern, "2.5 MB")
     assert max(taken) < 2_500_000
     named = re.search(r"([0-9.]+ MB) are needed", str(caught.value))

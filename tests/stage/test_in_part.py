@@ -24,8 +24,7 @@ from colabstage.sources.remote import MountedFile
 from colabstage.stage import staging
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset
-from tests.support.blocks import SMALL_BLOCK, use_small_blocks
-from tests.support.staged import contents
+from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,17 +1,23 @@
-"""What a folder holds after staging, file by file; and what it takes on the disk meanwhile."""
+"""What a folder holds after staging, file by file; what it takes on the disk meanwhile; and packs of small blocks."""
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.files import disk_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
+
+SMALL_BLOCK = 65536
 
 
 def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
@@ -39,3 +45,11 @@ def disk_sampled(folder: Path) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def use_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all modules write blocks of 64 KiB."""
+    # Of the real length, three of them would take longer than everything else in a test.
+    for module in [module for name, module in sys.modules.items() if name.startswith("colabstage.")]:
+        if vars(module).get("BLOCK_BYTES") == BLOCK_BYTES:
+            monkeypatch.setattr(module, "BLOCK_BYTES", SMALL_BLOCK)
