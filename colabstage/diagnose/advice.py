@@ -158,8 +158,8 @@ def judge(facts: ProfileFacts) -> Verdict:
         stage = "transfer"
     rate, headroom = (facts.setting.batch_samples / (seconds or 1.0) for seconds in (now_s, facts.step_alone_s))
     sentence = (
-        f"Input-bound by {_reason(facts, stage, cause)}: {lost:.0%} of the time is lost, {rate:,.0f} samples/s where "
-        f"the step could take {headroom:,.0f}."
+        f"Input-bound by {_words_for(facts, stage, cause)}: {lost:.0%} of the time is lost, {rate:,.0f} samples/s "
+        f"where the step could take {headroom:,.0f}."
     )
     return Verdict("input-bound", stage, cause, sentence)
 
@@ -218,7 +218,7 @@ def _not_input(facts: ProfileFacts) -> Verdict:
     return Verdict("balanced", None, None, sentence)
 
 
-def _reason(facts: ProfileFacts, stage: StageName, cause: Cause) -> str:
+def _words_for(facts: ProfileFacts, stage: StageName, cause: Cause) -> str:
     what = WHAT[stage]
     if cause == "gil":
         return f"{what} ({facts.setting.workers} threads that wait for each other: it holds Python's lock)"
@@ -289,14 +289,14 @@ def _room(facts: ProfileFacts, workers: int) -> str:
 
 
 def _torch(facts: ProfileFacts) -> Iterator[Advice]:
-    yield from _processes(facts)
+    yield from _advise_processes(facts)
     yield from _longer_queue(facts)
     yield from _persistent(facts)
-    yield from _packed(facts, "make_loader({data}, {batch})")
+    yield from _advise_packing(facts, "make_loader({data}, {batch})")
     yield from _by_batches(facts)
 
 
-def _processes(facts: ProfileFacts) -> Iterator[Advice]:
+def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     ahead = max(2, setting.prefetch)
     workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
@@ -350,7 +350,7 @@ def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
         )
 
 
-def _packed(facts: ProfileFacts, call: str) -> Iterator[Advice]:
+def _advise_packing(facts: ProfileFacts, call: str) -> Iterator[Advice]:
     """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
     and so can be done when packing."""
     # Stage the folder that the dataset names, where its samples are found there; else pack the dataset's own items.
@@ -474,7 +474,7 @@ def _keras(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     if setting.strategy is None:
         yield from _keras_workers(facts)
-        yield from _packed(facts, "to_keras({data}, {batch})")
+        yield from _advise_packing(facts, "to_keras({data}, {batch})")
 
 
 def _keras_workers(facts: ProfileFacts) -> Iterator[Advice]:
@@ -526,7 +526,7 @@ def _tf(facts: ProfileFacts) -> Iterator[Advice]:
             1.0,
             at_most=True,
         )
-    yield from _packed(facts, "to_tf_data({data}, {batch})")
+    yield from _advise_packing(facts, "to_tf_data({data}, {batch})")
 
 
 def _iterable(facts: ProfileFacts) -> Iterator[Advice]:
@@ -538,8 +538,8 @@ def _iterable(facts: ProfileFacts) -> Iterator[Advice]:
             1.0,
             options={"background": True},
         )
-    yield from _processes(facts)
-    yield from _packed(facts, "make_loader({data}, {batch})")
+    yield from _advise_processes(facts)
+    yield from _advise_packing(facts, "make_loader({data}, {batch})")
     yield from _by_batches(facts)
 
 

@@ -131,10 +131,10 @@ def figure_out(samples: Sequence[GpuSample]) -> tuple[GpuFigures, ...]:
         for reading in sample.gpus:
             by_gpu.setdefault(reading.index, []).append(reading)
     seconds = samples[-1].seconds - samples[0].seconds if samples else 0.0
-    return tuple(_figures(readings, seconds) for _, readings in sorted(by_gpu.items()))
+    return tuple(_summarise(readings, seconds) for _, readings in sorted(by_gpu.items()))
 
 
-def _figures(readings: Sequence[GpuReading], seconds: float) -> GpuFigures:
+def _summarise(readings: Sequence[GpuReading], seconds: float) -> GpuFigures:
     last = readings[-1]
     busy = [one.utilisation for one in readings if one.utilisation is not None]
     memory = [one.memory_used_bytes for one in readings if one.memory_used_bytes is not None]
@@ -152,11 +152,11 @@ def _figures(readings: Sequence[GpuReading], seconds: float) -> GpuFigures:
         power_limit_w=last.power_limit_w,
         energy_wh=None if power is None else power * seconds / 3600,
         sliced=last.sliced,
-        processes=_processes(readings),
+        processes=_processes_of(readings),
     )
 
 
-def _processes(readings: Sequence[GpuReading]) -> tuple[GpuProcess, ...]:
+def _processes_of(readings: Sequence[GpuReading]) -> tuple[GpuProcess, ...]:
     # By process, because one may be seen in every sample; the most it held is what matters.
     most: dict[int, GpuProcess] = {}
     for process in (process for reading in readings for process in reading.processes):

@@ -92,7 +92,7 @@ def profiled_iterable(loader: Any) -> ProfiledLoader:
     inner = getattr(loader, "loader", None)
     ours = type(loader).__module__.startswith("colabstage.")
     once = hasattr(type(loader), "__next__")
-    workers = _count(loader, "num_workers") or _count(loader, "num_threads") or (1 if ours else 0)
+    workers = _count_of(loader, "num_workers") or _count_of(loader, "num_threads") or (1 if ours else 0)
     setting = Setting("iterable", workers=workers, prefetch=2 if workers else 0, batches=_length(loader))
     known = known_stages(getattr(inner, "dataset", None), getattr(loader, "dataset", None))
     profiled = ProfiledLoader(setting, lambda: iter(loader), known=known, once=once, roots=() if ours else (loader,))
@@ -102,7 +102,7 @@ def profiled_iterable(loader: Any) -> ProfiledLoader:
     return profiled
 
 
-def _count(owner: object, name: str) -> int:
+def _count_of(owner: object, name: str) -> int:
     value = getattr(owner, name, 0)
     return value if isinstance(value, int) else 0
 
@@ -218,7 +218,7 @@ def h5_behind(dataset: object) -> str | None:
 def profiled_torch(loader: Any) -> ProfiledLoader:
     """Look at a `DataLoader`."""
     machine = getattr(loader, "_machine", None)
-    copied = _copy(loader, {"_iterator": None})
+    copied = _copy_loader(loader, {"_iterator": None})
     if machine is not None:
         # A copy has a place of its own, so the loader's stays where it is.
         return _profiled_ours(loader, copy.copy(loader))
@@ -238,8 +238,8 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     return ProfiledLoader(
         setting,
         start=lambda: iter(copied),
-        alone=(lambda: iter(_copy(loader, _ALONE))) if workers else None,
-        close=lambda: _end(copied),
+        alone=(lambda: iter(_copy_loader(loader, _ALONE))) if workers else None,
+        close=lambda: _end_epoch(copied),
         repeats=lambda: gives_the_same(loader.dataset),
         can_stage=lambda: can_be_staged(source),
         can_pack=lambda: can_be_packed(loader.dataset),
@@ -277,21 +277,21 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
         setting,
         start=lambda: iter(copied),
         # Without its machine it is the plain DataLoader that other frameworks build of it.
-        alone=(lambda: iter(_copy(loader, {**_ALONE, "_machine": None}))) if processes else None,
+        alone=(lambda: iter(_copy_loader(loader, {**_ALONE, "_machine": None}))) if processes else None,
         close=close,
         known=known,
         roots=(loader.dataset.transform, loader.dataset.target_transform, loader._machine.finish.batch_transform),
     )
 
 
-def _copy(loader: Any, changes: dict[str, Any]) -> Any:
+def _copy_loader(loader: Any, changes: dict[str, Any]) -> Any:
     copied = copy.copy(loader)
     # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
     copied.__dict__.update(changes)
     return copied
 
 
-def _end(loader: Any) -> None:
+def _end_epoch(loader: Any) -> None:
     iterator, loader.__dict__["_iterator"] = loader.__dict__.get("_iterator"), None
     end_iterator(iterator)
 
@@ -320,15 +320,15 @@ def profiled_keras(dataset: Any) -> ProfiledLoader:
     )
     return ProfiledLoader(
         setting,
-        start=lambda: _pooled(dataset) if pooled else _each(dataset),
-        alone=(lambda: _each(dataset)) if processes and pooled else None,
+        start=lambda: _pooled(dataset) if pooled else _batches_of(dataset),
+        alone=(lambda: _batches_of(dataset)) if processes and pooled else None,
         known=known_stages(dataset),
         repeats=lambda: not ours and gives_the_same(dataset),
         roots=(dataset,),
     )
 
 
-def _each(dataset: Any) -> Iterator[Any]:
+def _batches_of(dataset: Any) -> Iterator[Any]:
     for number in range(dataset.num_batches):
         yield dataset[number]
 

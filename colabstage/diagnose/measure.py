@@ -153,7 +153,7 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     facts = ProfileFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
     facts = _with_run(facts, spans, ahead)
     if options.step is not None:
-        alone_s, cpu_s = _run_step(options.step, _moved(batch, options.device), step, options.clock.now)
+        alone_s, cpu_s = _run_step(options.step, _move_to(batch, options.device), step, options.clock.now)
         facts = replace(facts, step_alone_s=alone_s, step_cpu_s=cpu_s)
     facts = replace(
         _with_stages(facts, profiled, gaps, stages, options.clock), transfer_s=transfer_s, gpu_busy=gpu_busy
@@ -205,7 +205,7 @@ def _run_together(
     step = options.step or (lambda _: None)
     transfer_s = None if options.device is None else _transfer_s(batch, options.device)
     # Once without measuring, because the first step compiles, allocates and warms up.
-    step(_moved(batch, options.device))
+    step(_move_to(batch, options.device))
     if not options.watch_gpu or gpu_problem() is not None:
         return _spans(feed, step, options.device, seconds), transfer_s, None
     # Five samples a second are enough for a mean, and hardly disturb the loop.
@@ -227,7 +227,7 @@ def _spans(feed: _TimedBatches, step: Callable[[Any], object], device: Any, seco
         except StopIteration:
             break
         given = feed.now()
-        step(batch if device is None else _moved(batch, device))
+        step(batch if device is None else _move_to(batch, device))
         done = feed.now()
         # The start of an epoch is counted separately.
         (firsts if first else marks).extend((asked, given, done))
@@ -256,17 +256,17 @@ def _run_step(
     return (now() - began) / count, (time.process_time() - began_cpu) / count
 
 
-def _moved(batch: Any, device: Any) -> Any:
+def _move_to(batch: Any, device: Any) -> Any:
     if device is None:
         return batch
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {name: _moved(part, device) for name, part in batch.items()}
+        return {name: _move_to(part, device) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(part, device) for part in batch))
+        return type(batch)(*(_move_to(part, device) for part in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_moved(part, device) for part in batch)
+        return type(batch)(_move_to(part, device) for part in batch)
     return batch
 
 
@@ -275,7 +275,7 @@ def _transfer_s(batch: Any, device: Any) -> float:
     # The first copy creates the CUDA context; the shortest of the others was disturbed least.
     for _ in range(4):
         began = time.perf_counter()
-        _moved(batch, device)
+        _move_to(batch, device)
         _synchronise()
         seconds.append(time.perf_counter() - began)
     return min(seconds[1:])

@@ -148,7 +148,7 @@ class LoaderProfile:
         total = max(self.stage_seconds.values(), default=0.0) or 1.0
         for name, seconds in self.stage_seconds.items():
             bar = "#" * max(1, round(24 * seconds / total))
-            lines.append(f"  {name:<10}{_milliseconds(seconds):>10} a batch  {bar}")
+            lines.append(f"  {name:<10}{_format_ms(seconds):>10} a batch  {bar}")
         lines += [f"  {name + ':':<24}{value}" for name, value in self._figures()]
         if self.advice:
             lines.append("What to change:")
@@ -157,10 +157,10 @@ class LoaderProfile:
 
     def _figures(self) -> list[tuple[str, str]]:
         facts = self.facts
-        together = f"{_milliseconds(self.batch_s)} a batch, {self.samples_per_s:,.0f} samples/s"
+        together = f"{_format_ms(self.batch_s)} a batch, {self.samples_per_s:,.0f} samples/s"
         rows = [
             ("together", f"{together}, {format_bytes(self.bytes_per_s)}/s"),
-            ("loader alone", f"{_milliseconds(facts.load_s)} a batch"),
+            ("loader alone", f"{_format_ms(facts.load_s)} a batch"),
         ]
         if self.headroom_samples_per_s is not None:
             rows += [
@@ -212,7 +212,7 @@ class LoaderProfile:
         seconds = self.stage_seconds
         longest = max(seconds.values(), default=0.0) or 1.0
         bars = "".join(
-            f"<tr><th>{name}</th><td class='cs-number'>{_milliseconds(value)}</td><td style='width:22em'>"
+            f"<tr><th>{name}</th><td class='cs-number'>{_format_ms(value)}</td><td style='width:22em'>"
             f"<div style='background:{COLOURS[name]};height:.8em;margin-top:.25em;border-radius:2px;"
             f"width:{max(0.5, 100 * value / longest):.1f}%'></div></td></tr>"
             for name, value in seconds.items()
@@ -228,7 +228,7 @@ class LoaderProfile:
         return page(self.verdict.sentence, body + notes(self.notes))
 
 
-def _milliseconds(seconds: float) -> str:
+def _format_ms(seconds: float) -> str:
     return f"{1000 * seconds:,.2f} ms" if seconds < 0.1 else f"{1000 * seconds:,.0f} ms"
 
 

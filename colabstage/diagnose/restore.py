@@ -90,7 +90,7 @@ def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
     would share it: so the handle goes again. What is inside arrays, lists and dicts is not looked after.
     """
     with ExitStack() as stack:
-        generators, objects = _parts(roots)
+        generators, objects = _find_state(roots)
         stack.enter_context(preserve_randomness(generators))
         for part in objects:
             stack.callback(restore_attributes, part, dict(vars(part)))
@@ -106,7 +106,7 @@ def restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
     now.update(attributes)
 
 
-def _parts(roots: Iterable[object]) -> tuple[list[Any], list[Any]]:
+def _find_state(roots: Iterable[object]) -> tuple[list[Any], list[Any]]:
     """Find random generators, and objects of the user's own classes, that can be reached from `roots`."""
     seen: set[int] = set()
     generators: list[Any] = []

@@ -133,12 +133,12 @@ class StageNames:
         if _LIBRARY_PATH.search(path):
             return None
         call = called_name(frame)
-        if call and not _SLEEP.search(call) and (named := _named(call)):
+        if call and not _SLEEP.search(call) and (named := _stage_of(call)):
             return named
-        return _named(own_name(code))
+        return _stage_of(own_name(code))
 
 
-def _named(name: str) -> StageName | None:
+def _stage_of(name: str) -> StageName | None:
     return next((stage for pattern, stage in _NAMES if pattern.search(name)), None)
 
 

@@ -308,7 +308,7 @@ def _read_named(file: Any, fields: NamedFields, path: Path) -> dict[str, SplitIn
             raise PackFormatError(msg)
     x = _read_field(file, fields.x, path)
     y = None if fields.y is None else _read_field(file, fields.y, path)
-    return {fields.split: _matched(SplitInfo(fields.split, x, y, None), path)}
+    return {fields.split: _check_targets(SplitInfo(fields.split, x, y, None), path)}
 
 
 def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
@@ -319,7 +319,7 @@ def _read_split(file: Any, split: str, path: Path) -> SplitInfo:
     keys = key_name(split)
     if y is None and FORMAT_ATTRIBUTE not in file.attrs:
         _check_no_labels(file, x, path)
-    return _matched(SplitInfo(split, x, y, keys if keys in file else None), path)
+    return _check_targets(SplitInfo(split, x, y, keys if keys in file else None), path)
 
 
 def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
@@ -345,7 +345,7 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
             raise PackFormatError(msg)
 
 
-def _matched(found: SplitInfo, path: Path) -> SplitInfo:
+def _check_targets(found: SplitInfo, path: Path) -> SplitInfo:
     """Return the split, once it is known to have one target for each input."""
     x, y = found.x, found.y
     if x.kind == "boxes":

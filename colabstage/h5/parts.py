@@ -189,15 +189,15 @@ def appended_path(target: Path, number: int) -> Path:
 
 def shards_beside(target: Path) -> list[Path]:
     """Return all existing shards of the dataset `target`, of any count, in order."""
-    return _named(target, "-?????-of-?????")
+    return _paths_like(target, "-?????-of-?????")
 
 
 def appended_beside(target: Path) -> list[Path]:
     """Return all files appended to the dataset `target`, in order."""
-    return _named(target, "-append-?????")
+    return _paths_like(target, "-append-?????")
 
 
-def _named(target: Path, pattern: str) -> list[Path]:
+def _paths_like(target: Path, pattern: str) -> list[Path]:
     wanted = f"{glob.escape(target.stem)}{pattern}{glob.escape(target.suffix)}"
     # `NAME-append-?????` also matches parts of a dataset whose own name ends so; the stem tells them apart.
     found = [path for path in target.parent.glob(wanted) if PartName.of(path).stem == target.stem]

@@ -187,7 +187,9 @@ def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
         if "%b" not in written and "%b" not in part:
             wanted.setdefault(written, set()).add(part)
     for written, parts in wanted.items():
-        found = own if written == "." else next((place for place in _places(written, own) if place.is_file()), None)
+        found = (
+            own if written == "." else next((place for place in _source_paths(written, own) if place.is_file()), None)
+        )
         if found is None:
             raise _missing(name, path, f"is put together from '{written}', which is not there")
         if depth > _MAX_DEPTH:
@@ -200,7 +202,7 @@ def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
                 check_parts(source, name, path, depth=depth + 1)
 
 
-def _places(written: str, own: Path) -> Iterable[Path]:
+def _source_paths(written: str, own: Path) -> Iterable[Path]:
     """Return where HDF5 looks for the source of a virtual dataset, in HDF5's order."""
     given = Path(written)
     bare = Path(given.name) if given.is_absolute() else given
@@ -477,12 +479,14 @@ def reading_contents(path: Path) -> Iterator[None]:
     except ColabstageError:
         raise
     except OSError as error:
-        raise (_damaged(path, error) if error.errno is None else translate_read_error(error, str(path), 1)) from error
+        raise (
+            _damaged_file(path, error) if error.errno is None else translate_read_error(error, str(path), 1)
+        ) from error
     except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_file(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> DamagedPackError:
+def _damaged_file(path: Path, error: Exception) -> DamagedPackError:
     return DamagedPackError(
         f"'{path}' is an HDF5 file whose table of contents is damaged ({error}). "
         "Stage or copy it again; what it was made from is untouched."
@@ -536,7 +540,7 @@ def _element_trouble(dataset: Any) -> str | None:
     if base is None:
         return None
     if not isinstance(base, np.dtype) or base.kind not in "biufc":
-        return f"The values inside its rows are {_named(base)}; expected numbers."
+        return f"The values inside its rows are {_name_of_type(base)}; expected numbers."
     stored = dataset.id.get_type().get_super()
     if base.kind in "bc":
         same = stored.get_size() == base.itemsize
@@ -552,7 +556,7 @@ def _element_trouble(dataset: Any) -> str | None:
     )
 
 
-def _named(base: Any) -> str:
+def _name_of_type(base: Any) -> str:
     if getattr(base, "names", None):
         return f"compounds of {', '.join(base.names)}"
     return "arrays" if getattr(base, "subdtype", None) else "rows of variable length again, or strings"

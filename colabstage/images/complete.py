@@ -41,12 +41,12 @@ def check_complete(data: bytes) -> ImageFacts:
     """
     facts = probe_image(data)
     # Decoding is the last word, and takes far longer than telling.
-    if not _is_sound(data, facts.format):
+    if not _is_complete(data, facts.format):
         decode_image(data, ImageOptions(color_mode="keep"))
     return facts
 
 
-def _is_sound(data: bytes, kind: str) -> bool:
+def _is_complete(data: bytes, kind: str) -> bool:
     if kind == "JPEG":
         empty = without_codes(data)
         return _unpacks(data) if empty is None else _is_taken(empty)

@@ -321,12 +321,12 @@ def probe_image(data: bytes) -> ImageFacts:
     """
     if is_jpeg(data):
         header = read_jpeg_header(data)
-        height, width = _turned((header.height, header.width), header.orientation)
+        height, width = _upright_size((header.height, header.width), header.orientation)
         _check_pixels(width, height)
         return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
     with _open_pillow(data) as image:
         try:
-            height, width = _turned((image.height, image.width), _orientation_left(image, data))
+            height, width = _upright_size((image.height, image.width), _orientation_left(image, data))
             channels, dtype = _kept_kind(image)
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
@@ -365,7 +365,7 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
     if header.components not in (1, 3) or header.precision != 8:
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
-    size = _turned((header.height, header.width), header.orientation)
+    size = _upright_size((header.height, header.width), header.orientation)
     # The decoder leaves out work for what would be thrown away.
     factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
     height, width = -(-header.height // factor), -(-header.width // factor)
@@ -466,7 +466,7 @@ def _open_pillow(data: bytes) -> Image.Image:
                 pillow_heif.register_heif_opener()
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
-        msg = f"{_explain_bytes(data)} no image format that can be read here.{_remedy(data)}"
+        msg = f"{_explain_bytes(data)} no image format that can be read here.{_install_line(data)}"
         raise DecodeError(msg) from error
     except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         msg = f"The image header cannot be used: {error}."
@@ -484,7 +484,7 @@ def _is_heic(data: bytes) -> bool:
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
 
 
-def _remedy(data: bytes) -> str:
+def _install_line(data: bytes) -> str:
     from PIL import Image
 
     # Where Pillow knows the format, it is the file that is damaged.
@@ -514,7 +514,7 @@ def _check_pixels(width: int, height: int) -> None:
         raise DecodeError(msg)
 
 
-def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+def _upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
     return (size[1], size[0]) if orientation in (5, 6, 7, 8) else size
 
 

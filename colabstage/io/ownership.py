@@ -294,13 +294,13 @@ class Standing:
     def __str__(self) -> str:
         if not self.deed:
             return "was not made by colabstage"
-        said = [f"not from colabstage: {_told(self.strange)}"] if self.strange else []
-        said += [f"changed: {_told(self.changed)}"] if self.changed else []
-        said += [f"gone: {_told(self.gone)}"] if self.gone else []
+        said = [f"not from colabstage: {_name_some(self.strange)}"] if self.strange else []
+        said += [f"changed: {_name_some(self.changed)}"] if self.changed else []
+        said += [f"gone: {_name_some(self.gone)}"] if self.gone else []
         return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
 
 
-def _told(names: tuple[str, ...]) -> str:
+def _name_some(names: tuple[str, ...]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:_TOLD])
     return shown if len(names) <= _TOLD else f"{shown} and {len(names) - _TOLD:,} more"
 

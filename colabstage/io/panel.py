@@ -225,7 +225,7 @@ _BAR = (
 
 def panel_html(rows: Sequence[Row], note: str = "") -> str:
     """Return the rows as a table with bars, and a note in plain text below; legible on light and dark pages."""
-    shown, hidden = _chosen(rows)
+    shown, hidden = _choose_rows(rows)
     earlier = f"<div class='cs-muted'>{html.escape(_summary(hidden))}</div>" if hidden else ""
     below = f"<div class='cs-muted'>{html.escape(note)}</div>" if note else ""
     table = left_aligned(f"<table>{''.join(map(_row_html, shown))}</table>")
@@ -234,7 +234,7 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
 
 def panel_text(rows: Sequence[Row]) -> str:
     """Return the rows as lines of text, for whatever reads a notebook without drawing it."""
-    shown, hidden = _chosen(rows)
+    shown, hidden = _choose_rows(rows)
     lines = [
         "  ".join(filter(None, (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row))))
         for row in shown
@@ -242,7 +242,7 @@ def panel_text(rows: Sequence[Row]) -> str:
     return "\n".join([*([_summary(hidden)] if hidden else []), *lines])
 
 
-def _chosen(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Return the rows to show, in order: whatever runs or failed, then the latest; and the others."""
     # Failures stay in sight, however many steps come after them.
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))

@@ -210,9 +210,9 @@ class _Run(Generic[T]):
         with self._lock:
             self._halt()
             reading = list(self._now_reading)
-        _join([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
+        _join_threads([thread for thread in self._worker_threads if thread not in reading], _WORKERS_END_S)
         # A thread stuck in a dead mount's read cannot be interrupted; it is a daemon and holds nothing.
-        _join(self._reader_threads + reading, self._limits.readers_end_s)
+        _join_threads(self._reader_threads + reading, self._limits.readers_end_s)
 
     def _halt(self) -> None:
         self._stopping = True
@@ -363,7 +363,7 @@ class _Run(Generic[T]):
                 self._end.notify_all()
 
 
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+def _join_threads(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = SYSTEM_CLOCK.now() + seconds  # threads end in real time only
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
@@ -536,7 +536,7 @@ class ThreadPool:
 
         def take_parts() -> None:
             try:
-                while (part := _taken(left)) is not None:
+                while (part := _take_next(left)) is not None:
                     self.cancellation.check()
                     work(edges[part], edges[part + 1])
             except BaseException:
@@ -595,7 +595,7 @@ class ThreadPool:
         self.close()
 
 
-def _taken(left: deque[int]) -> int | None:
+def _take_next(left: deque[int]) -> int | None:
     """Return the next part, `None` when none is left. Popping is atomic: no two threads get the same."""
     try:
         return left.popleft()

@@ -141,7 +141,7 @@ def _value(hint: Any, raw: Any) -> Any:
     """Return `raw` as a value of the type `hint`, JSON's lists as tuples."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _one_of(inner, raw)
+        return _first_fitting(inner, raw)
     if origin is Literal:
         fits = raw in inner and type(raw) in {type(one) for one in inner}
     elif origin is tuple and isinstance(raw, list):
@@ -162,7 +162,7 @@ def _value(hint: Any, raw: Any) -> Any:
     return raw
 
 
-def _one_of(hints: tuple[Any, ...], raw: Any) -> Any:
+def _first_fitting(hints: tuple[Any, ...], raw: Any) -> Any:
     for hint in hints:
         try:
             return _value(hint, raw)

@@ -82,7 +82,7 @@ def format_count(count: int, things: str) -> str:
     >>> format_count(1797, "files"), format_count(1, "files"), format_count(1, "batches")
     ('1,797 files', '1 file', '1 batch')
     """
-    return f"{count:,} {_one_of(things) if count == 1 else things}"
+    return f"{count:,} {_singular(things) if count == 1 else things}"
 
 
 def left_out(count: int, things: str, which: str = "") -> str:
@@ -94,7 +94,7 @@ def left_out(count: int, things: str, which: str = "") -> str:
     return f"{format_count(count, things)}{f' {which}' if which else ''} {'was' if count == 1 else 'were'} left out"
 
 
-def _one_of(things: str) -> str:
+def _singular(things: str) -> str:
     # Sizes are bytes, too, and lose one letter only.
     return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
 

@@ -180,7 +180,7 @@ class Journal(Closing):
         Raises:
             OSError: as the disk answers; the journal that was there still is.
         """
-        self._handle = begin_journal(path, _pieces(chain([head], kept)))
+        self._handle = begin_journal(path, _many_lines(chain([head], kept)))
 
     def append(self, *values: object) -> None:
         """Note values, a line each, in one write.
@@ -197,7 +197,7 @@ class Journal(Closing):
             os.close(handle)
 
 
-def _pieces(values: Iterable[object]) -> Iterator[bytes]:
+def _many_lines(values: Iterable[object]) -> Iterator[bytes]:
     lines = map(_line, values)
     while some := b"".join(islice(lines, _LINES_AT_ONCE)):
         yield some

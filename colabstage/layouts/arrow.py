@@ -346,14 +346,14 @@ def read_arrow(tree: Tree) -> SampleTable:
                 f"({', '.join(one.schema.names)}); expected files of one dataset."
             )
             raise BrokenDatasetError(msg)
-    found, shards = _find(tree, shards, facts, columns)
+    found, shards = _find_images(tree, shards, facts, columns)
     parts = [part for rows in found for part in rows.images]
     names = [f"{shards[part.shard].name}[{row}]" for rows in found for row, part in enumerate(rows.images)]
     source = ShardParts(shards, parts, names)
     values = [value for rows in found for value in rows.labels]
     targets: Targets | None
     if columns.label in _OBJECTS:
-        targets, classes = _boxes(values, source, columns.classes)
+        targets, classes = _boxes_of_rows(values, source, columns.classes)
     else:
         labels = [_label(value, names[0]) for value in values]
         targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
@@ -373,7 +373,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
     features = _features(facts.schema)
     names = list(facts.schema.names)
     images = [name for name in names if features.get(name, {}).get("_type") == "Image"]
-    images = images or [name for name in names if _holds_bytes(facts.schema.field(name).type)]
+    images = images or [name for name in names if _is_binary(facts.schema.field(name).type)]
     if not images:
         msg = f"The files of '{tree.label}' have no column of images, but {', '.join(names)}."
         raise LayoutError(msg)
@@ -413,7 +413,9 @@ def _box_names(feature: Any) -> tuple[str, ...]:
     return next((names for one in feature.values() if (names := _box_names(one))), ())
 
 
-def _boxes(values: Sequence[Any], source: ShardParts, classes: tuple[str, ...]) -> tuple[Boxes, tuple[str, ...]]:
+def _boxes_of_rows(
+    values: Sequence[Any], source: ShardParts, classes: tuple[str, ...]
+) -> tuple[Boxes, tuple[str, ...]]:
     """Return the boxes of all images, and the names of their classes.
 
     Raises:
@@ -442,10 +444,12 @@ def _boxes(values: Sequence[Any], source: ShardParts, classes: tuple[str, ...]) 
     offsets = np.concatenate([[0], np.cumsum([len(found) for found in rows])]).astype(np.int64)
     corners = np.array([box for found in rows for box in found], np.float64).reshape(-1, 4)
     numbers = np.zeros(0, np.int64) if targets is None else targets.values
-    return Boxes(offsets, _corners(corners, offsets, source), {"labels": numbers}), names
+    return Boxes(offsets, _boxes_as_corners(corners, offsets, source), {"labels": numbers}), names
 
 
-def _corners(boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: ShardParts) -> NDArray[np.float64]:
+def _boxes_as_corners(
+    boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: ShardParts
+) -> NDArray[np.float64]:
     """Return boxes as corners, whether they are written so or as a corner and a size.
 
     Raises:
@@ -479,7 +483,7 @@ def _features(schema: Any) -> dict[str, Any]:
     return lists | {name: one for name, one in found.items() if isinstance(one, dict)}
 
 
-def _holds_bytes(kind: Any) -> bool:
+def _is_binary(kind: Any) -> bool:
     # By its name as pyarrow writes it, so that this module needs no pyarrow to be imported.
     text = str(kind)
     return text in ("binary", "large_binary") or text.startswith(("struct<bytes: binary", "struct<bytes: large_binary"))
@@ -491,7 +495,7 @@ def _is_label(kind: Any) -> bool:
     return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
 
 
-def _find(
+def _find_images(
     tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _ColumnRoles
 ) -> tuple[list[FoundRows], list[ShardFile]]:
     """Return the rows of each file, and the files to read their images from."""

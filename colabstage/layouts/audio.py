@@ -219,7 +219,7 @@ def read_audio(
     if not files_ending_in(tree.entries, SOUND_EXTENSIONS):
         msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
         raise EmptySourceError(msg)
-    found = _find(tree, labels)
+    found = _find_clips(tree, labels)
     inputs, note = clip_rows(TreeFiles(tree, found.files), options)
     return SampleTable(
         layout=NAME,
@@ -252,13 +252,13 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     if not seen:
         msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
         raise BrokenDatasetError(msg)
-    decoder = _plan(seen, options)
+    decoder = _plan_rows(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
     rows = Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder)
     return rows, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."
 
 
-def _find(tree: Tree, labels: Sequence[str] | None) -> FileTable:
+def _find_clips(tree: Tree, labels: Sequence[str] | None) -> FileTable:
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
         return find_file_table(tree, kind, TableChoice(None if labels is None else tuple(labels)))
@@ -290,7 +290,7 @@ class _SeenClip(NamedTuple):
     """Samples in a second."""
 
 
-def _plan(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder:
+def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder:
     """Return what all rows are, by those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate

@@ -140,7 +140,7 @@ def _boxes_table(
     lookups: dict[str, FileLookup] = {}
     # Classes are those that occur: not every tool lists its classes in an export.
     words = {shape.label for _, said in found for one in said for shape in one.shapes}
-    classes = _numbered(tree, form, words) if form.numbered else sorted(words)
+    classes = _names_of_numbers(tree, form, words) if form.numbered else sorted(words)
     numbers = {str(number) if form.numbered else name: float(number) for number, name in enumerate(classes)}
     samples: dict[str, LabelledImage] = {}
     missing, total, first = 0, 0, ""
@@ -181,7 +181,7 @@ def _boxes_table(
     return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)
 
 
-def _numbered(tree: Tree, form: _Format, words: set[str]) -> list[str]:
+def _names_of_numbers(tree: Tree, form: _Format, words: set[str]) -> list[str]:
     """Return the names of numbered classes; the numbers themselves where no list has names for them."""
     # Classes that have no box count as well, or numbers would shift.
     count = 1 + max(map(int, words), default=-1)

@@ -80,7 +80,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
             raise CorruptArchiveError(msg) from error
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
-    text = _decode(data)
+    text = _decode_table(data)
     if entry.name.lower().endswith(".jsonl"):
         return _rows_of_lines(entry.name, text)
     # The header decides: cells of text may hold any of the marks.
@@ -125,7 +125,7 @@ def _rows_of_lines(name: str, text: str) -> TableRows:
     return TableRows([header, *([cells.get(key, "") for key in header] for cells in found)] if found else [])
 
 
-def _decode(data: bytes) -> str:
+def _decode_table(data: bytes) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", "replace")  # what spreadsheets save as "Unicode text"
     try:
@@ -325,14 +325,14 @@ def make_targets(
     if len(columns) == 1:
         name, cells = next(iter(columns.items()))
         if separator is not None:
-            return _sets(cells, separator) if separator else _words(name, cells)
+            return _sets(cells, separator) if separator else _as_classes(name, cells)
         if is_numeric(cells):
-            return _numbers(name, cells)
+            return _as_numbers(name, cells)
         found = next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), None)
         if found is not None:
             return _sets(cells, found)
         _check_blanks(name, cells)
-        return _words(name, cells)
+        return _as_classes(name, cells)
     words = [name for name, cells in columns.items() if not is_numeric(cells)]
     if words:
         msg = f"Of several label columns each has to be numbers; {listed(words)} have words. Choose one of them."
@@ -354,7 +354,7 @@ def _check_filled(name: str, missing: Iterable[bool]) -> None:
         raise LayoutError(msg)
 
 
-def _numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+def _as_numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, (not cell or cell.lower() == "nan" for cell in cells))
     values = np.array([float(cell) for cell in cells], np.float64)
     # From 2 ** 53 on a float skips whole numbers, so two labels could become one.
@@ -372,7 +372,7 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
-def _words(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, (not cell for cell in cells))
     classes = sorted(set(cells))
     # One program takes 01 and 1 for two classes, the next for one.

@@ -282,7 +282,7 @@ class _TableSearch:
             splits = by_folder
             notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(splits)))}.")
         return FileTable(
-            keys=_unique(chosen.names),
+            keys=_numbered_apart(chosen.names),
             files=chosen,
             targets=targets,
             # All or none: a sample without a split among others with one would be in no file.
@@ -585,7 +585,7 @@ def listed_names(tables: list[_LeadingTable]) -> str:
     return listed([table.name for table in tables])
 
 
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
+def _numbered_apart(names: Iterable[str]) -> tuple[str, ...]:
     """Return the names with a number behind those that have been there before: an image may have several rows."""
     seen: dict[str, int] = {}
     keys = []

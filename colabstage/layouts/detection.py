@@ -55,7 +55,7 @@ class _Object(NamedTuple):
     """The box, and what else is known of it."""
 
 
-class _Annotation(NamedTuple):
+class _VocAnnotation(NamedTuple):
     """What one file says."""
 
     objects: list[_Object]
@@ -64,7 +64,7 @@ class _Annotation(NamedTuple):
     """Height and width of the image; zeros where it says none."""
 
 
-_NOTHING = _Annotation([], (0, 0))
+_NOTHING = _VocAnnotation([], (0, 0))
 
 
 def read_voc(tree: Tree) -> SampleTable:
@@ -92,7 +92,7 @@ def read_voc(tree: Tree) -> SampleTable:
         raise LayoutError(msg)
     lists = _read_lists(tree)
     if lists:
-        listed = [image for image in images if _place(image.name) in lists]
+        listed = [image for image in images if _voc_key(image.name) in lists]
     else:
         # Images without a file of their own count where others have one, and nowhere else.
         folders = {posixpath.dirname(name) for name in labels}
@@ -116,7 +116,7 @@ def read_voc(tree: Tree) -> SampleTable:
         LabelledImage(
             image,
             [[*each.values[:4], numbers[each.name], *each.values[4:]] for each in one.objects],
-            lists[_place(image.name)] if lists else split_of_path(image.name),
+            lists[_voc_key(image.name)] if lists else split_of_path(image.name),
             one.size,
         )
         for image, one in zip(listed, said, strict=True)
@@ -134,7 +134,7 @@ def _is_photo(name: str) -> bool:
     return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
 
 
-def _place(image: str) -> tuple[str, str]:
+def _voc_key(image: str) -> tuple[str, str]:
     """Return the dataset's folder and the stem of an image in JPEGImages."""
     folder, base = posixpath.split(image)
     return posixpath.dirname(folder), posixpath.splitext(base)[0]
@@ -158,7 +158,7 @@ class _AnnotationFiles:
 
     def of_image(self, image: str) -> FileEntry | None:
         """Return the file in `Annotations`, else beside the image, else in folders of the same other names."""
-        root, stem = _place(image)
+        root, stem = _voc_key(image)
         found = self._by_path.get(posixpath.join(root, _ANNOTATIONS, stem))
         return found or self._by_path.get(posixpath.splitext(image)[0]) or self._by_role.get(_without_roles(image))
 
@@ -219,12 +219,12 @@ class _AnnotationParser:
         self._parser.EntityDeclHandler = self._refuse
         self._parser.ExternalEntityRefHandler = self._refuse
 
-    def parse(self, content: bytes) -> _Annotation:
+    def parse(self, content: bytes) -> _VocAnnotation:
         try:
             self._parser.Parse(content, True)
         except expat.ExpatError as error:
             self._fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
-        return _Annotation(self._found, self._finished_size())
+        return _VocAnnotation(self._found, self._finished_size())
 
     def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
         msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."

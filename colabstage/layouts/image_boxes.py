@@ -190,7 +190,7 @@ class BoxItems:
             DecodeError: its boxes cannot be boxes, or have labels or columns of another length.
             LayoutError: it lacks a column that the first items have, or holds words or unknown classes.
         """
-        found = _find(target, name)
+        found = _find_boxes(target, name)
         rows: NDArray[Any] = np.zeros(len(found.places), self.dtype)
         if len(rows):
             rows["boxes"] = _as_corners(found.places, found.form or self.form, name)
@@ -243,7 +243,7 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
         LayoutError: none has boxes; or what their numbers are cannot be told; or they are words, parts of the image's
             sides, or of torchvision's raw annotations.
     """
-    seen = [(one, _find(one.target, one.name)) for one in first]
+    seen = [(one, _find_boxes(one.target, one.name)) for one in first]
     filled = [(one, found) for one, found in seen if len(found.places)]
     if not filled:
         what = f"the first {len(seen)} items" if len(seen) > 1 else seen[0][0].name
@@ -261,8 +261,8 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
     form = found.form or _form_of(filled)
     if all(found.places.max() <= 1 for _, found in filled):
         msg = (
-            f"{one.name} has boxes such as {_shown(found.places[0])}, and no box of the first items reaches beyond 1: "
-            "they look like parts of the image's width and height. Multiply them, as boxes are in pixels."
+            f"{one.name} has boxes such as {_format_box(found.places[0])}, and no box of the first items reaches "
+            "beyond 1: they look like parts of the image's width and height. Multiply them, as boxes are in pixels."
         )
         raise LayoutError(msg)
     label = next((key for key in _LABEL_KEYS if key in found.columns), None)
@@ -281,7 +281,7 @@ def plan_boxes(first: Iterable[LookedAt], dataset: Any, feature: Any = None) -> 
     return planned
 
 
-def _find(target: Any, name: str) -> _Found:
+def _find_boxes(target: Any, name: str) -> _Found:
     """Return the boxes of a target as they are written.
 
     Raises:
@@ -304,7 +304,7 @@ def _find(target: Any, name: str) -> _Found:
                 msg = f"{name} has boxes of the form {written}; expected one of {', '.join(_FORMATS)}."
                 raise LayoutError(msg)
         rest = {str(other): value for other, value in target.items() if other != key}
-        return _split(_places(places, name), form, rest)
+        return _split_columns(_check_boxes(places, name), form, rest)
     if not may_hold_boxes(target):
         msg = f"{name} has {type(target).__name__} as its target, and other items have boxes; expected a dict of them."
         raise LayoutError(msg)
@@ -315,7 +315,7 @@ def _find(target: Any, name: str) -> _Found:
     # The annotations of COCO's own reader: the only ones that have both.
     own = {"category_id", "image_id"} <= rest.keys()
     boxes = [one[box_key(one)] for one in target]
-    return _split(_places(boxes, name), "corner and size" if own else None, rest)
+    return _split_columns(_check_boxes(boxes, name), "corner and size" if own else None, rest)
 
 
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
@@ -327,15 +327,15 @@ def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     )
 
 
-def _split(places: NDArray[np.float64], form: Form | None, rest: Mapping[str, Any]) -> _Found:
+def _split_columns(places: NDArray[np.float64], form: Form | None, rest: Mapping[str, Any]) -> _Found:
     known = {*_LABEL_KEYS, *(column.name for column in _FURTHER)}
     columns = {key: value for key, value in rest.items() if key in known}
     words = (key for key, value in rest.items() if _is_list(value) and len(value) and isinstance(value[0], str))
     return _Found(places, form, columns, tuple(key for key in rest if key not in known), next(words, None))
 
 
-def _places(boxes: Any, name: str) -> NDArray[np.float64]:
-    values = _numbers(boxes, "boxes", name)
+def _check_boxes(boxes: Any, name: str) -> NDArray[np.float64]:
+    values = _read_numbers(boxes, "boxes", name)
     if values.size == 0:
         return np.zeros((0, 4))
     if values.ndim != 2 or values.shape[1] != 4 or not np.isfinite(values).all():
@@ -344,7 +344,7 @@ def _places(boxes: Any, name: str) -> NDArray[np.float64]:
     return values.astype(np.float64)
 
 
-def _numbers(value: Any, key: str, name: str) -> NDArray[Any]:
+def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
     """Return what an item has under `key` as an array of numbers."""
     try:
         if hasattr(value, "detach"):
@@ -373,7 +373,7 @@ def _column(found: _Found, key: str, count: int, width: int, name: str) -> NDArr
     if key not in found.columns:
         msg = f"{name} has boxes without {key!r}, which the first items have."
         raise LayoutError(msg)
-    values = _numbers(found.columns[key], key, name)
+    values = _read_numbers(found.columns[key], key, name)
     if values.shape != ((count, width) if width > 1 else (count,)):
         msg = f"{name} has {count} boxes and {key!r} of shape {values.shape}; expected one for each box."
         raise DecodeError(msg)
@@ -395,7 +395,7 @@ def _as_corners(places: NDArray[np.float64], form: Form, name: str) -> NDArray[n
         corners = np.concatenate([begin, begin + last], axis=1)
     if wrong.any():
         expected = "x0 <= x1 and y0 <= y1" if form == "corners" else "sizes of 0 and more"
-        msg = f"{name} has the box {_shown(places[wrong][0])}, which is no {form}; expected {expected}."
+        msg = f"{name} has the box {_format_box(places[wrong][0])}, which is no {form}; expected {expected}."
         raise DecodeError(msg)
     return corners
 
@@ -413,8 +413,8 @@ def _form_of(filled: Sequence[tuple[LookedAt, _Found]]) -> Form:
         one, found = filled[0]
         what = "may be two corners as well as a corner and a size" if are_corners else "are not inside their images"
         msg = (
-            f"The boxes of the first items {what} ({one.name} has {_shown(found.places[0])}). Wrap the dataset in one "
-            "whose items are (image, {'boxes': corners, 'labels': numbers})."
+            f"The boxes of the first items {what} ({one.name} has {_format_box(found.places[0])}). Wrap the dataset in "
+            "one whose items are (image, {'boxes': corners, 'labels': numbers})."
         )
         raise LayoutError(msg)
     return "corners" if are_corners else "corner and size"
@@ -447,5 +447,5 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.kind == "O")
 
 
-def _shown(box: NDArray[np.float64]) -> str:
+def _format_box(box: NDArray[np.float64]) -> str:
     return "[" + ", ".join(f"{number:g}" for number in box.tolist()) + "]"

@@ -117,10 +117,10 @@ def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
     for index in range(min(_FIRST, count)):
         with suppress(DecodeError):
             x, y = pairs.get(index)
-            yield LookedAt(pairs.name(index), y, _size(x))
+            yield LookedAt(pairs.name(index), y, _size_of_item(x))
 
 
-def _size(x: Any) -> tuple[int, int] | None:
+def _size_of_item(x: Any) -> tuple[int, int] | None:
     """Return height and width of an image; `None` where its shape does not say which axes they are."""
     if _is_pillow_image(x):
         return x.size[1], x.size[0]

@@ -285,7 +285,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
         msg = f"'{tree.label}' holds no LMDB database (data.mdb, or a file .lmdb)."
         raise EmptySourceError(msg)
     scanned = scan_each(
-        len(entries), lambda number: _scan(shard_of(entries[number], open_shard(tree, entries[number])), number)
+        len(entries), lambda number: _scan_values(shard_of(entries[number], open_shard(tree, entries[number])), number)
     )
     shards = [found.shard for found in scanned]
     parts = [part for found in scanned for part in found.images.values()]
@@ -297,7 +297,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
     if any(found.datums for found in scanned):
         inputs, targets = _of_caffe(scanned, source)
     else:
-        inputs, targets = Images(source), _targets(scanned, names)
+        inputs, targets = Images(source), _targets_of_values(scanned, names)
     splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
@@ -315,7 +315,7 @@ def _is_database(name: str) -> bool:
     return base == "data.mdb" or (base.endswith((".lmdb", ".mdb")) and base != "lock.mdb")
 
 
-def _scan(shard: ShardFile, number: int) -> _ScannedDatabase:
+def _scan_values(shard: ShardFile, number: int) -> _ScannedDatabase:
     window = ScanWindow(shard.content)
     found = _ScannedDatabase(shard, {}, {}, {})
     for value in scan_values(window):
@@ -412,7 +412,7 @@ def _of_caffe(scanned: Sequence[_ScannedDatabase], source: ShardParts) -> tuple[
     return Arrays(source, datums[0].shape, np.dtype(np.uint8)), _Targets(labels, notes=(note,))
 
 
-def _targets(scanned: Sequence[_ScannedDatabase], names: Sequence[str]) -> _Targets:
+def _targets_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str]) -> _Targets:
     if not any(found.labels for found in scanned):
         # Keys that are written like paths of images say their classes as folders do.
         keys = [name for found in scanned for name in found.images]

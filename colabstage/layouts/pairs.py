@@ -51,7 +51,7 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     Raises:
         BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
     """
-    counts, example = _look(source, spread=spread)
+    counts, example = _look_at_masks(source, spread=spread)
     meaning = meaning_of(counts)
     if meaning == "greys":
         levels = np.flatnonzero(counts)
@@ -81,7 +81,7 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
     return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
 
 
-def _look(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str]:
+def _look_at_masks(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str]:
     count = min(_LOOKED_AT, len(source))
     # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
@@ -158,10 +158,10 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
         BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes.
     """
     sides = _sides(tree, masks)
-    pairs = _matched(sides)
+    pairs = _match_sides(sides)
     if 2 * len(pairs) < len(sides.images):
         by_stem = _by_stem(sides)
-        pairs = _matched(by_stem) if by_stem is not None else pairs
+        pairs = _match_sides(by_stem) if by_stem is not None else pairs
     # A competition keeps the masks of its test images to itself.
     splits = {split_of_path(image.name) for image, _ in pairs}
     expected = [image for image in sides.images if pairs and split_of_path(image.name) in splits]
@@ -173,7 +173,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
             f"without: '{first}'); expected at least half."
         )
         raise LayoutError(msg)
-    classes, colors = _class_names(tree)
+    classes, colors = _read_classes(tree)
     source = TreeFiles(tree, [mask for _, mask in pairs])
     targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
     found = [split_of_path(image.name) for image, _ in pairs]
@@ -232,12 +232,12 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
         )
         raise LayoutError(msg)
     return _Sides(
-        {image: _place(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
-        {mask: _place(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
+        {image: _pair_key(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
+        {mask: _pair_key(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
     )
 
 
-def _place(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
+def _pair_key(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
     *folders, base = parts
     left = (_without_role(folder) for folder in folders)
     return _PairKey(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
@@ -273,7 +273,7 @@ def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
     return next((stem.removesuffix(end) for end in suffixes if stem.endswith(end) and len(stem) > len(end)), stem)
 
 
-def _matched(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
+def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
     """Return each image with its mask.
 
     Raises:
@@ -306,7 +306,7 @@ def _by_stem(sides: _Sides) -> _Sides | None:
     return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
 
 
-def _class_names(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
+def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
     """Return the names of the classes and the colours that they are painted in, from the files that tools leave beside
     the masks; nothing where there is none."""
     for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):

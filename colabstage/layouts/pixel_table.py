@@ -85,7 +85,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
         head = source.pread(_HEAD_BYTES, 0)
-        columns = _read_header(head)
+        columns = _read_columns(head)
         if columns is not None:
             found.append(_read_rows(source, entry, columns))
         elif _is_bare(head):
@@ -133,7 +133,7 @@ def _is_table(name: str) -> bool:
     return name.lower().removesuffix(".gz").endswith(".csv")
 
 
-def _read_header(head: bytes) -> _PixelColumns | None:
+def _read_columns(head: bytes) -> _PixelColumns | None:
     """Return the roles of columns according to the header; `None` where a table has no pixels."""
     header, _, rest = head.partition(b"\n")
     names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]

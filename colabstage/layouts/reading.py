@@ -48,7 +48,7 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
     Raises:
         As `open_member`, and UnsafeArchiveError: it unpacks to more than an honest file does.
     """
-    return _unpacked(open_member(tree, entry), entry)
+    return _unpack_if_packed(open_member(tree, entry), entry)
 
 
 def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
@@ -59,10 +59,10 @@ def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
         As `open_unpacked`.
     """
     source = tree.open(entry)
-    return _unpacked(_spool(tree, entry) if source is None else source, entry)
+    return _unpack_if_packed(_spool(tree, entry) if source is None else source, entry)
 
 
-def _unpacked(source: ByteSource, entry: FileEntry) -> ByteSource:
+def _unpack_if_packed(source: ByteSource, entry: FileEntry) -> ByteSource:
     head = read_with_retry(lambda: source.pread(HEAD_BYTES, 0), entry.name, policy=RetryPolicy())
     if compression_of(head) is None:
         return source

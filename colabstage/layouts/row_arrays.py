@@ -171,7 +171,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
     for name in every:
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
-    found = [_pair(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
+    found = [_pair_arrays(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
     # Of another split, or of none: x_train beside labels. Left out, every sample would be without its label.
     over = [name for roles in by_split.values() if not roles["x"] for name in roles["y"]]
     if found and not (over and any(one.y is None for one in found)):
@@ -231,7 +231,7 @@ def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
     return SplitArrays("", one(x), None if y is None else one(y))
 
 
-def _pair(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
+def _pair_arrays(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
     if len(xs) > 1 or len(ys) > 1:
         msg = (
             f"Several arrays are called like {'inputs' if len(xs) > 1 else 'targets'}: "
@@ -252,7 +252,7 @@ def _split_and_role(name: str) -> tuple[str, str]:
     if is_class_names(name):
         return "", ""
     for part in reversed(name.split("/")):
-        words = _words(part)
+        words = _words_of_name(part)
         role = role or next(("x" if word in _X else "y" for word in reversed(words) if word in _X | _Y), "")
         split = split or next(
             (found for word in words if (found := _SPLITS_BESIDE.get(word) or split_of_word(word))), ""
@@ -260,7 +260,7 @@ def _split_and_role(name: str) -> tuple[str, str]:
     return split, role
 
 
-def _words(part: str) -> list[str]:
+def _words_of_name(part: str) -> list[str]:
     """Return train_images, X-train, xTrain, XTrain and Xtrain in words."""
     text = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=\b[XY])(?=[A-Z])", "_", _bare(part))
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", text) if word]
@@ -304,7 +304,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         raise EmptySourceError(msg)
     stored = {array.name: array for array in _find_arrays(tree)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
-    chosen = (_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
+    chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
     # As images of a test set that no table labels: without labels for some, there would be none for all.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
@@ -320,8 +320,8 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
                 "as inputs along their first axes."
             )
             raise LayoutError(msg)
-    inputs = _inputs(xs)
-    targets, classes = _targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
+    inputs = _as_inputs(xs)
+    targets, classes = _as_targets(ys, inputs, xs) if len(ys) == len(xs) else (None, ())
     # Files often have an array of the classes' names beside those of the samples, of all classes or of more.
     texts = (
         array.whole()
@@ -354,7 +354,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     )
 
 
-def _numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays] | None:
+def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays] | None:
     """Return inputs and targets that numpy.savez(file, x, y) has only numbered, where their shapes say the same."""
     arrays = list(stored.values())
     if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(array.name.rpartition("/")[2])) for array in arrays):
@@ -372,7 +372,7 @@ def _usable(array: StoredArray) -> StoredArray:
     return array
 
 
-def _inputs(xs: Sequence[StoredArray]) -> Inputs:
+def _as_inputs(xs: Sequence[StoredArray]) -> Inputs:
     if any(array.is_text for array in xs):
         msg = f"'{next(array.name for array in xs if array.is_text)}' holds words; expected numbers as inputs."
         raise LayoutError(msg)
@@ -395,7 +395,9 @@ def _arrays(parts: Sequence[StoredArray]) -> Arrays:
     return Arrays(join_sources([part.rows() for part in parts]), first.shape[1:], first.dtype)
 
 
-def _targets(ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]) -> tuple[Targets, tuple[str, ...]]:
+def _as_targets(
+    ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray]
+) -> tuple[Targets, tuple[str, ...]]:
     if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
         # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
         masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
@@ -407,7 +409,7 @@ def _targets(ys: Sequence[StoredArray], inputs: Inputs, xs: Sequence[StoredArray
         return _arrays(ys), ()
     values = [y.whole() for y in ys]
     if is_vector:
-        return _labels(np.concatenate([part.reshape(-1) for part in values]))
+        return _as_labels(np.concatenate([part.reshape(-1) for part in values]))
     if len({(part.shape[1:], part.dtype) for part in values}) > 1:
         return _arrays(ys), ()  # which says what differs
     return Values(np.ascontiguousarray(np.concatenate(values))), ()
@@ -423,7 +425,7 @@ def _as_words(values: NDArray[Any]) -> tuple[str, ...]:
     return tuple(str(word) for word in words.tolist())
 
 
-def _labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
+def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind in "US":
         return make_targets({"y": _as_words(values)})
     if values.dtype.kind in "iu":

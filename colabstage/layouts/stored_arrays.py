@@ -203,7 +203,7 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
         count, size = header.shape[0], header.row_bytes
         file, start = open_member(tree, entry), header.start
         if header.is_turned:
-            file, start = _turned(file, header), 0
+            file, start = _write_row_by_row(file, header), 0
         starts = start + np.arange(count, dtype=np.int64) * size
         # Each row by its place, so that none is read that is not packed, and many at once are.
         source = FileSlices(
@@ -274,7 +274,7 @@ class _NpyHeader:
         return ""
 
 
-def _turned(file: ByteSource, header: _NpyHeader) -> LocalBytes:
+def _write_row_by_row(file: ByteSource, header: _NpyHeader) -> LocalBytes:
     """Write an array in Fortran order row by row into a file without a name, and return its bytes.
 
     Raises:

@@ -359,14 +359,14 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     """
     shards = _record_files(tree)
     image = _image_feature(tree, shards)
-    scanned = scan_each(len(shards), lambda number: _scan(shards[number], number, image))
+    scanned = scan_each(len(shards), lambda number: _scan_records(shards[number], number, image))
     records = [record for found in scanned for record in found.records]
     names = [record.name for record in records]
     splits = splits_of_shards([shard.name for shard in shards])
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(found.without for found in scanned)
     notes = [left_out(without, "records", f"without '{image}'") + "."] if without else []
-    targets, classes = _targets(records, parts, notes)
+    targets, classes = _targets_of_records(records, parts, notes)
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
         msg = f"Of '{records[0].name}' and '{odd.name}' the one holds an image file and the other does not."
@@ -459,7 +459,7 @@ def _pixel_shape(features: dict[str, Feature], image: ByteSpan) -> tuple[int, in
     return (height, width, depth) if fits else None
 
 
-def _scan(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
+def _scan_records(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
     """Return every record of a file, in one pass over it."""
     window = ScanWindow(shard.content)
     records = []
@@ -554,7 +554,9 @@ class _Example:
         )
 
 
-def _targets(records: Sequence[_Record], parts: ShardParts, notes: list[str]) -> tuple[Targets | None, tuple[str, ...]]:
+def _targets_of_records(
+    records: Sequence[_Record], parts: ShardParts, notes: list[str]
+) -> tuple[Targets | None, tuple[str, ...]]:
     # What is there decides: a label beside boxes is most often that of the first of them.
     with_boxes = sum(record.boxes is not None for record in records)
     masks = [record.mask for record in records if record.mask is not None]

@@ -107,15 +107,15 @@ class _Files(NamedTuple):
 
     def as_sample(self, address: str) -> PackedSample:
         rest = next(rest for rest in _CONTENTS if rest in self.contents)
-        kind = _kind(rest)
+        kind = _kind_of_member(rest)
         mask = next((self.contents[rest][1] for rest in _MASKS if rest in self.contents), None)
         written = next((self.labels[rest] for rest in _NUMBERS if rest in self.labels), None)
         label, text = None, None
         if _DOCUMENT in self.labels:
             label, text = _document_label(address, self.labels[_DOCUMENT], needed=written is None)
         if written is not None:
-            label = parse_label(_decode(address, written))
-        caption = _decode(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
+            label = parse_label(_decode_label(address, written))
+        caption = _decode_label(address, self.labels[_TEXT]).strip() if _TEXT in self.labels else None
         # A text beside a clip is what is said in it, in many collections that are no shards.
         annotated = bool(self.labels.keys() - ({_TEXT} if kind == "sound" else set())) or mask is not None
         return PackedSample(*self.contents[rest], kind, mask, label, text, caption, annotated)
@@ -129,10 +129,10 @@ class _Files(NamedTuple):
     def left_out(self) -> set[str]:
         """Return what its files end in that are not read: an array beside an image is one of them."""
         found = [rest for rest in _CONTENTS if rest in self.contents]
-        return self.others | {rest for rest in found[1:] if _kind(rest) != "image"}
+        return self.others | {rest for rest in found[1:] if _kind_of_member(rest) != "image"}
 
 
-def _kind(rest: str) -> str:
+def _kind_of_member(rest: str) -> str:
     return "sound" if rest in _SOUNDS else rest if rest in ("npy", "pth", "pt") else "image"
 
 
@@ -143,7 +143,7 @@ def has_samples(names: Iterable[str]) -> bool:
     labels: dict[str, set[str]] = {}
     for key, rest in filter(None, map(_split_name, names)):
         if rest in _CONTENTS:
-            contents[key] = _kind(rest)
+            contents[key] = _kind_of_member(rest)
         elif rest in _LABELS or rest in _MASKS:
             labels.setdefault(key, set()).add(rest)
     return any(labels[key] != {_TEXT} or contents[key] != "sound" for key in labels.keys() & contents.keys())
@@ -194,7 +194,7 @@ def _split_name(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2].lower())
 
 
-def _decode(address: str, content: bytes) -> str:
+def _decode_label(address: str, content: bytes) -> str:
     try:
         # Editors on Windows begin a text with the mark, which would be part of the label.
         return content.decode("utf-8-sig")
@@ -260,7 +260,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     samples = [sample for _, found in scanned for sample in found.samples]
     names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
     notes: list[str] = []
-    targets, classes = _masks(samples, shards, names, notes) or _labels(samples, names)
+    targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
     splits = splits_of_shards([shard.name for shard in shards])
     without = sum(found.without for _, found in scanned)
     if without:
@@ -270,7 +270,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    inputs = _inputs(ShardParts(shards, [sample.content for sample in samples], names), samples, sound, notes)
+    inputs = _make_inputs(ShardParts(shards, [sample.content for sample in samples], names), samples, sound, notes)
     return SampleTable(
         layout=NAME,
         keys=tuple(names),
@@ -282,7 +282,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     )
 
 
-def _labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
+def _make_labels(samples: Sequence[PackedSample], names: Sequence[str]) -> Labels:
     # A cls or json is a label on purpose; a txt may be one.
     labels = [sample.label for sample in samples]
     if all(label is None for label in labels):
@@ -314,7 +314,7 @@ def _masks(
     return found, FOREGROUND_CLASSES if found.foreground else ()
 
 
-def _inputs(
+def _make_inputs(
     source: ShardParts, samples: Sequence[PackedSample], sound: AudioOptions, notes: list[str]
 ) -> Images | Arrays:
     """Return the images, arrays or clips of samples.

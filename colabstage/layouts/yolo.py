@@ -54,15 +54,15 @@ def read_class_file(tree: Tree) -> ClassFile:
         base = posixpath.basename(entry.name).lower()
         # A plain list has a name in each line, and no keypoints.
         if base in _LISTS:
-            lines = (line.strip() for line in _text(tree, entry).splitlines())
+            lines = (line.strip() for line in _read_labels(tree, entry).splitlines())
             return ClassFile(tuple(line for line in lines if line))
-        found = parse_class_file(_text(tree, entry), entry.name)
+        found = parse_class_file(_read_labels(tree, entry), entry.name)
         if found.names:
             return found
     return ClassFile(())
 
 
-def _text(tree: Tree, entry: FileEntry) -> str:
+def _read_labels(tree: Tree, entry: FileEntry) -> str:
     data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
     return data.decode("utf-8-sig", "replace")
 
@@ -156,7 +156,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         raise LayoutError(msg)
     # Further numbers of a pose; a box and so many are in each line.
     pose = keypoints[0] * keypoints[1]
-    parse = functools.partial(_parse, pose=pose)
+    parse = functools.partial(_parse_labels, pose=pose)
     # Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
     # tools.
     looked_at = [file for file in files if file.size][:_SNIFFED]
@@ -216,7 +216,7 @@ def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     return texts.get(moved) or texts.get(f"{stem}.txt")
 
 
-def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
+def _parse_labels(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
     """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie
     in the box that its first four numbers would be."""
     rows = []
@@ -240,7 +240,7 @@ def _parse(file: FileEntry, content: bytes, *, pose: int = 0) -> _Rows:
                 f"numbers from 0 to 1 (centre x, centre y, width, height){shape}."
             )
             raise BrokenDatasetError(msg)
-        row = [*_corners(values[1:]), values[0]]
+        row = [*_to_corners(values[1:]), values[0]]
         if len(values) > 5:
             row += [len(values) // 2, float(_holds_rest(values[1:]))]
         rows.append(row)
@@ -259,13 +259,13 @@ def _is_box(values: Sequence[float]) -> bool:
 def _holds_rest(values: Sequence[float]) -> bool:
     """Tell whether the first four numbers are a box that holds the points that follow; points at 0, 0 are hidden
     ones."""
-    x0, y0, x1, y1 = _corners(values[:4])
+    x0, y0, x1, y1 = _to_corners(values[:4])
     points = zip(values[4::2], values[5::2], strict=True)
     near = (x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points if (x, y) != (0, 0))
     return all(near)
 
 
-def _corners(values: Sequence[float]) -> tuple[float, float, float, float]:
+def _to_corners(values: Sequence[float]) -> tuple[float, float, float, float]:
     if len(values) > 4:
         xs, ys = values[::2], values[1::2]
         return min(xs), min(ys), max(xs), max(ys)

@@ -104,7 +104,7 @@ class Announced:
         """Announce `batches`; `then` makes those of the epoch after."""
         self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
         self._note = arrival.handed_out.note
-        self._expectation = arrival.expect(split, _joined(batches), then=lambda: _joined(then()))
+        self._expectation = arrival.expect(split, _join_batches(batches), then=lambda: _join_batches(then()))
         self._handed_out = 0
 
     def hand_out(self) -> None:
@@ -119,7 +119,7 @@ class Announced:
         self._expectation.close()
 
 
-def _joined(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+def _join_batches(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
     return np.concatenate(batches) if batches else np.arange(0)
 
 
@@ -142,7 +142,7 @@ class FilledBatches(Sequence[Any]):
         self._arrival = arrival
         self._split = split
         self._sizes = [len(rows) for rows in batches]
-        self._rows = _joined(batches)
+        self._rows = _join_batches(batches)
         self._done = done
         self._cancellation = cancellation
         self._made: list[NDArray[np.intp]] = []
@@ -169,7 +169,7 @@ class FilledBatches(Sequence[Any]):
             rows = self._rows[self._position : self._position + lack]
             self._position += len(rows)
             parts.append(rows[~self._arrival.left_out(self._split, rows, cancellation=self._cancellation)])
-        return _joined(parts)
+        return _join_batches(parts)
 
 
 @dataclass(frozen=True, eq=False)

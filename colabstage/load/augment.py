@@ -152,7 +152,7 @@ class RandomCrop(_Placed):
     """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
-        _pair(self.size)
+        _height_and_width(self.size)
         if self.padding < 0:
             msg = f"padding={self.padding!r} cannot work; expected pixels, 0 or more."
             raise OptionError(msg)
@@ -164,7 +164,7 @@ class RandomCrop(_Placed):
         Raises:
             OptionError: the images are smaller than the window.
         """
-        size, image = _pair(self.size), _image_size(x)
+        size, image = _height_and_width(self.size), _image_size(x)
         room = np.add(image, 2 * self.padding) - size
         # Refused instead of padded further: nobody asked for more border than `padding`.
         if (room < 0).any():
@@ -217,7 +217,7 @@ class RandomResizedCrop(_Placed):
     """For calls by hand, a generator of the processor."""
 
     def __post_init__(self) -> None:
-        _pair(self.size)
+        _height_and_width(self.size)
         check_crop_ranges(self.scale, self.ratio)
         _checked_generator(self.generator)
 
@@ -226,12 +226,12 @@ class RandomResizedCrop(_Placed):
         sizes = _image_sizes(x)
         crops = self.choose(sizes, place)
         resize = resize_listed_crops if isinstance(x, list) else resize_crops
-        return resize(x, crops, _pair(self.size)), self.move(y, sizes, crops)
+        return resize(x, crops, _height_and_width(self.size)), self.move(y, sizes, crops)
 
     @property
     def target_size(self) -> Size:
         """Return the height and width of the results."""
-        return _pair(self.size)
+        return _height_and_width(self.size)
 
     def choose(self, sizes: NDArray[np.int64], place: BatchPlace) -> NDArray[np.int64]:
         """Return the crops of images of these sizes, `(B, 2)`: int64 `(B, 4)`, top, left, height and width."""
@@ -239,7 +239,7 @@ class RandomResizedCrop(_Placed):
 
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
         """Return the targets of images of these sizes after these crops of them."""
-        size = _pair(self.size)
+        size = _height_and_width(self.size)
         # Masks of their own sizes cannot be one tensor before they are cut.
         if _are_masks(y, sizes):
             return pick_listed_crops(y, crops, size)
@@ -389,7 +389,7 @@ def _checked_generator(generator: torch.Generator | None) -> torch.Generator | N
     return generator
 
 
-def _pair(size: int | Size) -> Size:
+def _height_and_width(size: int | Size) -> Size:
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or min(pair) < 1:
         msg = f"size={size!r} cannot work; expected pixels, or (height, width), at least 1."

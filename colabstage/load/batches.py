@@ -315,7 +315,7 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
         Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
         `lengths`, int64 `(B,)`: how many of each row are real.
     """
-    padded = {name: _padded([target[name] for target in targets]) for name in targets[0]}
+    padded = {name: _pad_rows([target[name] for target in targets]) for name in targets[0]}
     return {**padded, _LENGTHS: torch.tensor([len(target[BOXES]) for target in targets])}
 
 
@@ -326,10 +326,10 @@ def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for everything else, and `lengths`, int64
         `(B,)`: how many of each row are real.
     """
-    return {VALUES: _padded(rows), _LENGTHS: torch.tensor([len(row) for row in rows])}
+    return {VALUES: _pad_rows(rows), _LENGTHS: torch.tensor([len(row) for row in rows])}
 
 
-def _padded(rows: list[torch.Tensor]) -> torch.Tensor:
+def _pad_rows(rows: list[torch.Tensor]) -> torch.Tensor:
     # -1 is not a class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
     filler = -1 if rows[0].dtype in _SIGNED else 0
     return pad_sequence(rows, batch_first=True, padding_value=filler)

@@ -451,7 +451,7 @@ def may_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
         return False
     # What may hang or run a script twice is not begun unasked, however much it gains.
     safe = facts.processes.unpicklable is None and choose_start(facts.processes).safe
-    return safe and _count(facts, request) > 1
+    return safe and _worker_count(facts, request) > 1
 
 
 def processes_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
@@ -461,7 +461,7 @@ def processes_gain(facts: LoaderFacts, request: LoaderRequest) -> bool:
     # Against one thread, which calls all transforms where there are no processes.
     thread_s = request.batch_size * facts.cost.seconds
     moving_s = _BATCH_S + request.batch_size * facts.cost.result_bytes / _BYTES_PER_S
-    return thread_s >= _LEAST_GAIN * (thread_s / _count(facts, request) + moving_s)
+    return thread_s >= _LEAST_GAIN * (thread_s / _worker_count(facts, request) + moving_s)
 
 
 def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[ReasonedValue, ReasonedValue, StartChoice]:
@@ -471,7 +471,7 @@ def choose_processes(facts: LoaderFacts, request: LoaderRequest) -> tuple[Reason
         msg = "Worker processes cannot be planned without facts about this process."
         raise TypeError(msg)
     asked = request.num_workers != "auto"
-    count = _count(facts, request)
+    count = _worker_count(facts, request)
     reason = "as asked" if asked else "all cores but the one that trains"
     ahead = _AHEAD if request.prefetch_factor == "auto" else request.prefetch_factor
     ahead_reason = "of each process" if request.prefetch_factor == "auto" else "as asked"
@@ -516,5 +516,5 @@ def choose_start(facts: ProcessFacts) -> StartChoice:
     return StartChoice("spawn", why, safe=not facts.runs_again)
 
 
-def _count(facts: LoaderFacts, request: LoaderRequest) -> int:
+def _worker_count(facts: LoaderFacts, request: LoaderRequest) -> int:
     return request.num_workers if request.num_workers != "auto" else max(1, facts.cores - 1)

@@ -496,7 +496,7 @@ class CudaDataLoader(Iterated, Generic[T]):
             OptionError: there is no such device here, or an argument that cannot work.
         """
         # Before the device is touched, which may take seconds the first time.
-        _check(loader, queue_size)
+        _check_queue(loader, queue_size)
         self.loader = loader
         self.device = usable_device(device)
         self._queue_size = queue_size
@@ -517,8 +517,8 @@ class CudaDataLoader(Iterated, Generic[T]):
         self._end_iterations()
         # Before our thread is there: worker processes that a loader forks should inherit no locks from it.
         batches = iter(self.loader)
-        own = None if _gives_new_batches(self.loader) else partial(_own, self.device)
-        source = _taken(batches, own, owned=batches is not self.loader)
+        own = None if _gives_new_batches(self.loader) else partial(_own_leaf, self.device)
+        source = _own_batches(batches, own, owned=batches is not self.loader)
         return self._begun(
             Iteration(prefetch_staged(source, self._stager, self._queue_size, "colabstage-cuda"), self._stager.hand_out)
         )
@@ -527,7 +527,7 @@ class CudaDataLoader(Iterated, Generic[T]):
         return f"CudaDataLoader({self.loader!r}, device='{self.device}', queue_size={self._queue_size})"
 
 
-def _check(loader: object, queue_size: object) -> None:
+def _check_queue(loader: object, queue_size: object) -> None:
     # Anything with __getitem__ may be iterable too, by counting up from 0.
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         msg = f"loader={loader!r} cannot be iterated over; expected a loader of batches."
@@ -549,7 +549,7 @@ def _gives_new_batches(loader: Any) -> bool:
     return loader.collate_fn is stacked and getattr(loader, "batch_sampler", None) is not None
 
 
-def _own(device: torch.device, leaf: Any) -> Any:
+def _own_leaf(device: torch.device, leaf: Any) -> Any:
     """Return a part of a batch that stays what it is when its loader fills its memory again. What is copied on its way
     to the device anyway, before the loader is asked for more, is left."""
     if isinstance(leaf, np.ndarray):
@@ -562,7 +562,7 @@ def _own(device: torch.device, leaf: Any) -> Any:
     return leaf.detach().clone() if there or leaf.is_pinned() else leaf
 
 
-def _taken(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
+def _own_batches(batches: Iterator[T], own: Callable[[Any], Any] | None, *, owned: bool) -> Generator[T]:
     """Yield the batches of an iterator, made our own by `own`; one that was made for this is closed at the end, if it
     can be."""
     try:

@@ -73,7 +73,7 @@ def gather_facts(
         epoch_rows=epoch_rows,
         shard=shard,
         device=None if device is None else DeviceFacts(device.type, free),
-        processes=_processes(dataset),
+        processes=_process_facts(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
         arrival=facts_of(reader.arrival),
@@ -137,7 +137,7 @@ def _rows_are_random(dataset: dataset_h5) -> bool:
     return read_info(dataset.reader.path, dataset.reader.fields).format_version is not None
 
 
-def _processes(dataset: dataset_h5) -> ProcessFacts:
+def _process_facts(dataset: dataset_h5) -> ProcessFacts:
     return ProcessFacts(
         threads=threading.active_count(),
         cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]

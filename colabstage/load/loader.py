@@ -114,9 +114,9 @@ def make_loader(
         check_argument(name, given, "switch")
     if asked.batch_transform is not None and not isinstance(asked.batch_transform, SeededTransform):
         check_argument("batch_transform", asked.batch_transform, "function", remedy="It is called with (x, y).")
-    dataset, sampler = _unwrapped(dataset, asked.sampler)
+    dataset, sampler = _below_subsets(dataset, asked.sampler)
     seed = _seed_of(asked)
-    dtype = _float_dtype(asked.dtype)
+    dtype = _torch_dtype(asked.dtype)
     if asked.ragged not in get_args(Ragged):
         msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
@@ -144,7 +144,7 @@ def make_loader(
         epoch_rows=None if subset is None else subset.count,
         crop_size=None if first is None else first.crop.target_size,
     )
-    plan = _plan(dataset, request, facts)
+    plan = _make_plan(dataset, request, facts)
     order = _order(plan, dataset, seed, subset)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
@@ -160,7 +160,7 @@ def make_loader(
     )
 
 
-def _unwrapped(dataset: object, sampler: Iterable[int] | None) -> tuple[dataset_h5, Iterable[int] | None]:
+def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[dataset_h5, Iterable[int] | None]:
     """Return the dataset below torch's `Subset`s, and the rows that they leave of it as its sampler.
 
     Raises:
@@ -187,7 +187,7 @@ def _unwrapped(dataset: object, sampler: Iterable[int] | None) -> tuple[dataset_
 def _seed_of(asked: LoaderOptions) -> int:
     generator: object = asked.generator
     if generator is None:
-        return _whole("seed", asked.seed)
+        return _whole_number("seed", asked.seed)
     if not isinstance(generator, torch.Generator):
         msg = f"generator={generator!r} is none of torch's; expected a torch.Generator, or seed=0."
         raise OptionError(msg)
@@ -197,7 +197,7 @@ def _seed_of(asked: LoaderOptions) -> int:
     return generator.initial_seed()
 
 
-def _float_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def _torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if dtype is None:
         return None
     # As Keras and numpy have it, and as torch prints it.
@@ -238,7 +238,7 @@ def _has_tensors(dtype: np.dtype[Any]) -> bool:
     return dtype.hasobject or (dtype.kind in "biufc" and dtype.itemsize <= widest)
 
 
-def _plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:
+def _make_plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:
     if may_gain(facts, request):
         facts = replace(facts, cost=measure_cost(dataset))
     return choose_loader(facts, request)
@@ -528,7 +528,7 @@ class Loader(Iterated, _Base):
         Raises:
             OptionError: a negative number, or none.
         """
-        if _whole("epoch", epoch) != self._next.epoch:
+        if _whole_number("epoch", epoch) != self._next.epoch:
             self._next = _EpochPlace(epoch, 0)
         self._done, self._followed = self._next, None
 
@@ -561,11 +561,11 @@ class Loader(Iterated, _Base):
             if state.get(name) != here and not (shared_alike and name in ("batch_size", "world_size")):
                 msg = f"This state has {name}={state.get(name)!r}, the loader has {here!r}; both must be the same."
                 raise OptionError(msg)
-        done = _whole("batches_done", state.get("batches_done"))
+        done = _whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
-        self._done = self._next = _EpochPlace(_whole("epoch", state.get("epoch")), done)
+        self._done = self._next = _EpochPlace(_whole_number("epoch", state.get("epoch")), done)
         self._followed = None
 
     def close(self) -> None:
@@ -621,7 +621,7 @@ def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _Epoc
     owner._next = begun_at
 
 
-def _whole(name: str, value: object) -> int:
+def _whole_number(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
         raise OptionError(msg)

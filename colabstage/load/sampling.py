@@ -30,9 +30,9 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: 
         OptionError: it is neither, or has rows that are not there.
     """
     # Such an object draws again each epoch; a list says all there is.
-    if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not _is_list(sampler)):
+    if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not _is_sequence(sampler)):
         return SampledOrder(sampler, samples, seed)
-    if not _is_list(sampler):
+    if not _is_sequence(sampler):
         if not hasattr(sampler, "__iter__"):
             msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
             raise OptionError(msg)
@@ -51,7 +51,7 @@ def shares_out(sampler: object) -> bool:
     return isinstance(sampler, DistributedSampler)
 
 
-def _is_list(sampler: object) -> bool:
+def _is_sequence(sampler: object) -> bool:
     return isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
 
 

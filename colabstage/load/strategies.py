@@ -164,7 +164,7 @@ class BatchDataset(dataset_h5):
         x, y = batch_of(self, *stored, self._ragged)
         # In the caller's own process nothing is sent.
         if get_worker_info() is not None:
-            x, y = _joined(x), _joined(y)
+            x, y = _as_views(x), _as_views(y)
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
 
     def sample(self, x: Any, y: Any) -> tuple[Any, Any]:
@@ -173,7 +173,7 @@ class BatchDataset(dataset_h5):
         return super().sample(x, y)
 
 
-def _joined(rows: Any) -> Any:
+def _as_views(rows: Any) -> Any:
     """Return rows of variable length as views of one tensor: each tensor on its way between processes keeps a file
     open."""
     if not isinstance(rows, list) or not all(isinstance(row, torch.Tensor) and row.dim() == 1 for row in rows):
@@ -241,7 +241,7 @@ class Workers:
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
         self._turns = 0
-        self._turn = _shared(torch.zeros((), dtype=torch.int64))
+        self._turn = _share_tensor(torch.zeros((), dtype=torch.int64))
         self._view = BatchDataset.over(view, view._ragged)
         self._view._turn = self._turn
         self._plan = plan
@@ -287,7 +287,7 @@ class Workers:
             end()
 
 
-def _shared(tensor: torch.Tensor) -> torch.Tensor:
+def _share_tensor(tensor: torch.Tensor) -> torch.Tensor:
     tensor.share_memory_()  # type: ignore[no-untyped-call]
     return tensor
 

@@ -191,7 +191,7 @@ def _parse_gpu(line: str) -> GpuReading | None:
     # Warnings of the driver stand between the lines, on some machines.
     if len(cells) != len(GPU_COLUMNS) or not cells[0].isdecimal():
         return None
-    busy, used, total, power, limit = map(_number, cells[3:8])
+    busy, used, total, power, limit = map(_read_cell, cells[3:8])
     return GpuReading(
         index=int(cells[0]),
         uuid=cells[1],
@@ -218,7 +218,7 @@ def parse_processes(text: str) -> tuple[tuple[str, GpuProcess], ...]:
         pid, _, rest = (part.strip() for part in rest.partition(","))
         name, _, used = (part.strip() for part in rest.rpartition(","))
         if pid.isdecimal():
-            memory = _number(used)
+            memory = _read_cell(used)
             # What is in brackets is a reason for having no name.
             shown = "" if name.startswith("[") else name
             found.append((uuid, GpuProcess(int(pid), shown, None if memory is None else round(memory * _MIB))))
@@ -235,7 +235,7 @@ def with_processes(
     return tuple(replace(reading, processes=tuple(by_gpu.get(reading.uuid, ()))) for reading in readings)
 
 
-def _number(cell: str) -> float | None:
+def _read_cell(cell: str) -> float | None:
     """Read `37`, `37 %` and `68.52 W`; return `None` for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
     match = None if cell.startswith("[") else _NUMBER.match(cell)
     return None if match is None else float(match[0])
@@ -274,8 +274,8 @@ class NvmlGpus:
         running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, device) if processes else None
         return GpuReading(
             index=index,
-            uuid=_text(self._ask(nvml.nvmlDeviceGetUUID, device)),
-            name=_text(self._ask(nvml.nvmlDeviceGetName, device)),
+            uuid=_decode_words(self._ask(nvml.nvmlDeviceGetUUID, device)),
+            name=_decode_words(self._ask(nvml.nvmlDeviceGetName, device)),
             utilisation=None if busy is None else busy.gpu / 100,
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
@@ -315,7 +315,7 @@ def _open_nvml() -> NvmlGpus | None:
     return source
 
 
-def _text(value: Any) -> str:
+def _decode_words(value: Any) -> str:
     """Return text for a string or bytes."""
     # Older versions of the package return bytes.
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")

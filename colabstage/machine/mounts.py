@@ -136,7 +136,7 @@ def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None
     """
     table = list_mounts() if mounts is None else mounts
     # Not `Path.resolve`, which asks every folder on the way, those on a mount that hangs included.
-    todo = _steps(Path(path) if Path(path).is_absolute() else Path.cwd() / path)
+    todo = _steps_up(Path(path) if Path(path).is_absolute() else Path.cwd() / path)
     current = Path("/")
     links = 0
     while todo:
@@ -149,7 +149,7 @@ def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None
             current = following
             continue
         links += 1
-        todo += _steps(target)
+        todo += _steps_up(target)
         current = Path("/") if target.is_absolute() else current
     return current
 
@@ -193,7 +193,7 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
         return MountProbe("silent")
     finally:
         _end_child(child)
-    return _judge(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
+    return _probe_of(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:
@@ -356,7 +356,7 @@ def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDis
     return DriveDisconnectedError(msg)
 
 
-def _judge(number: int) -> MountProbe:
+def _probe_of(number: int) -> MountProbe:
     if number == 0:
         return MountProbe("alive")
     if number in {errno.ENOENT, errno.ENOTDIR}:
@@ -399,7 +399,7 @@ def _covering(path: Path, mounts: Sequence[Mount]) -> Mount:
     return max(reversed(above), key=lambda mount: len(mount.mountpoint.parts), default=Mount(Path("/"), "", ""))
 
 
-def _steps(path: Path) -> list[str]:
+def _steps_up(path: Path) -> list[str]:
     """Return the parts of `path` without the root, the last one first."""
     return [name for name in reversed(path.parts) if name != "/"]
 

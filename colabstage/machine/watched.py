@@ -287,7 +287,7 @@ def run_with_one_remount(
     # Depending on the moment, a dying client makes files disappear, refuses writes, or fails reads with various errors.
     # So any error of the work may come from its death, and the mount is asked.
     except (ColabstageError, OSError) as error:
-        facts = _look(root)
+        facts = _look_at_mount(root)
         obstacle = remount_obstacle(facts)
         if obstacle is not None:
             death = error if isinstance(error, DriveDisconnectedError) else None
@@ -335,7 +335,7 @@ def _with_quota_told(work: Callable[[], T], place: str | os.PathLike[str]) -> T:
         raise quota from error
 
 
-def _look(root: Path) -> RemountFacts:
+def _look_at_mount(root: Path) -> RemountFacts:
     deadline = SYSTEM_CLOCK.now() + _DYING_S
     while (state := probe_mount(root, _PROBE_TIMEOUT_S).state) == "missing" and SYSTEM_CLOCK.now() < deadline:
         SYSTEM_CLOCK.sleep(_LOOK_AGAIN_S)

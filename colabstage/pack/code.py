@@ -214,7 +214,7 @@ class _CodeWalk:
         if library:
             return ("class", library, kind.__module__, kind.__qualname__)
         own = [(name, value) for name, value in sorted(vars(kind).items()) if name not in _NOT_OF_A_CLASS]
-        members = [part for name, value in own for part in (name, self.digest(_unwrapped(value)))]
+        members = [part for name, value in own for part in (name, self.digest(_function_of(value)))]
         return ("class", kind.__qualname__, *self._each(kind.__bases__), *members)
 
     def _object(self, value: Any) -> Iterable[Any]:
@@ -262,7 +262,7 @@ def _content(cell: types.CellType) -> Any:
         return "empty"
 
 
-def _unwrapped(member: Any) -> Any:
+def _function_of(member: Any) -> Any:
     """Return what a class's member does, of the kinds that hold a function and cannot be pickled."""
     if isinstance(member, property):
         return [member.fget, member.fset, member.fdel]

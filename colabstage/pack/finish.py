@@ -67,12 +67,14 @@ def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, off
         for part, source in zip(plan.fields, sources, strict=True):
             places = part.places(plan.splits, offsets, len(source.places))
             with open(source.file, "rb") as old:
-                for start, length, place in _runs(source.places[kept], places[kept], part.lengths_of(kept)):
+                for start, length, place in _runs_of_rows(source.places[kept], places[kept], part.lengths_of(kept)):
                     for offset, size in block_ranges(length, _COPY_BYTES):
                         new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
 
 
-def _runs(old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+def _runs_of_rows(
+    old: NDArray[np.int64], new: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Iterator[tuple[int, int, int]]:
     """Yield `(old place, length, new place)` of the longest runs of rows that are neighbours in both files."""
     # Rows are a few kilobytes, and a read and a write for each of a million would take minutes.
     cuts = np.flatnonzero((old[1:] != old[:-1] + lengths[:-1]) | (new[1:] != new[:-1] + lengths[:-1])) + 1

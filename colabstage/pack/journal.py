@@ -50,7 +50,7 @@ class PackJournal(Closing):
         self._left = bytearray(_blocks_of(samples))
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._found = _read(path, self._head, samples, self._block_stamp)
+        self._found = _read_finished(path, self._head, samples, self._block_stamp)
         # With on_error="raise" a broken sample has to be met again.
         if not keep_skipped:
             for position in self._found.skipped:
@@ -165,7 +165,7 @@ def _blocks_of(samples: int) -> int:
     return -(-samples // BLOCK_SAMPLES)
 
 
-def _read(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Finished:
+def _read_finished(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Finished:
     """Return what the journal says, where it belongs to this work, about blocks whose samples have not changed."""
     found = _Finished.nothing(samples)
     try:

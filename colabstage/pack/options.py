@@ -139,7 +139,7 @@ class PackOptions:
             ("fractions", fractions),
         ):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "functions", tuple(_described(one) for one in (self.layout, self.prepare)))
+        object.__setattr__(self, "functions", tuple(_describe_function(one) for one in (self.layout, self.prepare)))
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
         from colabstage.layouts.detect import check_layout_name
 
@@ -202,12 +202,12 @@ class PackOptions:
         from colabstage.h5.info import image_options_to_json
 
         return {
-            "layout": _named(self.functions[0], once) if self.functions[0] else self.layout,
+            "layout": _identity_text(self.functions[0], once) if self.functions[0] else self.layout,
             "image": image_options_to_json(self.image) | ({_ASKED: True} if self.image.color_mode == "rgb" else {}),
             "encoding": self.encoding,
             "splits": None if self.fractions is None else dict(self.fractions),
             "group_by": self.group_by,
-            "prepare": _named(self.functions[1], once) if self.functions[1] else None,
+            "prepare": _identity_text(self.functions[1], once) if self.functions[1] else None,
             "seed": self.seed,
         }
 
@@ -215,11 +215,11 @@ class PackOptions:
         """Return 16 hexadecimal digits that differ whenever the file made would differ, unless something is
         `incomparable`.
         """
-        return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(""), self.on_error])
+        return _digest_of_values([FORMAT_VERSION, RULES_VERSION, self._in_order(""), self.on_error])
 
     def places_fingerprint(self) -> str:
         """Return 16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
-        return _digest([FORMAT_VERSION, RULES_VERSION, self._in_order(self.once)])
+        return _digest_of_values([FORMAT_VERSION, RULES_VERSION, self._in_order(self.once)])
 
     def _in_order(self, once: str) -> dict[str, Any]:
         # JSON's objects are sorted, and the order of splits decides which rows each of them gets.
@@ -235,15 +235,15 @@ def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
     return replace(image, color_mode="auto") if image.color_mode == "rgb" and not raw.get(_ASKED) else image
 
 
-def _described(function: str | Callable[..., Any] | None) -> Description | None:
+def _describe_function(function: str | Callable[..., Any] | None) -> Description | None:
     return None if function is None or isinstance(function, str) else describe_callable(function)
 
 
-def _named(found: Description, once: str) -> str:
+def _identity_text(found: Description, once: str) -> str:
     return ":".join(filter(None, (found.name, found.digest, once if found.unknown else "")))
 
 
-def _digest(values: list[Any]) -> str:
+def _digest_of_values(values: list[Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 

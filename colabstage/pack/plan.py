@@ -356,7 +356,7 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     if options.jpeg_quality is not None:
         return _plan_jpeg(images, table, options, splits)
     if options.encoding == "encoded":
-        _check_files(images, table)
+        _check_kept_files(images, table)
         return encoded("encoding='encoded' was asked for")
     shape, dtype, trouble = _row_shape(image_options(table, options), facts)
     if shape is None:
@@ -421,7 +421,7 @@ def _has_files(images: Images, table: SampleTable) -> bool:
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
 
 
-def _check_files(images: Images, table: SampleTable) -> None:
+def _check_kept_files(images: Images, table: SampleTable) -> None:
     if not _has_files(images, table):
         msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
         raise OptionError(msg)

@@ -111,7 +111,7 @@ def split_rows(
         names: list[str] = list(dict.fromkeys(table.splits))
         index = {name: number for number, name in enumerate(names)}
         assigned = np.fromiter((index[name] for name in table.splits), dtype=np.int64, count=len(table))
-        _check_files(table, table.splits, "splits")
+        _check_whole_files(table, table.splits, "splits")
     elif fractions is not None:
         names = [name for name, _ in fractions]
         assigned = _divide(table, fractions, seed=seed, group_by=group_by)
@@ -137,7 +137,7 @@ def _divide(
     """Return the split of each sample, an index into `fractions`."""
     groups = table.groups if group_by is None else groups_of_keys(table.keys, group_by)
     if groups is not None:
-        _check_files(table, groups, "groups")
+        _check_whole_files(table, groups, "groups")
         return assign_groups(groups, fractions, seed=seed)
     files = _files(table)
     strata = _strata(table)
@@ -160,7 +160,7 @@ def _files(table: SampleTable) -> NDArray[np.int64] | None:
     return files if len(numbers) < len(table) else None
 
 
-def _check_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
+def _check_whole_files(table: SampleTable, parts: Sequence[str], what: str) -> None:
     """Refuse a file whose samples are in two splits or groups, so that it would be trained on and tested with."""
     files = _files(table)
     if files is None:

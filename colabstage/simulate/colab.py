@@ -112,7 +112,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
         if ephemeral:
             answered = colab.request_auth("dfs_ephemeral", timeout_s=int(timeout_ms / 1000))
         mountpoint = os.path.expanduser(mountpoint)  # noqa: PTH111 - a string stays one in every message
-        if not force_remount and _is_folder(Path(mountpoint, "My Drive")):
+        if not force_remount and _is_live_folder(Path(mountpoint, "My Drive")):
             print(
                 f"Drive already mounted at {mountpoint}; to attempt to forcibly remount, call "
                 f'drive.mount("{mountpoint}", force_remount=True).'
@@ -127,7 +127,7 @@ def drive_module(colab: SimulatedColab) -> ModuleType:
         place = Path(mountpoint)
         with _client_shell(colab, place):
             _end_client(colab, place)
-            _check_mountpoint(place)
+            _refuse_mountpoint(place)
             _start_client(colab, place, answered=answered, readonly=readonly)
         print(f"Mounted at {mountpoint}")
 
@@ -165,7 +165,7 @@ def _check_environment(colab: SimulatedColab, mountpoint: str, *, ephemeral: boo
     _ = os.environ["TBE_EPHEM_CREDS_ADDR" if ephemeral else "TBE_CREDS_ADDR"]
 
 
-def _is_folder(path: Path) -> bool:
+def _is_live_folder(path: Path) -> bool:
     """Ask as `os.path.isdir` does, for which a dead mount is simply not there."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir lets the errno of a dead mount through
 
@@ -204,15 +204,15 @@ def _end_client(colab: SimulatedColab, place: Path) -> None:
             colab.drive.unmount()
 
 
-def _check_mountpoint(place: Path) -> None:
+def _refuse_mountpoint(place: Path) -> None:
     # With os.path throughout, for which a dead mount is not there; Path lets its errno through.
     if os.path.islink(place):  # noqa: PTH114
         msg = "Mountpoint must not be a symlink"
         raise ValueError(msg)
-    if _is_folder(place) and any(place.iterdir()):
+    if _is_live_folder(place) and any(place.iterdir()):
         msg = "Mountpoint must not already contain files"
         raise ValueError(msg)
-    if not _is_folder(place) and os.path.exists(place):  # noqa: PTH110
+    if not _is_live_folder(place) and os.path.exists(place):  # noqa: PTH110
         msg = "Mountpoint must either be a directory or not exist"
         raise ValueError(msg)
     if not place.parent.exists():
@@ -294,7 +294,11 @@ def simulated_colab(
     colab = SimulatedColab(root=root, preset=preset, drive=drive, knobs=knobs or ColabKnobs())
     make_machine(preset, root)
     try:
-        with environment(preset, root), _shell(has_kernel=preset not in {"colab_subprocess", "local"}), _package(colab):
+        with (
+            environment(preset, root),
+            _stand_in_shell(has_kernel=preset not in {"colab_subprocess", "local"}),
+            _package(colab),
+        ):
             yield colab
     finally:
         colab.wait_unmounted()
@@ -353,7 +357,7 @@ def _empty_package(name: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _shell(*, has_kernel: bool) -> Iterator[None]:
+def _stand_in_shell(*, has_kernel: bool) -> Iterator[None]:
     """Make `IPython.get_ipython()` answer as in a kernel, or as outside one; the rest of IPython stays what it is."""
     real: Any = importlib.import_module("IPython") if find_spec("IPython") else None
     kernel_runs = getattr(real.get_ipython() if real else None, "kernel", None) is not None

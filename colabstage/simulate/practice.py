@@ -151,10 +151,10 @@ def draw_scenes(count: int, *, seed: int = 0) -> Iterator[Scene]:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         chosen = rng.integers(len(labels), size=rng.integers(*_DIGITS))
-        yield _draw(shades[chosen], labels[chosen], rng)
+        yield _draw_scene(shades[chosen], labels[chosen], rng)
 
 
-def _draw(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.Generator) -> Scene:
+def _draw_scene(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.random.Generator) -> Scene:
     import numpy as np
 
     image = _ground(rng)

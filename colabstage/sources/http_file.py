@@ -166,7 +166,7 @@ class HttpFile:
             elif stop is not None:
                 yield from self._exactly(response, stop, ends=stop == self.facts.size)
             else:
-                yield from _pieces(response, self._session)
+                yield from _read_pieces(response, self._session)
 
     def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
         """Return how many bytes the part has; raise when it is not the one that was asked for."""
@@ -211,7 +211,7 @@ class HttpFile:
         if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
             # A login that ran out, or a limit: a page with status 200, in the midst of the data.
             coding = coding_of(response.headers, self.facts.name)
-            raise _page_error(self.facts.label, _head(response, self._session, coding))
+            raise _page_error(self.facts.label, _read_head(response, self._session, coding))
         now, before = validators(response.headers), self._look.validators
         if now.contradicts(before):
             raise SourceChangedError(self._changed(f"its version was {before.version} and is {now.version}"))
@@ -225,23 +225,23 @@ class HttpFile:
             # One of several servers behind the address may not have the file yet.
             msg = f"The server of '{self.facts.label}' says that it has no such part (416), which it has. Try again."
             raise TransientError(msg)
-        raise _status_error(response, self._session)
+        raise _error_of(response, self._session)
 
     def _exactly(self, response: requests.Response, count: int, *, ends: bool) -> Iterator[bytes]:
         """Yield the next `count` bytes; with `ends`, nothing may follow them."""
         left = count
-        for piece in _pieces(response, self._session, count):
+        for piece in _read_pieces(response, self._session, count):
             left -= len(piece)
             yield piece
         if left:
             raise TransientError(self._short(count - left, count))
         # This also takes the end of a body in chunks, so that the connection can be used again.
-        if ends and _read(response, 1):
+        if ends and _read_some(response, 1):
             raise SourceReadError(self._long(count, None))
 
     def _decoded(self, response: requests.Response, coding: str, stop: int | None) -> Iterator[bytes]:
         done = 0
-        for piece in _inflated(_pieces(response, self._session), coding, self.facts.label):
+        for piece in _inflated(_read_pieces(response, self._session), coding, self.facts.label):
             wanted = piece if stop is None else piece[: stop - done]
             done += len(wanted)
             if wanted:
@@ -268,48 +268,48 @@ class HttpFile:
 def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy) -> _Look:
     for tries in range(1, policy.attempts):
         try:
-            return _look(session, checksum)
+            return _ask_for_head(session, checksum)
         except TransientError as error:
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
             # A minute of silence before anything is seen to happen looks like a program that hangs.
             if wait_s > _MAX_OPENING_WAIT_S:
                 raise
         session.clock.sleep(wait_s)
-    return _look(session, checksum)
+    return _ask_for_head(session, checksum)
 
 
-def _look(session: HttpSession, checksum: Checksum | None) -> _Look:
+def _ask_for_head(session: HttpSession, checksum: Checksum | None) -> _Look:
     with session.get({"Range": f"bytes=0-{_LOOK_BYTES - 1}"}) as response:
         told = parse_content_range(response.headers.get("Content-Range"))
         coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
         if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
             size, stop = told.total, min(_LOOK_BYTES, told.total)
             if told.stop == stop and content_length(response.headers) in {None, stop}:
-                head = _head(response, session, "")
+                head = _read_head(response, session, "")
                 # This also takes the end of a body in chunks, so that the connection can be used again.
-                if len(head) < stop or not _read(response, 1):
-                    return _judge(session, response, checksum, size, head, ranges=True)
+                if len(head) < stop or not _read_some(response, 1):
+                    return _judge_answer(session, response, checksum, size, head, ranges=True)
         # An empty file has no first byte.
         if response.status_code == 416 and parse_missed_total(response.headers.get("Content-Range")) == 0:
-            return _judge(session, response, checksum, 0, b"", ranges=False)
+            return _judge_answer(session, response, checksum, 0, b"", ranges=False)
         if response.status_code == 200:
             return _look_at_whole(session, response, checksum)
         if response.status_code != 206 and response.status_code not in _NO_RANGES:
-            raise _status_error(response, session)
+            raise _error_of(response, session)
     # Once more without a range, which some servers refuse though they have the file.
     with session.get({}) as response:
         if response.status_code != 200:
-            raise _status_error(response, session)
+            raise _error_of(response, session)
         return _look_at_whole(session, response, checksum)
 
 
 def _look_at_whole(session: HttpSession, response: requests.Response, checksum: Checksum | None) -> _Look:
     coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
     size = None if coding else content_length(response.headers)
-    return _judge(session, response, checksum, size, _head(response, session, coding), ranges=False)
+    return _judge_answer(session, response, checksum, size, _read_head(response, session, coding), ranges=False)
 
 
-def _judge(
+def _judge_answer(
     session: HttpSession,
     response: requests.Response,
     checksum: Checksum | None,
@@ -353,15 +353,15 @@ def _page_error(label: str, head: bytes) -> WebPageError:
     return WebPageError(msg)
 
 
-def _status_error(response: requests.Response, session: HttpSession) -> Exception:
-    text = "" if response.status_code < 400 else _head(response, session, "").decode("utf-8", "replace")
+def _error_of(response: requests.Response, session: HttpSession) -> Exception:
+    text = "" if response.status_code < 400 else _read_head(response, session, "").decode("utf-8", "replace")
     return status_error(response.status_code, response.headers, session.url, session.label, text)
 
 
-def _head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
+def _read_head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
     """Return the first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
     head, deadline = bytearray(), session.clock.now() + _LOOK_S
-    pieces = _pieces(response, session, None if coding else _LOOK_BYTES)
+    pieces = _read_pieces(response, session, None if coding else _LOOK_BYTES)
     for piece in _inflated(pieces, coding, session.label) if coding else pieces:
         head += piece
         if len(head) >= _LOOK_BYTES or session.clock.now() > deadline:
@@ -369,7 +369,7 @@ def _head(response: requests.Response, session: HttpSession, coding: str) -> byt
     return bytes(head[:_LOOK_BYTES])
 
 
-def _pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
+def _read_pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:
     """Return the body unchanged over the line, as it comes, up to `count` bytes: no piece waits to be filled.
 
     Raises:
@@ -386,13 +386,13 @@ def _pieces(response: requests.Response, session: HttpSession, count: int | None
 
 def _raw_pieces(response: requests.Response, count: int | None) -> Iterator[bytes]:
     left = _PIECE_BYTES if count is None else count
-    while left > 0 and (piece := _read(response, min(left, _PIECE_BYTES))):
+    while left > 0 and (piece := _read_some(response, min(left, _PIECE_BYTES))):
         if count is not None:
             left -= len(piece)
         yield piece
 
 
-def _read(response: requests.Response, count: int) -> bytes:
+def _read_some(response: requests.Response, count: int) -> bytes:
     raw: Any = response.raw
     # urllib3 1.26 has only the read that waits for all of it: smaller, so that less is lost with a connection.
     piece: bytes = raw.read1(count, False) if hasattr(raw, "read1") else raw.read(min(count, 65536), False)

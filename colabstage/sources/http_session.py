@@ -235,11 +235,11 @@ def connection_error(error: BaseException, label: str) -> SourceError:
         return SourceReadError(
             f"'{label}' is, or leads to, an address that cannot be asked for. Check it in a browser."
         )
-    msg = f"The connection to '{label}' failed: {_reason(error, inner)}. Finished work is kept; try again."
+    msg = f"The connection to '{label}' failed: {_reason_of(error, inner)}. Finished work is kept; try again."
     return TransientError(msg)
 
 
-def _reason(error: BaseException, inner: BaseException) -> str:
+def _reason_of(error: BaseException, inner: BaseException) -> str:
     import requests
     import urllib3
 

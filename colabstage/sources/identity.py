@@ -212,7 +212,7 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         return "changed"
     if recorded.kind == "many":
         return _compare_parts(recorded.parts, now.parts)
-    told = _told(recorded, now)
+    told = _deciding_facts(recorded, now)
     if any(told):
         return "same" if told[0] == told[1] else "changed"
     if recorded.kind == "folder":
@@ -225,7 +225,7 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     return "same" if same_time and recorded.ends == now.ends else "changed"
 
 
-def _told(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
+def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
     """Return what decides alone, of both; nothing where there is no such thing."""
     # A version on one side only is another one: the service would have told it before.
     if recorded.version or now.version:
@@ -245,7 +245,7 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
         return "its service names the recorded version"
     if recorded.md5 and now.md5:
         return MD5_PROOF
-    if any(_told(recorded, now)):
+    if any(_deciding_facts(recorded, now)):
         return "checksums that stand for every byte are unchanged"
     if recorded.kind == "folder":
         return "names, sizes and times of all files are unchanged"

@@ -261,17 +261,17 @@ def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleF
     named = environ.get("KAGGLE_CACHE_MOUNT_FOLDER") or environ.get("COLAB_CACHE_MOUNT_FOLDER")
     inputs = Path(named) if named else system_root(environ) / "kaggle" / "input"
     exact = inputs / "datasets" / dataset.owner / dataset.name
-    if _has_files(exact):
+    if _is_filled(exact):
         return KaggleFiles(exact, in_place=True, notes=(f"Kaggle's files are read where they are mounted: '{exact}'.",))
     by_name = inputs / dataset.name
     # On Colab such a folder may be any version of it, mounted for somebody who asked for that one.
-    if detect_platform(environ=environ).name != "kaggle" or not _has_files(by_name):
+    if detect_platform(environ=environ).name != "kaggle" or not _is_filled(by_name):
         return None
     note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
     return KaggleFiles(by_name, in_place=True, notes=(note,))
 
 
-def _has_files(folder: Path) -> bool:
+def _is_filled(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return any(folder.iterdir())
     return False

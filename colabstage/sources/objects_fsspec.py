@@ -321,7 +321,7 @@ class ObjectTree(Tree):
         if is_file and not rows:
             msg = f"'{self.label}' is a file, not a folder."
             raise SourceReadError(msg)
-        return _sort_in(self.label, root, rows)
+        return _sort_listing(self.label, root, rows)
 
     def _object(self, entry: FileEntry) -> ObjectFile:
         member = self._member(entry)
@@ -364,7 +364,7 @@ class ObjectTree(Tree):
         self._clock.sleep(max(budget.wait_s(self._retry.first_wait_s), min(error.wait_s or 0.0, 60.0)))
 
 
-def _sort_in(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:
+def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:
     """Judge a listing's names; nothing is asked of the service."""
     listed = _Listing([], {}, [], [])
     sizes: dict[str, int] = {}
@@ -431,7 +431,7 @@ def open_object(
     """
     store = ObjectStore(url, storage_options)
     try:
-        facts = _facts(store, checksum)
+        facts = _facts_of_object(store, checksum)
     except BaseException:
         store.close()
         raise
@@ -458,7 +458,7 @@ def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -
         store.close()
 
 
-def _facts(store: ObjectStore, checksum: Checksum | None) -> RemoteFacts:
+def _facts_of_object(store: ObjectStore, checksum: Checksum | None) -> RemoteFacts:
     info = store.info()
     if info.get("type") == "directory":
         msg = f"'{store.label}' is a folder, not a file."

@@ -160,7 +160,7 @@ def parse_source(source: SourceArgument) -> Source:
         msg = "source is an empty list; expected at least one source in it."
         raise OptionError(msg)
     parts = tuple(_parse_one(part) for part in source)
-    return parts[0] if len(parts) == 1 else _join(parts)
+    return parts[0] if len(parts) == 1 else _many_of(parts)
 
 
 def _parse_one(source: object) -> SingleSource:
@@ -207,7 +207,7 @@ def _parse_schemeless(text: str) -> SingleSource:
     # Any long name could be an id: one that is right here is not. Nothing else is touched, since its mount may hang.
     if link is None or (parse_share_link(text, bare_id=False) is None and _is_here(text)):
         return local_source(text)
-    return _shared(link)
+    return _share_source(link)
 
 
 def _is_here(name: str) -> bool:
@@ -221,7 +221,7 @@ def _parse_url(text: str, scheme: str) -> SingleSource:
         return KaggleSource(f"kaggle:{dataset.handle}", readable_name(dataset.name), dataset.label, dataset)
     link = parse_share_link(text)
     if link is not None:
-        return _shared(link)
+        return _share_source(link)
     if scheme == "file":
         return local_source(_path_of_file_url(text))
     if scheme in ("http", "https"):
@@ -229,7 +229,7 @@ def _parse_url(text: str, scheme: str) -> SingleSource:
     return _object(text, scheme)
 
 
-def _shared(link: ShareLink) -> ShareSource:
+def _share_source(link: ShareLink) -> ShareSource:
     return ShareSource(f"gdrive:{link.id}", f"gdrive-{link.id[:12].strip('-_')}", link.label, link)
 
 
@@ -292,7 +292,7 @@ def _path_of_file_url(text: str) -> str:
 
 
 def _web(text: str) -> WebSource:
-    parts = _split(text)
+    parts = _split_address(text)
     if not parts.hostname:
         msg = f"'{show_address(text)}' names no server; expected https://server/path."
         raise OptionError(msg)
@@ -306,7 +306,7 @@ def _web(text: str) -> WebSource:
     )
 
 
-def _split(text: str) -> SplitResult:
+def _split_address(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
         _ = parts.port  # checked only when it is asked for
@@ -390,7 +390,7 @@ def _check_known(scheme: str) -> None:
     raise OptionError(msg)
 
 
-def _join(parts: tuple[SingleSource, ...]) -> ManySource:
+def _many_of(parts: tuple[SingleSource, ...]) -> ManySource:
     digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
     labels = f"{parts[0].label} and {len(parts) - 1:,} more"
     return ManySource(f"list:{digest}", _name_of_many([part.name for part in parts]), labels, parts)

@@ -265,7 +265,7 @@ class MountedFile:
         self._lock = threading.Lock()
         self._free: deque[int] = deque()
         self._closed = False
-        handle, stat = read_with_retry(lambda: _open(path), self._label, policy=_LOOKING)
+        handle, stat = read_with_retry(lambda: _open_file(path), self._label, policy=_LOOKING)
         self._free.append(handle)
         self.facts = RemoteFacts(
             label=self._label,
@@ -321,7 +321,7 @@ class MountedFile:
             handle = self._free.popleft() if self._free else -1
         if handle >= 0:
             return handle
-        handle, stat = _open(self._path)
+        handle, stat = _open_file(self._path)
         try:
             self._check_unchanged(stat)
         except BaseException:
@@ -360,7 +360,7 @@ class MountedFile:
         return translate_read_error(error, self._label, 1)
 
 
-def _open(path: Path) -> tuple[int, os.stat_result]:
+def _open_file(path: Path) -> tuple[int, os.stat_result]:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return handle, os.fstat(handle)

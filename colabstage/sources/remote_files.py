@@ -56,7 +56,7 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     >>> name_remote_files(["https://x.org/pets/cat/1.jpg", "https://x.org/pets/dog/1.jpg"])
     ['cat/1.jpg', 'dog/1.jpg']
     """
-    parts = [_steps(address) for address in addresses]
+    parts = [_address_steps(address) for address in addresses]
     depth = 0
     while all(len(steps) > depth + 1 for steps in parts) and len({steps[depth] for steps in parts}) == 1:
         depth += 1
@@ -64,16 +64,16 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     bases = [steps[-1] for steps in parts]
     if depth == 0 and len({base.lower() for base in bases}) == len(bases):
         names = bases  # nothing in common: what servers they are on says nothing about the files
-    return _numbered(names)
+    return _number_apart(names)
 
 
-def _steps(address: str) -> list[str]:
+def _address_steps(address: str) -> list[str]:
     parts = urlsplit(address) if "://" in address else None
     steps = [parts.netloc, *unquote(parts.path).split("/")] if parts else address.split("/")
     return [step for step in steps if step not in ("", ".", "..")] or ["file"]
 
 
-def _numbered(names: Sequence[str]) -> list[str]:
+def _number_apart(names: Sequence[str]) -> list[str]:
     taken: set[str] = set()
     found = []
     for name in names:

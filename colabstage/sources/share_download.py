@@ -201,7 +201,7 @@ def _download_folder(call: _Call, link: ShareLink, note: Callable[[str], None]) 
             if path.is_file() and path not in wanted:
                 remove_own(path)
         _download_all(call, tasks, work)
-        _compare(work / "files", tasks, link)
+        _check_all_came(work / "files", tasks, link)
         rename_own(work / "files", target)
     return target
 
@@ -270,7 +270,7 @@ def _await_all(futures: Sequence[Future[None]]) -> None:
             future.result()
 
 
-def _compare(files: Path, tasks: Sequence[_FileTask], link: ShareLink) -> None:
+def _check_all_came(files: Path, tasks: Sequence[_FileTask], link: ShareLink) -> None:
     """Check that exactly the listed files are there, each as long as announced."""
     here = {path: path.stat().st_size for path in files.rglob("*") if path.is_file()}
     wrong = [
@@ -293,13 +293,13 @@ def gdown_problem(installed: str | None, imported: str | None) -> str | None:
     """
     if installed is None and imported is None:
         return f"Google Drive links need the package gdown. Run: {UPGRADE_LINE.replace(' -U', '')}"
-    if installed is not None and _numbers(installed) < _OLDEST:
+    if installed is not None and _version_numbers(installed) < _OLDEST:
         restart = ", then restart the session (Runtime, Restart session)" if imported else ""
         return (
             f"gdown {installed} is installed, which takes a download that broke off for a whole one; 6.3 or newer is "
             f"needed. Run: {UPGRADE_LINE}{restart}, and run this cell again."
         )
-    if imported is not None and _numbers(imported) < _OLDEST:
+    if imported is not None and _version_numbers(imported) < _OLDEST:
         return (
             f"This session has loaded gdown {imported} already, and an upgrade counts only after a restart. Run: "
             f"{UPGRADE_LINE}, then restart the session (Runtime, Restart session) and run this cell again."
@@ -323,7 +323,7 @@ def require_gdown() -> None:
         raise MissingDependencyError(problem)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
@@ -483,7 +483,7 @@ def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher |
     def told(so_far: int, total: int | None) -> None:
         if total is not None and task.facts.size is not None and total != task.facts.size:
             # It would be resumed onto another content.
-            raise _changed(task)
+            raise _changed_on_drive(task)
         shown.reached(so_far)
 
     feed: Any = hasher
@@ -530,7 +530,7 @@ def _refused(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     """Return what a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
     facts = run.call.web.facts(task.link)  # raises what it finds
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
-        return _changed(task)
+        return _changed_on_drive(task)
     if "too many users" in str(error).lower():
         return DriveQuotaError(
             f"Google Drive does not hand out '{task.link.label}' for now: too many users have viewed or downloaded it. "
@@ -545,7 +545,7 @@ def _broken_off(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     # A file that was replaced meanwhile answers the same way.
     facts = run.call.web.facts(task.link)
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
-        return _changed(task)
+        return _changed_on_drive(task)
     # The other side does not give parts, so only a download from the beginning can succeed.
     for path in _partials(task.folder):
         remove_own(path)
@@ -560,7 +560,7 @@ def _bad_status(task: _FileTask, error: Any) -> Exception:
     )
 
 
-def _changed(task: _FileTask) -> SourceChangedError:
+def _changed_on_drive(task: _FileTask) -> SourceChangedError:
     return SourceChangedError(
         f"'{task.link.label}' ('{task.facts.name}') became another file while it was downloaded. Run again to get the "
         "new one."

@@ -188,7 +188,7 @@ def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
         answer: the answer.
     """
     # The text first, because Drive reports a used-up quota with status 200, 403 or 404.
-    return _quota_error(label, answer) or _status_error(label, answer)
+    return _quota_error(label, answer) or _drive_error(label, answer)
 
 
 def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
@@ -206,7 +206,7 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
     return None
 
 
-def _status_error(label: str, answer: WebAnswer) -> ColabstageError | None:
+def _drive_error(label: str, answer: WebAnswer) -> ColabstageError | None:
     host = urllib.parse.urlsplit(answer.url).hostname
     # For a file that is not shared, Drive redirects to the login page, with status 200.
     if host == "accounts.google.com" or answer.status in (401, 403):

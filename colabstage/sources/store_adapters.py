@@ -180,14 +180,14 @@ class SftpAdapter(BlockingAdapter):
     """SFTP answers 32 KiB a question, so many must be on their way at once; paramiko does that for a list of parts."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
-        return dict(call_within(CALL_TIMEOUT_S, lambda: _timed(fs).info(path)))
+        return dict(call_within(CALL_TIMEOUT_S, lambda: _with_timeout(fs).info(path)))
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        rows = call_within(LISTING_TIMEOUT_S, lambda: list(_timed(fs).ls(path, detail=True)))
+        rows = call_within(LISTING_TIMEOUT_S, lambda: list(_with_timeout(fs).ls(path, detail=True)))
         return [self._followed(fs, row) if row["type"] == "link" else row for row in rows]
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        end = _timed(fs).ftp.stat(path).st_size if end is None else end
+        end = _with_timeout(fs).ftp.stat(path).st_size if end is None else end
         with fs.ftp.open(path, "rb") as file:
             for start, stop in cut_spans(offset, end):
                 # What is asked for here is held in memory until it is read, so never the whole file at once.
@@ -430,7 +430,7 @@ def on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
     return _result(_start(fs, work, seconds), seconds)
 
 
-def _timed(fs: Any) -> Any:
+def _with_timeout(fs: Any) -> Any:
     fs.ftp.get_channel().settimeout(_SOCKET_TIMEOUT_S)
     return fs
 

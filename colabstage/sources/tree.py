@@ -285,11 +285,11 @@ def fetch_tree(
     """
     check_names_fit(tree.label, [entry.name for entry in tree.entries], target)
     fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
-    pieces, streamed = _cut(tree)
+    pieces, streamed = _cut_into_pieces(tree)
     _make_folders(target, [entry.name for entry in tree.entries])
     # Small files and parts first: they fill the pipeline, streams only their own thread.
     fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
-    fetch.streams([entry for entry in streamed if not fetch.is_here(_whole(entry))], cancellation)
+    fetch.streams([entry for entry in streamed if not fetch.is_here(_whole_piece(entry))], cancellation)
 
 
 def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
@@ -415,14 +415,14 @@ class _TreeFetch:
             raise translate_write_error(error, place) from error
 
 
-def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
+def _cut_into_pieces(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
     """Return what is read at once, in the order to read in; and the large files that only come from their beginning."""
     pieces: list[Piece] = []
     streamed: list[FileEntry] = []
     # In the order in which they lie, so that a slow source is read from front to back.
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
         if entry.size <= LARGE_BYTES:
-            pieces.append(_whole(entry))
+            pieces.append(_whole_piece(entry))
         elif tree.kind == "folder" and tree.open(entry) is not None:
             parts = block_ranges(entry.size, _PIECE_BYTES)
             pieces += (Piece(entry, offset, length, is_whole=False) for offset, length in parts)
@@ -431,7 +431,7 @@ def _cut(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
     return pieces, streamed
 
 
-def _whole(entry: FileEntry) -> Piece:
+def _whole_piece(entry: FileEntry) -> Piece:
     return Piece(entry, 0, entry.size, is_whole=True)
 
 
@@ -486,7 +486,9 @@ class FolderLedger(Closing):
             self._kept = {span: digest for span, digest in found if recorded[span] == digest}
         self.kept_bytes = sum(length for _, _, length in self._kept)
         with typed_write_errors(path):
-            self._journal = Journal(path, _head(fingerprint), ([*span, digest] for span, digest in self._kept.items()))
+            self._journal = Journal(
+                path, _journal_head(fingerprint), ([*span, digest] for span, digest in self._kept.items())
+            )
 
     def has(self, name: str, offset: int, length: int) -> bool:
         """Return whether these bytes of a file were noted before, and are right."""
@@ -516,13 +518,13 @@ def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
     """Return what a ledger says is here, by name, offset and length; `None` when it is of something else, or none."""
     try:
         # Without a fingerprint nothing tells that the files are still those of the ledger.
-        found = read_journal(path, _head(fingerprint)) if fingerprint else None
+        found = read_journal(path, _journal_head(fingerprint)) if fingerprint else None
         return None if found is None else {(name, offset, length): digest for name, offset, length, digest in found}
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _head(fingerprint: str) -> dict[str, object]:
+def _journal_head(fingerprint: str) -> dict[str, object]:
     return {"format": _FORMAT, "fingerprint": fingerprint}
 
 

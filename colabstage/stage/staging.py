@@ -466,11 +466,11 @@ def _finish(
         report=call.report,
         info=info,
         publishing=publishing,
-        find_published=partial(_find_published, request) if published_before and info is not None else None,
+        find_published=partial(_published_before, request) if published_before and info is not None else None,
     )
 
 
-def _find_published(request: StageRequest) -> PublishReport | None:
+def _published_before(request: StageRequest) -> PublishReport | None:
     """Return what an earlier call published of the local pack.
 
     Raises:

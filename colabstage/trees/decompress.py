@@ -145,20 +145,20 @@ def _unpacker(packed: IO[bytes], compression: Compression) -> tuple[IO[bytes], _
     if compression == "bz2":
         import bz2
 
-        return _joined(packed, bz2.BZ2Decompressor, b"BZh"), (EOFError, OSError, ValueError)
+        return _joined_streams(packed, bz2.BZ2Decompressor, b"BZh"), (EOFError, OSError, ValueError)
     if compression == "xz":
         import lzma
 
         def new() -> Any:
             return lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES)
 
-        return _joined(packed, new, b"\xfd7zXZ\0"), (EOFError, OSError, ValueError, lzma.LZMAError)
+        return _joined_streams(packed, new, b"\xfd7zXZ\0"), (EOFError, OSError, ValueError, lzma.LZMAError)
     zstandard: Any = importlib.import_module("zstandard")
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
     return unpacker.stream_reader(packed, read_across_frames=True), (EOFError, OSError, ValueError, zstandard.ZstdError)
 
 
-def _joined(packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> IO[bytes]:
+def _joined_streams(packed: IO[bytes], new: Callable[[], Any], magic: bytes) -> IO[bytes]:
     return cast("IO[bytes]", io.BufferedReader(_Streams(packed, new, magic), _READ_BYTES))
 
 
@@ -299,7 +299,7 @@ def unpack_into(
     try:
         with (
             path.open("xb", buffering=0) as out,
-            ReadAhead(_unpacked(source, cancellation), cancellation=cancellation) as pieces,
+            ReadAhead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
                 # Each piece is checked before it is written: a bomb must not fill the disk first.
@@ -322,7 +322,7 @@ def unpack_into(
         remove_own(path)
 
 
-def _unpacked(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
+def _unpack_pieces(source: ByteSource, cancellation: Cancellation | None) -> Generator[bytes]:
     """Yield the content in pieces. Opened and closed by the thread that reads: closing waits for a read that hangs."""
     with open_stream(source, cancellation) as stream:
         while piece := stream.read(_SPOOL_BYTES):

@@ -34,7 +34,8 @@ GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
 )
-# Finds in names, each between two slashes and all in lower case, what `_look` may not take for a dataset's file.
+# Finds in names, each between two slashes and all in lower case, what `_look_at_entry` may not take for a file of a
+# dataset.
 _ODD_NAMES = re.compile(
     "|".join(
         [
@@ -242,7 +243,7 @@ class FolderTree(Tree):
         finally:
             os.close(handle)
         if len(data) != entry.size:
-            raise _changed(self._root, entry, len(data))
+            raise _changed_while_read(self._root, entry, len(data))
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
@@ -259,7 +260,7 @@ class FolderTree(Tree):
             finally:
                 os.close(handle)
             if len(data) != min(length, entry.size - offset):
-                raise _changed(self._root, entry, offset + len(data))
+                raise _changed_while_read(self._root, entry, offset + len(data))
             if data:
                 yield data
 
@@ -323,7 +324,7 @@ def folder_stamps(
 
     def one(name: str) -> int | None:
         try:
-            return os.stat(_join(root, name)).st_mtime_ns  # noqa: PTH116  # names, not paths: thousands of them
+            return os.stat(_path_below(root, name)).st_mtime_ns  # noqa: PTH116  # names, not paths: thousands of them
         except (FileNotFoundError, NotADirectoryError):
             return None
         finally:
@@ -334,7 +335,7 @@ def folder_stamps(
         return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
 
 
-def _changed(root: str, entry: FileEntry, got: int) -> SourceReadError:
+def _changed_while_read(root: str, entry: FileEntry, got: int) -> SourceReadError:
     found = f"{got:,} bytes were there" if got <= entry.size else "there is more"
     return SourceReadError(
         f"'{root}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed or was cut while being "
@@ -355,7 +356,7 @@ def _check_root(root: str) -> None:
         raise SourceReadError(msg)
 
 
-def _join(root: str, name: str) -> str:
+def _path_below(root: str, name: str) -> str:
     return f"{root}/{name}" if name else root
 
 
@@ -429,7 +430,7 @@ class _LevelWalk:
             deeper: list[_UnlistedFolder] = []
             for first in range(0, len(level), at_once):
                 for listed, looks in self._threads.list_each(self._list, level[first : first + at_once]):
-                    inside = _sort_in(found, listed, [*listed.looked, *self._threads.results(looks)])
+                    inside = _sort_folder(found, listed, [*listed.looked, *self._threads.results(looks)])
                     deeper += (folder for folder in inside if folder.name not in leave_out)
                     found.own += [folder.name for folder in inside if folder.name in leave_out]
             level = deeper
@@ -438,7 +439,7 @@ class _LevelWalk:
     def _list(self, folder: _UnlistedFolder) -> tuple[_ListedFolder, list[Future[_Looked]]]:
         """List one folder, and have what is in it looked at."""
         look = None if self._threads.many else self._look
-        name = _join(self._root, folder.name)
+        name = _path_below(self._root, folder.name)
         listed = read_with_retry(lambda: _list_folder(self._root, folder, look), name, policy=self._retry)
         self._heard()
         batches = _batches(listed, self._threads.workers)
@@ -465,7 +466,7 @@ def _list_folder(
     root: str, folder: _UnlistedFolder, look: Callable[[_EntriesToLookAt], _Looked] | None
 ) -> _ListedFolder:
     """Read one folder. `look`: at its entries while it is read; `None` leaves that to many workers."""
-    path = _join(root, folder.name)
+    path = _path_below(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
     status = os.stat(path)  # noqa: PTH116
     identity = (status.st_dev, status.st_ino)
@@ -516,7 +517,7 @@ def _look_at(root: str, batch: _EntriesToLookAt, retry: RetryPolicy) -> _Looked:
         times.append(found.st_mtime_ns)
     looked.files.add_all(prefix, plain, sizes, times)
     for entry in odd:
-        seen = read_with_retry(functools.partial(_look, entry), f"{root}/{prefix}{entry.name}", policy=retry)
+        seen = read_with_retry(functools.partial(_look_at_entry, entry), f"{root}/{prefix}{entry.name}", policy=retry)
         if seen.kind == "file":
             looked.files.add_all(prefix, [entry.name], [seen.size], [seen.mtime_ns])
         elif seen.kind != "left out":
@@ -524,7 +525,7 @@ def _look_at(root: str, batch: _EntriesToLookAt, retry: RetryPolicy) -> _Looked:
     return looked
 
 
-def _look(entry: os.DirEntry[str]) -> _SeenEntry:
+def _look_at_entry(entry: os.DirEntry[str]) -> _SeenEntry:
     linked = entry.is_symlink()
     try:
         if entry.is_dir():
@@ -543,7 +544,7 @@ def _look(entry: os.DirEntry[str]) -> _SeenEntry:
     return _SeenEntry("file", status.st_size, status.st_mtime_ns)
 
 
-def _sort_in(found: _WalkResult, listed: _ListedFolder, looked: list[_Looked]) -> list[_UnlistedFolder]:
+def _sort_folder(found: _WalkResult, listed: _ListedFolder, looked: list[_Looked]) -> list[_UnlistedFolder]:
     """Put what was seen in a folder where it belongs; returns the folders in it."""
     folder = listed.folder
     if listed.looped:

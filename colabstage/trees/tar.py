@@ -114,7 +114,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
     # What a global header says holds for all that follow, what another says for the next member only.
     own: dict[str, str] = {}
     while (block := source.pread(BLOCK, at)).strip(b"\0"):
-        header = _parse(source, block, at)
+        header = _parse_header(source, block, at)
         at += BLOCK
         if header.kind in _EXTENSIONS:
             # Headers that only say more about the next member, or about all that follow.
@@ -128,16 +128,16 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
             if len(data) < header.size:
                 raise truncated(source, "a long name is cut")
             if header.kind == _LONG_NAME:
-                own["path"] = _decode(_text(data))
+                own["path"] = _as_name(_until_nul(data))
             elif header.kind == _LONG_LINK:
-                own["linkpath"] = _decode(_text(data))
+                own["linkpath"] = _as_name(_until_nul(data))
             else:
                 try:
                     (shared if header.kind == _PAX_GLOBAL else own).update(_pax_records(data))
                 except ValueError as error:
                     msg = f"'{source.label}' is damaged at byte {at:,}: its pax records are not readable."
                     raise CorruptArchiveError(msg) from error
-            at += _padded(header.size)
+            at += _padded_size(header.size)
             continue
         member, stored = _apply(source, header, at, shared | own if shared else own)
         at += stored
@@ -150,11 +150,11 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
     _check_end(source, block, at)
 
 
-def _padded(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _parse(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
+def _parse_header(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
     if len(block) < BLOCK:
         raise truncated(source, "its last header is cut")
     # fmt: off
@@ -162,7 +162,7 @@ def _parse(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
     # fmt: on
     try:
         whole = _number(checksum) in header_checksums(block)
-        header = _HeaderBlock(_text(name), _number(size), _number(mtime), kind, _text(link), _number(mode))
+        header = _HeaderBlock(_until_nul(name), _number(size), _number(mtime), kind, _until_nul(link), _number(mode))
     except ValueError:
         whole = False
     if not whole or header.size < 0:
@@ -173,11 +173,11 @@ def _parse(source: ByteSource, block: bytes, at: int) -> _HeaderBlock:
         raise CorruptArchiveError(msg)
     # GNU's own format, "ustar " with a blank, keeps times where POSIX keeps the beginning of a long name.
     if magic == b"ustar\0" and prefix[:1] != b"\0":
-        header = header._replace(name=_text(prefix) + b"/" + header.name)
+        header = header._replace(name=_until_nul(prefix) + b"/" + header.name)
     return header
 
 
-def _text(field: bytes) -> bytes:
+def _until_nul(field: bytes) -> bytes:
     return field.partition(b"\0")[0]
 
 
@@ -196,7 +196,7 @@ def _number(field: bytes) -> int:
     return int(match[1] or b"0", 8)
 
 
-def _decode(name: bytes) -> str:
+def _as_name(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -213,7 +213,7 @@ def _pax_records(data: bytes) -> dict[str, str]:
         name = key.decode("utf-8")
         if name in _PAX_KEYS or name.startswith(_PAX_SPARSE):
             # Which of them it is does not matter for a sparse file, which is refused.
-            records[_PAX_SPARSE if name.startswith(_PAX_SPARSE) else name] = _decode(value)
+            records[_PAX_SPARSE if name.startswith(_PAX_SPARSE) else name] = _as_name(value)
         at = end
     return records
 
@@ -221,7 +221,7 @@ def _pax_records(data: bytes) -> dict[str, str]:
 def _apply(source: ByteSource, header: _HeaderBlock, at: int, pax: dict[str, str]) -> tuple[TarMember, int]:
     """Return the member that a header and the extensions before it describe, and the bytes it takes up after the
     header."""
-    name = pax.get("path") or _decode(header.name)
+    name = pax.get("path") or _as_name(header.name)
     if header.kind == b"S" or _PAX_SPARSE in pax:
         msg = (
             f"'{source.label}' stores {name!r} as a sparse file, which is not read here. "
@@ -239,11 +239,11 @@ def _apply(source: ByteSource, header: _HeaderBlock, at: int, pax: dict[str, str
     except (ValueError, ArithmeticError) as error:
         msg = f"'{source.label}' is damaged at byte {at:,}: the pax records of {name!r} are not readable."
         raise CorruptArchiveError(msg) from error
-    kind = _kind(header.kind, name)
+    kind = _kind_of_header(header.kind, name)
     # Links, folders and devices may name a size, but only these have content behind their header.
     stored = size if kind == "file" or header.kind in (b"D", _VOLUME_LABEL) else 0
-    link = pax.get("linkpath") or _decode(header.link)
-    return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded(stored)
+    link = pax.get("linkpath") or _as_name(header.link)
+    return TarMember(name, kind, link, at, stored, mtime_ns, bool(header.mode & 0o100)), _padded_size(stored)
 
 
 def _nanoseconds(seconds: Decimal) -> int:
@@ -254,7 +254,7 @@ def _nanoseconds(seconds: Decimal) -> int:
     return value if abs(value) < 1 << 63 else 0
 
 
-def _kind(typeflag: bytes, name: str) -> str:
+def _kind_of_header(typeflag: bytes, name: str) -> str:
     if typeflag in (b"5", b"D") or (typeflag == b"\0" and name.endswith("/")):
         return "folder"
     if typeflag in _REGULAR:
@@ -319,7 +319,7 @@ class TarTree(Tree):
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self.source = unpack_into(spool, source, limits, cancellation)
         try:
-            files, skipped, self._empty_folders = _check_members(
+            files, skipped, self._empty_folders = _check_headers(
                 source.label, _within_limits(self.source, source.size, limits, cancellation)
             )
         except BaseException:
@@ -363,7 +363,7 @@ def _within_limits(
         yield member
 
 
-def _check_members(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
+def _check_headers(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
     """Return the files by cleaned name, links resolved; the links that lead to no file; the folders that hold none."""
     files = Listing()
     symlinks: dict[str, str] = {}

@@ -180,7 +180,9 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     members = _parse(source, directory, wraps=shift > 0)
     # A directory of the wrong length may still end where a record does; then only the counts tell.
     if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
-        raise _damaged(source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}")
+        raise _damaged_directory(
+            source, f"its last record counts {end.members:,} members, its directory holds {len(members):,}"
+        )
     _set_ends(source, members, start)
     return members
 
@@ -261,7 +263,7 @@ def _no_end(source: ByteSource, tail: bytes) -> CorruptArchiveError:
     return truncated(source, "its directory, which a zip has at its end, is missing")
 
 
-def _damaged(source: ByteSource, reason: str) -> CorruptArchiveError:
+def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
@@ -334,14 +336,14 @@ def _record_starts(source: ByteSource, directory: bytes) -> array[int]:
     last, read, append = length - _MEMBER.size, _MARK_AND_LENGTHS.unpack_from, starts.append
     while at < length:
         if at > last:
-            raise _damaged(source, f"its directory is not readable at byte {at:,}")
+            raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
         mark, name_length, extra_length, comment_length = read(directory, at)
         if mark != _MEMBER_MARK:
-            raise _damaged(source, f"its directory is not readable at byte {at:,}")
+            raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
         append(at)
         at += _MEMBER.size + name_length + extra_length + comment_length
     if at > length:
-        raise _damaged(source, "the last entry of its directory is cut")
+        raise _damaged_directory(source, "the last entry of its directory is cut")
     return starts
 
 
@@ -419,7 +421,7 @@ def _wide_fields(source: ByteSource, extra: bytes, *narrow: int) -> list[int]:
     try:
         return [next(wide) if value == _NARROW_FULL else value for value in narrow]
     except StopIteration:
-        raise _damaged(source, "a zip64 field of its directory is cut") from None
+        raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
 
 
 def _decode_name(stored: bytes, extra: bytes, flags: int, system: int) -> str:

@@ -110,7 +110,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     for split, one in labels.items():
         for name, count in zip(one.names, one.counts.tolist(), strict=True):
             counts.setdefault(name, {})[split] = count
-    shown, left = _shown(counts)
+    shown, left = _choose_classes(counts)
     figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
     add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
     for number, (axis, split) in enumerate(
@@ -130,7 +130,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     return figure
 
 
-def _shown(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
+def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
     """Return the classes that are drawn, and how many are not: all, or the most and the least frequent."""
     if len(counts) <= _MOST_CLASSES:
         return list(counts), 0
@@ -172,7 +172,7 @@ def plot_image_sizes(
         sizes, of = _of_files(path, most)
     else:
         sizes, of = _of_split(data, split, most)
-    return _draw(sizes, of, title)
+    return _draw_sizes(sizes, of, title)
 
 
 def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
@@ -212,7 +212,7 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
     return np.array(sizes, np.int64), len(entries)
 
 
-def _draw(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
+def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     heights, widths = sizes[:, 0], sizes[:, 1]
     figure = new_figure(7.2, 4.6)
     looked = f"{len(sizes):,} of {format_count(of, 'images')}" if len(sizes) < of else format_count(of, "images")

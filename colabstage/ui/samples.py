@@ -194,7 +194,7 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
                 xs, sizes = _read_reduced(reader, part, longest_px, pool)
             else:
                 xs = list(reader.read_x(part, pool=pool))
-                sizes = [_size(x) for x in xs]
+                sizes = [_size_of_x(x) for x in xs]
             ys = list(reader.read_y(part, pool=pool))
             samples += [
                 Sample(row, x, _target(y), key, size)
@@ -213,13 +213,13 @@ def _read_reduced(
     # Images that end up in one size are decoded in one call, which uses all cores.
     for target in dict.fromkeys(shown):
         places = [place for place, size in enumerate(shown) if size == target]
-        group = reader.read_crops([rows[place] for place in places], target, _whole, pool=pool)
+        group = reader.read_crops([rows[place] for place in places], target, _whole_crop, pool=pool)
         for place, image in zip(places, group, strict=True):
             images[place] = image
     return images, list(sizes)
 
 
-def _whole(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _whole_crop(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the crop that is all of each image: top, left, height, width."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
@@ -230,7 +230,7 @@ def _fit(size: tuple[int, int], longest_px: int) -> tuple[int, int]:
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
-def _size(x: NDArray[Any]) -> tuple[int, int] | None:
+def _size_of_x(x: NDArray[Any]) -> tuple[int, int] | None:
     if x.ndim < 2:
         return None
     height, width = x.shape[1:3] if channels_first(x.shape) else x.shape[:2]

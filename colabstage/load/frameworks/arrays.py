@@ -115,7 +115,7 @@ class ArrayBatches:
         self._request = replace(
             request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
         )
-        facts = _facts(reader, per_sample=self._dataset is not None)
+        facts = _loader_facts(reader, per_sample=self._dataset is not None)
         if facts.arrival is not None and facts.arrival.leaves_out and not facts.arrival.complete:
             msg = (
                 'The number of batches is told beforehand here, and which samples on_error="skip" leaves out shows '
@@ -310,7 +310,7 @@ def _check_arrays(reader: SplitReader) -> None:
         raise OptionError(msg)
 
 
-def _facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
+def _loader_facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
     resources = read_resources()
     return LoaderFacts(
         rows=len(reader),

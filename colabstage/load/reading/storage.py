@@ -183,7 +183,7 @@ def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     check_parts(dataset, name, path)
     dtype = dataset.dtype.newbyteorder("=")
     if dtype.kind not in "biufc":
-        msg = f"{name} in '{path}' holds {_described(dataset)}; expected numbers. {_remedy(dataset)}"
+        msg = f"{name} in '{path}' holds {_describe_type(dataset)}; expected numbers. {_remedy_for(dataset)}"
         raise PackFormatError(msg)
     properties = dataset.id.get_create_plist()
     layout = _layout(properties)
@@ -249,7 +249,7 @@ def choose_ragged(*, texts: bool, slow_mount: str | None = None) -> EngineChoice
     return EngineChoice("h5py", f"{rows}, which only HDF5 itself reads, one thread at a time{mount}", costly=True)
 
 
-def _described(dataset: Any) -> str:
+def _describe_type(dataset: Any) -> str:
     """Return the type of values that are not numbers, in HDF5's words."""
     from h5py import check_string_dtype, check_vlen_dtype
 
@@ -261,7 +261,7 @@ def _described(dataset: Any) -> str:
     return f"compound values of {', '.join(dataset.dtype.names)}" if dataset.dtype.names else f"{dataset.dtype} values"
 
 
-def _remedy(dataset: Any) -> str:
+def _remedy_for(dataset: Any) -> str:
     from h5py import check_string_dtype, check_vlen_dtype
 
     trouble = ragged_trouble(dataset)

@@ -178,10 +178,10 @@ class H5pyRagged:
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
         # A row asked for twice must not be one array in two places.
-        return taken if len(wanted) == len(rows) else [_own(value) for value in taken]
+        return taken if len(wanted) == len(rows) else [_copied(value) for value in taken]
 
 
-def _own(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

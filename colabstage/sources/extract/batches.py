@@ -106,7 +106,7 @@ def plan_extract(
     """
     content = sum(entry.size for entry in entries)
     taken = sum(-(-entry.size // _BLOCK_BYTES) * _BLOCK_BYTES + _FILE_BYTES for entry in entries)
-    batches = tuple(_cut(entries, ends))
+    batches = tuple(_cut_into_batches(entries, ends))
     large = len(entries) >= _PROCESS_MEMBERS or content >= _PROCESS_BYTES
     workers = max(1, min(cores, _MAX_WORKERS, len(batches)))
     processes = large and workers > 1 and readable_by_others
@@ -119,7 +119,7 @@ def plan_extract(
     return ExtractPlan(kind, len(entries), content, max(0, taken - freed_bytes), batches, workers, processes, reason)
 
 
-def _cut(entries: Sequence[FileEntry], ends: Sequence[int]) -> list[Batch]:
+def _cut_into_batches(entries: Sequence[FileEntry], ends: Sequence[int]) -> list[Batch]:
     batches: list[Batch] = []
     first = content = 0
     for number, entry in enumerate(entries):

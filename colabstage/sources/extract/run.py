@@ -92,7 +92,7 @@ class _WorkerProcess:
 
     def send(self, number: int, message: object) -> None:
         assert self.process.stdin is not None
-        data = memoryview(_packed(message))
+        data = memoryview(_pack_message(message))
         try:
             while data:
                 data = data[self.process.stdin.write(data) or 0 :]
@@ -265,7 +265,7 @@ def _receive(stream: BinaryIO) -> Any:
     return marshal.loads(data)
 
 
-def _packed(message: Any) -> bytes:
+def _pack_message(message: Any) -> bytes:
     """Return a message as it travels."""
     data = marshal.dumps(message)
     return _LENGTH.pack(len(data)) + data
@@ -284,7 +284,7 @@ def main(archive: int, label: str, place: int, path: str, parent: int) -> None:
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
 
     def answer(*message: object) -> None:
-        outbox.write(_packed(message))
+        outbox.write(_pack_message(message))
         outbox.flush()
 
     while (message := _receive(inbox)) is not None:

@@ -169,7 +169,7 @@ class RangeScheduler:
         self._longest_silence_s = max(self._longest_silence_s, now - byte_range.heard_at)
         if byte_range.first_byte_at is None:
             byte_range.first_byte_at = now
-            self.first_byte_s = _mean(self.first_byte_s, now - byte_range.asked_at)
+            self.first_byte_s = _moving_mean(self.first_byte_s, now - byte_range.asked_at)
         byte_range.position = position
         byte_range.moved_at = now
         if not byte_range.left:
@@ -187,7 +187,7 @@ class RangeScheduler:
         self._active.remove(byte_range)
         fetched = byte_range.position - byte_range.begin
         if byte_range.first_byte_at is not None and fetched >= _GRAIN_BYTES:
-            self.bytes_per_s = _mean(self.bytes_per_s, fetched / max(now - byte_range.first_byte_at, 1e-6))
+            self.bytes_per_s = _moving_mean(self.bytes_per_s, fetched / max(now - byte_range.first_byte_at, 1e-6))
         if byte_range.left:
             bisect.insort(self._gaps, (byte_range.position, byte_range.end))
             self._unasked += byte_range.left
@@ -276,6 +276,6 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _mean(before: float | None, value: float) -> float:
+def _moving_mean(before: float | None, value: float) -> float:
     """Return a mean in which the latest values count most."""
     return value if before is None else before + 0.2 * (value - before)

@@ -214,7 +214,7 @@ class PartialFile:
         """Begin a journal of what is kept; it replaces the old one when it is whole."""
         with self._using(), typed_write_errors(self._target):
             kept = ([number, digest] for number, digest in sorted(self.finished.items()))
-            self._journal = Journal(self._folder / _BLOCKS, _head(self._facts), kept)
+            self._journal = Journal(self._folder / _BLOCKS, _head_of(self._facts), kept)
 
 
 def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
@@ -249,7 +249,7 @@ def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
     if not (folder / _BLOCKS).exists():
         return None
     try:
-        found = read_journal(folder / _BLOCKS, _head(facts)) if _can_prove(facts) else None
+        found = read_journal(folder / _BLOCKS, _head_of(facts)) if _can_prove(facts) else None
         count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
         # A number beyond the file is of no journal that we wrote.
         return {number: str(digest) for number, digest in found or () if 0 <= number < count}
@@ -264,7 +264,7 @@ def _can_prove(facts: RemoteFacts) -> bool:
     return facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
 
 
-def _head(facts: RemoteFacts) -> dict[str, object]:
+def _head_of(facts: RemoteFacts) -> dict[str, object]:
     return {
         "format": _FORMAT,
         "label": facts.label,

@@ -48,8 +48,8 @@ def help_of(command: Callable[..., None]) -> str:
     """
     # One text is docstring and help, so the two cannot differ.
     text, _, _ = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
-    paragraphs = [_escaped(" ".join(paragraph.split())) for paragraph in text.strip().split("\n\n")]
-    shown = "\n".join(f"[green]  {_escaped(line)}[/green]" for line in examples_of(command))
+    paragraphs = [_escape_markup(" ".join(paragraph.split())) for paragraph in text.strip().split("\n\n")]
+    shown = "\n".join(f"[green]  {_escape_markup(line)}[/green]" for line in examples_of(command))
     return "\n\n".join([*paragraphs, f"[not dim][bold]Examples[/bold]\n{shown}[/not dim]"])
 
 
@@ -59,7 +59,7 @@ def examples_of(command: Callable[..., None]) -> list[str]:
     return [line.strip() for line in examples.splitlines() if line.strip()]
 
 
-def _escaped(text: str) -> str:
+def _escape_markup(text: str) -> str:
     # Rich would take what is in brackets for a style, and show nothing of it.
     return text.replace("[", r"\[")
 

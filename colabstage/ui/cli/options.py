@@ -191,7 +191,7 @@ def read_fractions(text: str) -> Fractions:
     return fractions
 
 
-def _one_of(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
+def _choice_reader(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
     def read(text: str) -> _Word:
         for word in words:
             if text == word:
@@ -205,7 +205,7 @@ def _one_of(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
 def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
     info: typer.models.OptionInfo = typer.Option(
         option,
-        parser=_one_of(words),
+        parser=_choice_reader(words),
         metavar="|".join(words),
         autocompletion=complete_words(*words),
         help=text,
@@ -214,7 +214,7 @@ def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer
     return info
 
 
-read_place = _one_of(("here", "cache"))
+read_place = _choice_reader(("here", "cache"))
 
 PackFile = Annotated[
     Path,

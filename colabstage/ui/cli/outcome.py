@@ -65,29 +65,29 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
         yield
     # Before all others: Ctrl-C is the person's word, and what it leaves depends on the command.
     except KeyboardInterrupt:
-        _end(f"Interrupted. {kept}", INTERRUPTED, debug)
+        _exit(f"Interrupted. {kept}", INTERRUPTED, debug)
     # Before its base: a wrong argument is the caller's to mend, and ends with a code of its own.
     except OptionError as error:
-        _end(str(error), WRONG_ARGUMENTS, debug)
+        _exit(str(error), WRONG_ARGUMENTS, debug)
     except ColabstageError as error:
-        _end(str(error), FAILED, debug)
+        _exit(str(error), FAILED, debug)
     except OSError as error:
         if error.errno == errno.EPIPE:  # who read our output has left; typer ends quietly then
             raise
-        _end(str(error), FAILED, debug)
+        _exit(str(error), FAILED, debug)
     # Its own text is empty.
     except MemoryError:
-        _end("This needs more memory than there is.", FAILED, debug)
+        _exit("This needs more memory than there is.", FAILED, debug)
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except Exception as error:  # noqa: BLE001 - a defect is shown like any failure, with the way to see more
         hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
-        _end(f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED, debug)
+        _exit(f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED, debug)
 
 
 def fail(reason: str) -> NoReturn:
     """End with exit code 1 and one line."""
-    _end(reason, FAILED, debug=False)
+    _exit(reason, FAILED, debug=False)
 
 
 def in_shell_words(message: str) -> str:
@@ -113,7 +113,7 @@ def in_shell_words(message: str) -> str:
     return _ARGUMENT.sub(option, _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message))
 
 
-def _end(reason: str, code: int, debug: bool) -> NoReturn:
+def _exit(reason: str, code: int, debug: bool) -> NoReturn:
     # The traceback first, so that the line that says what to do is the last on the screen.
     if debug and sys.exc_info()[0] is not None:
         traceback.print_exc()

@@ -117,7 +117,7 @@ def _are_pixels(field: FieldInfo) -> bool:
 
 def print_description(described: PackDescription) -> None:
     """Print facts and table to stdout."""
-    for name, value in _facts(described):
+    for name, value in _facts_of_pack(described):
         show(f"{name:<9} {value}")
     show("")
     _print_table(described.info)
@@ -130,7 +130,7 @@ def print_description(described: PackDescription) -> None:
             show(f"  … and {len(skipped) - _MOST_SKIPPED:,} more, with --json")
 
 
-def _facts(described: PackDescription) -> list[tuple[str, str]]:
+def _facts_of_pack(described: PackDescription) -> list[tuple[str, str]]:
     info = described.info
     by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
     # It is read all the same; only nothing vouches for its bytes.

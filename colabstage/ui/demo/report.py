@@ -171,7 +171,7 @@ class Narrator:
                 "cached pack comes\n  from this computer's disk. The figures:"
             )
         self._opening_s = count * knobs.scaled().cold_open_latency_s
-        for name, figures in _figures(knobs.scaled(), mounted=problem is None):
+        for name, figures in _drive_in_words(knobs.scaled(), mounted=problem is None):
             self.say(f"  {name:<24} {figures}")
         self.say("All but the first are figures that people report; for that one they report 400 ms and more a file.")
 
@@ -226,7 +226,7 @@ class Narrator:
         self.say(f"Chart: {result.chart}")
 
 
-def _figures(knobs: DriveKnobs, *, mounted: bool) -> list[tuple[str, str]]:
+def _drive_in_words(knobs: DriveKnobs, *, mounted: bool) -> list[tuple[str, str]]:
     """Return what the Drive is like, in words; `knobs` are scaled already."""
 
     def then(bytes_per_s: float) -> str:

@@ -226,7 +226,7 @@ def train(
     for number in range(epochs):
         epoch = Epoch()
         start = time.perf_counter()
-        for x, y in _timed(train_batches, epoch):
+        for x, y in _timed_batches(train_batches, epoch):
             # Whatever had to be prepared before it counts: listing, or staging.
             if number == 0 and epoch.images == 0:
                 done.first_batch_s = time.perf_counter() - began
@@ -245,7 +245,7 @@ def train(
     return done
 
 
-def _timed(batches: Batches, epoch: Epoch) -> Iterator[tuple[Tensor, Tensor]]:
+def _timed_batches(batches: Batches, epoch: Epoch) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches, adding the time each was waited for to the epoch."""
     start = time.perf_counter()
     for batch in batches:

@@ -53,7 +53,7 @@ def read_size(text: str) -> tuple[int, int] | None:
     from colabstage.ui.cli.options import read_image_size
 
     # The command line's own reader, so that both take the same words and refuse the same.
-    return None if not text.strip() else tuple(_read(read_image_size, text, "image_size"))
+    return None if not text.strip() else tuple(_read_as_typed(read_image_size, text, "image_size"))
 
 
 def write_size(size: tuple[int, int] | None) -> str:
@@ -65,7 +65,7 @@ def read_splits(text: str) -> dict[str, float] | None:
     """`train=0.8,test=0.2` as fractions by name, nothing as `None`."""
     from colabstage.ui.cli.options import read_fractions
 
-    return None if not text.strip() else dict(_read(read_fractions, text, "splits"))
+    return None if not text.strip() else dict(_read_as_typed(read_fractions, text, "splits"))
 
 
 def write_splits(splits: Mapping[str, float] | None) -> str:
@@ -83,7 +83,7 @@ def write_place(place: Any) -> str:
     return "" if place is None else str(place)
 
 
-def _read(read: Callable[[str], Any], text: str, name: str) -> Any:
+def _read_as_typed(read: Callable[[str], Any], text: str, name: str) -> Any:
     """Read what the command line reads in the same words."""
     from typer import BadParameter
 

@@ -126,10 +126,10 @@ class StageForm:
         self._line = widgets.HTML()
         self._panel = widgets.HTML()
         self._outcome = widgets.HTML()
-        self._plan_button = _button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
-        self._stage_button = _button(widgets, "Stage", "Make the dataset local and ready", self.stage)
+        self._plan_button = _make_button(widgets, "Plan", "Say what would be done, and do nothing", self.plan)
+        self._stage_button = _make_button(widgets, "Stage", "Make the dataset local and ready", self.stage)
         self._stage_button.button_style = "primary"
-        self._cancel_button = _button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
+        self._cancel_button = _make_button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
         # After the first drawing is ready to be called: a value that is set from code counts too.
@@ -285,7 +285,7 @@ class StageForm:
         self._cancel_button.disabled = not cancellable
 
 
-def _button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:
+def _make_button(widgets: Any, words: str, tooltip: str, press: Callable[[], None]) -> Any:
     button = widgets.Button(description=words, tooltip=tooltip)
     button.on_click(lambda _: press())
     return button

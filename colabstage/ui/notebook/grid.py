@@ -181,7 +181,7 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
         return _wave(sample.x) + (_player(sample.x) if large else "")
     if kind == "tokens":
         return _text_block(_tokens(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
-    return _text_block(_numbers(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
+    return _text_block(_format_numbers(sample.x, _SHOWN_TOKENS if large else _SHOWN_NUMBERS))
 
 
 def mask_of(sample: Sample) -> NDArray[Any] | None:
@@ -203,7 +203,7 @@ def _picture(sample: Sample, classes: Sequence[str], longest_px: int, *, large: 
         image = paint_mask(image, mask, classes)
     height, width = sample.size or image.shape[:2]
     boxes = boxes_of(sample)
-    marks = "" if boxes is None else _boxes(boxes, classes, max(height, width), large=large)
+    marks = "" if boxes is None else _draw_boxes(boxes, classes, max(height, width), large=large)
     pixelated = " style='image-rendering:pixelated'" if is_small(image) else ""
     shown = f"style='width:{_large_width(height, width, longest_px)}px;max-width:100%'" if large else ""
     return (
@@ -219,7 +219,7 @@ def _large_width(height: int, width: int, longest_px: int) -> int:
     return round(width * (longest_px if longest >= longest_px else max(longest, longest_px * 0.6)) / longest)
 
 
-def _boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, *, large: bool) -> str:
+def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, *, large: bool) -> str:
     """Draw rectangles with names; lines are as thick on a thumbnail as on a large picture."""
     labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
     # In pixels of the image, which a thumbnail shrinks.
@@ -303,7 +303,7 @@ def _tokens(x: NDArray[Any], most: int) -> str:
     return shown if len(flat) <= most else f"{shown} … {len(flat):,} in all"
 
 
-def _numbers(x: NDArray[Any], most: int) -> str:
+def _format_numbers(x: NDArray[Any], most: int) -> str:
     flat = x.reshape(-1)
     shown = "  ".join(f"{value:.4g}" if flat.dtype.kind == "f" else str(value) for value in flat[:most].tolist())
     # Lines may break behind a hyphen, but not behind a minus.
