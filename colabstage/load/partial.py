@@ -24,7 +24,7 @@ from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.arrival import visited_units
-from colabstage.load.places import LEAST_BLOCKS, find_edges, find_fields, find_places, kept_blocks
+from colabstage.load.places import LEAST_BLOCKS, LEAST_WITH_EDGES, find_edges, find_fields, find_places, kept_blocks
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.opening import remote_opener
 from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, parse_source
@@ -490,10 +490,11 @@ def _bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
     room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)
     with file.hold(np.flatnonzero(kept)):
         pass
-    edges = Edges.none(file.blocks)
+    edges, least = Edges.none(file.blocks), LEAST_BLOCKS
     if file.limit is not None:
-        # Nor may they take the room that was said to be enough.
-        spare = (room - LEAST_BLOCKS) * file.files.block_bytes
+        # Without them the neighbours of each block are fetched once more, for the rows that are in both.
+        spare = (room - LEAST_WITH_EDGES) * file.files.block_bytes
         found = find_edges(file, fields, kept)
-        edges = found if found.nbytes <= min(file.limit // _EDGES_PART, spare) else edges
-    file.settle(kept, edges, least=LEAST_BLOCKS)
+        if found.nbytes <= min(file.limit // _EDGES_PART, spare):
+            edges, least = found, LEAST_WITH_EDGES
+    file.settle(kept, edges, least=least)

@@ -28,6 +28,9 @@ _KEPT_PART = 8
 _KEPT_BLOCKS = 2
 # A batch may be in two blocks that are not neighbours, and its rows reach into the one before and the one after each.
 LEAST_BLOCKS = 6
+# Where the edges of blocks stay, its rows reach into no other: two that are read, one that comes, and one that is here
+# for a moment to leave its edge.
+LEAST_WITH_EDGES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -355,6 +355,18 @@ def test_the_limit_that_is_named_will_do(pack: Pack, tmp_path: Path) -> None:
     part_of(dataset).close()
 
 
+def test_near_the_least_limit_an_epoch_fetches_each_block_once(pack: Pack, tmp_path: Path) -> None:
+    """Rows that are in two blocks keep their parts, although that leaves fewer whole blocks."""
+    dataset = dataset_h5(pack.path, disk_limit=3_100_000, local_dir=tmp_path, return_index=True)
+    part = part_of(dataset)
+    assert 4 <= part.file.capacity < 6
+    assert sorted(check_epoch(make_loader(dataset, 32), pack)) == list(range(ROWS))
+    # At its end it has fetched some of what the next one begins with.
+    most = pack.path.stat().st_size + part.file.capacity * BLOCK
+    assert part.figures["fetched"] <= most
+    part.close()
+
+
 def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path) -> None:
     """A limit that is too low names the one that would do; a file without manifest is refused."""
     with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=1 MB is too little .* are needed"):

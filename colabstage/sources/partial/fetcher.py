@@ -221,8 +221,10 @@ class Fetcher:
         if changed or not self._planned:
             self._planned = True
             if readers and capacity:
-                # As much as is on its way at once, and what is read meanwhile; of little room half at most.
-                flying = min(capacity // 2, self._connections + 2)
+                # As much as is on its way at once, and what is read meanwhile. Of little room all but the block that is
+                # read and a quarter: what is kept for the next epoch spares a few requests then, and a line that is not
+                # busy costs more.
+                flying = min(capacity - (capacity + 2) // 4 - 1, self._connections + 2)
                 ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, flying)))
                 here = set(np.flatnonzero((part.state == WHOLE) | (part.state == UNPROVED)).tolist())
                 plan_misses(readers, max(1, capacity - ahead), here)
