@@ -331,8 +331,11 @@ class _FolderEvidence:
 
     def _folders_below(self) -> dict[str, set[str]]:
         """Return for each class the folders in it that contain images; "" where some are directly in it."""
-        pairs = np.unique(np.stack([self.folder_of, np.array(_labels(self.found), np.int64)], axis=1), axis=0)
-        folders = [(self.folders[folder], self.found.classes[label]) for folder, label in pairs.tolist()]
+        targets, classes = self.found.targets, self.found.classes
+        labels = targets.values if isinstance(targets, Values) else np.zeros(0, np.int64)
+        # As one number each: sorting a million pairs takes ten times as long, and twice the memory.
+        pairs = np.unique(self.folder_of.astype(np.int64) * len(classes) + labels)
+        folders = [(self.folders[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
         # A folder above all of them may have the name of a class: cell_images/cell_images.
         depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
         rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.found.classes}

@@ -35,12 +35,12 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.entries import entry_names, extension_of, files_ending_in
+from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,6 +55,7 @@ _SOUNDS = frozenset(ending[1:] for ending in SOUND_EXTENSIONS)
 # By preference too.
 _CONTENTS = (*_IMAGES, "npy", "pth", "pt", *sorted(_SOUNDS))
 _MASKS = frozenset(f"{word}.png" for word in ("seg", "mask", "segmentation", "labels"))
+_LABEL_ENDS = tuple(f".{rest}" for rest in (*_LABELS, *_MASKS))
 # Samples that WebDataset's own decoders read, and nothing here.
 _UNREAD = frozenset({"pyd", "pkl", "pickle", "npz", "ten", "tb", "mp4", "avi"})
 _LABELS_IN_JSON = ("label", "labels", "cls", "class_id", "class_index", "class", "target", "category")
@@ -136,17 +137,20 @@ def _kind_of_member(rest: str) -> str:
     return "sound" if rest in _SOUNDS else rest if rest in ("npy", "pth", "pt") else "image"
 
 
-def has_samples(names: Iterable[str]) -> bool:
+def has_samples(names: Sequence[str]) -> bool:
     """Tell whether, of files of these names, an image, array or clip and a possible label share theirs up to the first
     dot."""
-    contents: dict[str, str] = {}
+    # Labels first, which most tars of a million files have none of.
     labels: dict[str, set[str]] = {}
-    for key, rest in filter(None, map(_split_name, names)):
-        if rest in _CONTENTS:
-            contents[key] = _kind_of_member(rest)
-        elif rest in _LABELS or rest in _MASKS:
-            labels.setdefault(key, set()).add(rest)
-    return any(labels[key] != {_TEXT} or contents[key] != "sound" for key in labels.keys() & contents.keys())
+    for name in names:
+        split = _split_name(name) if name.lower().endswith(_LABEL_ENDS) else None
+        if split is not None and (split[1] in _LABELS or split[1] in _MASKS):
+            labels.setdefault(split[0], set()).add(split[1])
+    found = filter(None, map(_split_name, names)) if labels else ()
+    return any(
+        rest in _CONTENTS and key in labels and (labels[key] != {_TEXT} or _kind_of_member(rest) != "sound")
+        for key, rest in found
+    )
 
 
 def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
@@ -394,7 +398,8 @@ class _Shards:
         if not (self._own or self._inside):
             msg = f"'{tree.label}' holds no tars."
             raise EmptySourceError(msg)
-        if not has_samples(entry_names(tree.entries)) if self._own else files_ending_in(tree.entries, IMAGE_EXTENSIONS):
+        entries = FileEntries.of(tree.entries)
+        if not has_samples(entries.names) if self._own else entries.ending_in(IMAGE_EXTENSIONS):
             raise self.declined()
         # Tars of several folders may be called the same, and samples are named after their shard.
         names = [posixpath.basename(tar.label) for tar in self._own]

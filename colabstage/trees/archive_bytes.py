@@ -8,6 +8,7 @@ import ctypes
 import io
 import os
 import re
+import zlib
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError
@@ -96,7 +97,9 @@ def is_tar_head(head: bytes) -> bool:
 def header_checksums(block: bytes) -> tuple[int, int]:
     """Return the two checksums in use for a tar header of 512 bytes: of unsigned bytes, and of signed ones (old Sun
     tars)."""
-    unsigned = sum(block[:148]) + 256 + sum(block[156:])
+    # Adler-32 begins with such a sum, exact for 256 bytes, and takes a tenth of the time of Python's own.
+    first, second = (zlib.adler32(half) & 0xFFFF for half in (block[:256], block[256:]))
+    unsigned = first - 1 + second - 1 - sum(block[148:156]) + 256
     # Of ASCII the two are the same, which nearly every header is.
     negative = sum(1 for byte in block[:148] + block[156:] if byte > 127) if not block.isascii() else 0
     return unsigned, unsigned - 256 * negative

@@ -7,6 +7,7 @@ millions of file names is most of a listing's memory; here it takes four bytes.
 
 from __future__ import annotations
 
+import io
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -55,13 +56,10 @@ class StringArray(Sequence[str]):
     @classmethod
     def of(cls, strings: Iterable[str]) -> StringArray:
         """Return the strings of an iterable, in its order."""
-        # One block of bytes and one number for each string: a list of texts takes three times as much.
-        data = bytearray()
-        ends = array("Q")
+        found = StringColumn()
         for text in strings:
-            data += text.encode(_CODEC, _ERRORS)
-            ends.append(len(data))
-        return cls(bytes(data), narrowed(np.frombuffer(ends, np.uint64)))
+            found.add(text)
+        return found.strings()
 
     def __len__(self) -> int:
         return len(self._ends if self._rows is None else self._rows)
@@ -86,28 +84,30 @@ class StringArray(Sequence[str]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Return int64 `(N,)`, a new array: the length of each in UTF-8."""
-        lengths = self._ends.astype(np.int64)
-        lengths[1:] -= lengths[:-1].copy()
+        lengths = np.empty(len(self._ends), np.int64)
+        lengths[:1] = self._ends[:1]
+        np.subtract(self._ends[1:], self._ends[:-1], out=lengths[1:], casting="unsafe")
         return lengths if self._rows is None else lengths[self._rows]
 
     @classmethod
     def cut_from(cls, data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> StringArray:
         """Return pieces of some bytes, which have to be UTF-8. `starts`, `lengths`: `(N,)`, in bytes."""
-        source = np.frombuffer(data, np.uint8)
-        packed = bytearray()
+        found = StringColumn()
         for first in range(0, len(lengths), _PAGE_STRINGS):
-            page = lengths[first : first + _PAGE_STRINGS]
-            # How much further each byte is in the old bytes than in this page.
-            ahead = starts[first : first + _PAGE_STRINGS] - (np.cumsum(page) - page)
-            packed += source[np.repeat(ahead, page) + np.arange(int(page.sum()))].tobytes()
-        return cls(bytes(packed), narrowed(np.cumsum(lengths)))
+            page = slice(first, first + _PAGE_STRINGS)
+            found.cut(data, starts[page], lengths[page])
+        return found.strings()
 
     def packed(self) -> StringArray:
         """Return the same strings, their bytes in the order of the strings and no others."""
         if self._rows is None:
             return self
-        lengths = self.lengths
-        return StringArray.cut_from(self._data, self._ends[self._rows].astype(np.int64) - lengths, lengths)
+        found = StringColumn()
+        for first in range(0, len(self), _PAGE_STRINGS):
+            rows = self._rows[first : first + _PAGE_STRINGS].astype(np.int64)
+            starts = np.where(rows > 0, self._ends[rows - 1], 0).astype(np.int64)
+            found.cut(self._data, starts, self._ends[rows].astype(np.int64) - starts)
+        return found.strings()
 
     def containing(self, *texts: bytes, any_case: bool = False) -> NDArray[np.bool_]:
         """Return bool `(N,)`: whether each string has one of some texts in it; with `any_case` these are in lower case.
@@ -176,14 +176,17 @@ class StringArray(Sequence[str]):
         `begins`, `ends`: `(N,)`, where each part begins and ends in its string, in bytes.
         """
         whole = self.packed()
-        data, starts = whole._data, whole._ends.astype(np.int64) - whole.lengths
+        data = whole._data
         numbers: dict[bytes, int] = {}
-        of_strings = array("q")
+        of_strings = array("I")
         for first in range(0, len(self), _PAGE_STRINGS):
             page = slice(first, first + _PAGE_STRINGS)
-            bounds = zip((starts[page] + begins[page]).tolist(), (starts[page] + ends[page]).tolist(), strict=True)
+            starts = np.append(whole._ends[first - 1] if first else 0, whole._ends[page][:-1]).astype(np.int64)
+            bounds = zip((starts + begins[page]).tolist(), (starts + ends[page]).tolist(), strict=True)
             of_strings.extend([numbers.setdefault(data[begin:end], len(numbers)) for begin, end in bounds])
-        return [part.decode(_CODEC, _ERRORS) for part in numbers], narrowed(np.array(of_strings, np.int64))
+        # Folders and endings are few, and a million files need a byte each to say which is theirs.
+        least = np.min_scalar_type(max(0, len(numbers) - 1))
+        return [part.decode(_CODEC, _ERRORS) for part in numbers], np.frombuffer(of_strings, np.uint32).astype(least)
 
     def order(self) -> NDArray[np.intp]:
         """Return `(N,)`: the numbers of the strings in Python's order; equal ones keep theirs."""
@@ -235,6 +238,45 @@ class StringArray(Sequence[str]):
     def __repr__(self) -> str:
         shown = ", ".join(repr(text) for text in self[:3])
         return f"StringArray({shown}{', …' if len(self) > 3 else ''}; {len(self):,})"
+
+
+class StringColumn:
+    """Strings as they are found, to become a `StringArray`: a list of texts would take three times as much."""
+
+    def __init__(self) -> None:
+        # It grows in place, and what it returns is no copy.
+        self._data = io.BytesIO()
+        self._lengths = array("I")
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def add(self, text: str) -> None:
+        """Append a string."""
+        self._lengths.append(self._data.write(text.encode(_CODEC, _ERRORS)))
+
+    def add_all(self, joined: bytes, lengths: Iterable[int]) -> None:
+        """Append the strings whose bytes are `joined`, one after the other."""
+        self._data.write(joined)
+        self._lengths.extend(lengths)
+
+    def extend(self, other: StringColumn) -> None:
+        """Append the strings of another column."""
+        self._data.write(other._data.getbuffer())
+        self._lengths.extend(other._lengths)
+
+    def cut(self, data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Append pieces of some bytes, some thousands at a time. `starts`, `lengths`: `(N,)`, in bytes."""
+        # How much further each byte is in the old bytes than among the new ones.
+        ahead = starts - (np.cumsum(lengths) - lengths)
+        places = np.repeat(ahead, lengths) + np.arange(int(lengths.sum()))
+        self._data.write(np.frombuffer(data, np.uint8)[places].tobytes())
+        self._lengths.frombytes(lengths.astype(np.uintc).tobytes())
+
+    def strings(self) -> StringArray:
+        """Return all strings so far, in the order in which they were added."""
+        ends = np.cumsum(np.frombuffer(self._lengths, np.uintc), dtype=np.int64)
+        return StringArray(self._data.getvalue(), narrowed(ends))
 
 
 def folders_of(names: Sequence[str]) -> tuple[list[str], NDArray[Any]]:
@@ -492,16 +534,15 @@ class SortedListing(NamedTuple):
 
     entries: FileEntries
     """The files."""
-    order: NDArray[np.intp]
-    """`(N,)`, when each of `entries` was added."""
+    order: NDArray[Any]
+    """`(N,)`, when each of `entries` was added, or which row of the columns is its own."""
 
 
 class Listing:
     """Files as they are found, to become `FileEntries`."""
 
     def __init__(self) -> None:
-        self._names = bytearray()
-        self._lengths = array("q")
+        self._names = StringColumn()
         self._sizes = array("q")
         self._mtimes_ns = array("q")
         self._positions = array("q")
@@ -512,9 +553,7 @@ class Listing:
 
     def add(self, name: str, size: int, mtime_ns: int, position: int, *, executable: bool = False) -> None:
         """Append a file; the arguments are those of `FileEntry`."""
-        encoded = name.encode("utf-8", "surrogatepass")
-        self._names += encoded
-        self._lengths.append(len(encoded))
+        self._names.add(name)
         self._sizes.append(size)
         self._mtimes_ns.append(_kept_time(mtime_ns))
         self._positions.append(position)
@@ -527,14 +566,12 @@ class Listing:
         """
         # All names at once: adding them one by one takes five times as long.
         whole = prefix + prefix.join(bases) if bases else ""
+        encoded = whole.encode(_CODEC, _ERRORS)
+        start = len(prefix.encode(_CODEC, _ERRORS))
         if whole.isascii():
-            lengths = array("q", map(len, bases))
-            start = len(prefix)
+            self._names.add_all(encoded, [start + len(base) for base in bases])
         else:
-            lengths = array("q", (len(base.encode("utf-8", "surrogatepass")) for base in bases))
-            start = len(prefix.encode("utf-8", "surrogatepass"))
-        self._lengths.frombytes((np.frombuffer(lengths, np.int64) + start).tobytes())
-        self._names += whole.encode("utf-8", "surrogatepass")
+            self._names.add_all(encoded, [start + len(base.encode(_CODEC, _ERRORS)) for base in bases])
         self._positions.extend(range(len(self), len(self) + len(bases)))
         self._sizes.extend(sizes)
         try:
@@ -546,8 +583,7 @@ class Listing:
 
     def extend(self, other: Listing) -> None:
         """Append the files of another listing, each in the next position."""
-        self._names += other._names
-        self._lengths.extend(other._lengths)
+        self._names.extend(other._names)
         self._positions.extend(range(len(self), len(self) + len(other)))
         self._sizes.extend(other._sizes)
         self._mtimes_ns.extend(other._mtimes_ns)
@@ -556,16 +592,16 @@ class Listing:
     @property
     def names(self) -> StringArray:
         """Return all names so far, in the order in which they were added."""
-        return StringArray(bytes(self._names), narrowed(np.cumsum(np.array(self._lengths, np.int64))))
+        return self._names.strings()
 
     def by_name(self) -> SortedListing:
         """Return the files of a whole tree, sorted by name."""
         return sorted_by_name(
             self.names,
-            np.array(self._sizes, np.int64),
-            np.array(self._mtimes_ns, np.int64),
-            np.array(self._positions, np.int64),
-            np.frombuffer(bytes(self._executable), np.bool_),
+            np.frombuffer(self._sizes, np.int64),
+            np.frombuffer(self._mtimes_ns, np.int64),
+            np.frombuffer(self._positions, np.int64),
+            np.frombuffer(self._executable, np.bool_),
         )
 
     def entries(self, *, places: NDArray[Any] | None = None) -> FileEntries:
@@ -587,11 +623,20 @@ def sorted_by_name(
     mtimes_ns: NDArray[np.int64],
     positions: NDArray[np.int64],
     executable: NDArray[np.bool_],
+    *,
+    rows: NDArray[Any] | None = None,
 ) -> SortedListing:
-    """Return the files of a whole tree from columns `(N,)`, each as in `FileEntry`, sorted by name."""
+    """Return the files of a whole tree, N of them, sorted by name.
+
+    `sizes` and what follows: columns, each as in `FileEntry`. `rows`: `(N,)`, which row of these is each name's, and
+    `order` of what is returned has them; by default the first is the first one's, `order` then the numbers of names.
+    """
     order = names.order()
+    names = names.take(order).packed()
+    # From here on by the row, which is all that is wanted of a name's number.
+    order = order if rows is None else rows[order]
     columns = _FactColumns(
-        names.take(order).packed(),
+        names,
         narrowed(sizes[order]),
         mtimes_ns[order],
         narrowed(positions[order]),

@@ -6,6 +6,7 @@ archive: skipping the one member would hand over a dataset that is not the one i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import posixpath
@@ -257,8 +258,13 @@ def check_lengths(archive: str, names: Iterable[str], *, room_bytes: int) -> Non
 def is_junk(name: str) -> bool:
     """Tell whether an operating system, a notebook or colabstage left this file, so that it is no part of a dataset."""
     folder, _, base = name.rpartition("/")
-    is_junk = base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base)
-    return is_junk or any(map(is_junk_folder, folder.split("/")))
+    return base.startswith("._") or base.lower() in JUNK_FILES or is_our_name(base) or _in_junk(folder)
+
+
+# Of millions of files, folder after folder.
+@functools.lru_cache(maxsize=1024)
+def _in_junk(folder: str) -> bool:
+    return any(map(is_junk_folder, folder.split("/")))
 
 
 def is_junk_folder(base: str) -> bool:

@@ -373,14 +373,8 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
         files, skipped = _resolve_links(source, directory, dict(zip(names, numbers.tolist(), strict=True)))
         names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
     facts = directory.facts
-    entries, order = sorted_by_name(
-        names,
-        facts["size"][numbers],
-        facts["mtime_ns"][numbers],
-        facts["offset"][numbers],
-        (facts["mode"][numbers] & stat.S_IXUSR) != 0,
-    )
-    rows = numbers[order]
+    executable = (facts["mode"] & stat.S_IXUSR) != 0
+    entries, rows = sorted_by_name(names, facts["size"], facts["mtime_ns"], facts["offset"], executable, rows=numbers)
     packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
     packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
     stored = _stored_names(directory, entries, rows) if renamed or directory.stored_names else {}

@@ -13,19 +13,19 @@ import struct
 import zlib
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.archive_bytes import HEAD_BYTES, describe_contents, truncated
 from colabstage.trees.names import refuse_member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.trees.entries import StringArray
+    from colabstage.trees.entries import StringArray, StringColumn
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -49,12 +49,17 @@ _RECORD_FIELDS = {
     "attributes": ("<u4", 38),
     "offset": ("<u4", 42),
 }
-_FACTS = [
-    *((name, "<i8") for name in ("offset", "end", "packed_size", "size")),
-    ("crc", "<u4"),
-    *((name, "<u2") for name in ("method", "flags", "mode")),
-    ("mtime_ns", "<i8"),
-]
+# Of millions of members: places in an archive of less than 4 GiB take half of what they take in a longer one.
+_FACTS = {
+    place: [
+        *((name, place) for name in ("offset", "end", "packed_size")),
+        ("size", "<i8"),
+        ("crc", "<u4"),
+        *((name, "<u2") for name in ("method", "flags", "mode")),
+        ("mtime_ns", "<i8"),
+    ]
+    for place in ("<u4", "<i8")
+}
 _MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
 # Where a field of 32 bits says that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
@@ -70,6 +75,10 @@ _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
+# Of a directory, what is read at once, and the members that are taken apart together: one of 70 MB, of a million
+# members, would otherwise be in memory three times over. Longer than any record, which has at most 192 KiB.
+_READ_BYTES = 16 << 20
+_PARSED_TOGETHER = 1 << 15
 
 _EXTRA_ZIP64 = 0x0001
 _EXTRA_UNICODE_PATH = 0x7075
@@ -164,6 +173,8 @@ def read_directory(source: ByteSource) -> ZipDirectory:
         CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
         ArchiveError: the archive is one part of several.
     """
+    import numpy as np
+
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     end = _find_end(source, tail, tail_at)
@@ -174,10 +185,14 @@ def read_directory(source: ByteSource) -> ZipDirectory:
         raise truncated(source, "its directory should be beyond the file's end")
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
-    directory = tail[start - tail_at : end.position - tail_at] if start >= tail_at else source.pread(end.size, start)
-    if len(directory) != end.size:
-        raise truncated(source, "its directory is cut")
-    members = _parse(source, directory, wraps=shift > 0)
+    if start >= tail_at:
+        members = _parse_members(source, lambda at: tail[start + at - tail_at : end.position - tail_at], end.size)
+    else:
+        members = _parse_members(source, lambda at: source.pread(min(_READ_BYTES, end.size - at), start + at), end.size)
+    if shift > 0:
+        # Offsets are modulo 4 GiB, as macOS writes them into large archives.
+        turns = np.cumsum(members.facts["offset"] < np.concatenate([[0], members.facts["offset"][:-1]]))
+        members.facts["offset"] += turns << 32
     # A directory of the wrong length may still end where a record does; then only the counts tell.
     if len(members) % 65_536 != end.members % 65_536 or (end.has_64 and len(members) != end.members):
         raise _damaged_directory(
@@ -267,58 +282,122 @@ def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse(source: ByteSource, directory: bytes, *, wraps: bool) -> ZipDirectory:
-    """Return what a directory says. `wraps`: offsets are modulo 4 GiB, as macOS writes them into large archives."""
+def _parse_members(source: ByteSource, read: Callable[[int], bytes], length: int) -> ZipDirectory:
+    """Return what a directory of `length` bytes says. `read`: returns some of it, from a place in it on."""
     import numpy as np
 
-    from colabstage.trees.entries import StringArray
+    from colabstage.trees.entries import StringColumn
 
-    starts = np.array(_record_starts(source, directory), np.int64)
-    # Records of one length that may begin at any byte: those at the members' places are taken.
-    anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
-    records = anywhere[starts] if len(starts) else np.empty(0, _record_type())
-    lengths, extra_lengths = (records[name].astype(np.int64) for name in ("name_length", "extra_length"))
-    names = StringArray.cut_from(directory, starts + _MEMBER.size, lengths)
-    stored_names: dict[int, bytes] = {}
+    names, stored_names, facts = StringColumn(), dict[int, bytes](), bytearray()
 
-    def extra(number: int) -> bytes:
-        begin = int(starts[number] + _MEMBER.size + lengths[number])
-        return directory[begin : begin + int(extra_lengths[number])]
+    def take_some(at: int) -> int:
+        piece = read(at)
+        if len(piece) < min(_READ_BYTES, length - at):
+            raise truncated(source, "its directory is cut")
+        found = _record_starts(source, piece, at, is_last=at + len(piece) == length)
+        for first in range(0, len(found.starts), _PARSED_TOGETHER):
+            starts = np.array(found.starts[first : first + _PARSED_TOGETHER], np.int64)
+            facts.extend(_Records(source, piece, starts).take_apart(names, stored_names).tobytes())
+        return at + found.end
 
-    says_utf8 = ((records["flags"] & _FLAG_UTF8) != 0) | np.isin(records["system"], list(_UNIX_SYSTEMS))
-    extras = StringArray.cut_from(directory, starts + _MEMBER.size + lengths, extra_lengths)
-    # A field's other bytes may be the same two.
-    marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
-    says_otherwise = any(_extra_field(extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
-    if says_otherwise or not names.is_utf8(only_ascii=not says_utf8.all()):
+    at = 0
+    while at < length:
+        # In a function, so that one piece is gone before the next is read.
+        at = take_some(at)
+    # A view of what has grown in place, and not a copy.
+    return ZipDirectory(names.strings(), stored_names, np.frombuffer(facts, _FACTS[_place_type(source)]))
 
-        def decoded() -> Iterator[str]:
+
+def _place_type(source: ByteSource) -> Literal["<u4", "<i8"]:
+    return "<u4" if source.size < _NARROW_FULL else "<i8"
+
+
+class _Records:
+    """Some records of a directory."""
+
+    def __init__(self, source: ByteSource, directory: bytes, starts: NDArray[np.int64]) -> None:
+        """Take the bytes that the records are in, and int64 `(N,)`, where each begins."""
+        import numpy as np
+
+        self._source = source
+        self._directory = directory
+        self._starts = starts
+        # Records of one length that may begin at any byte: those at the members' places are taken.
+        anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
+        self._records = anywhere[starts]
+        self._lengths, self._extra_lengths = (
+            self._records[name].astype(np.int64) for name in ("name_length", "extra_length")
+        )
+
+    def take_apart(self, names: StringColumn, stored_names: dict[int, bytes]) -> NDArray[Any]:
+        """Append the names to `names`, those that are stored otherwise to `stored_names`; return the facts, `(N,)`."""
+        import numpy as np
+
+        from colabstage.trees.entries import StringArray
+
+        records, directory = self._records, self._directory
+        begins = self._starts + _MEMBER.size
+        plain = StringArray.cut_from(directory, begins, self._lengths)
+        says_utf8 = ((records["flags"] & _FLAG_UTF8) != 0) | np.isin(records["system"], list(_UNIX_SYSTEMS))
+        extras = StringArray.cut_from(directory, begins + self._lengths, self._extra_lengths)
+        # A field's other bytes may be the same two.
+        marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
+        says_otherwise = any(_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
+        if says_otherwise or not plain.is_utf8(only_ascii=not says_utf8.all()):
             for number, (system, flags) in enumerate(
                 zip(records["system"].tolist(), records["flags"].tolist(), strict=True)
             ):
-                begin = int(starts[number]) + _MEMBER.size
-                stored = directory[begin : begin + int(lengths[number])]
-                name = _decode_name(stored, extra(number), flags, system)
+                stored = directory[int(begins[number]) : int(begins[number] + self._lengths[number])]
+                name = _decode_name(stored, self._extra(number), flags, system)
                 if name.encode("utf-8", "surrogatepass") != stored:
-                    stored_names[number] = stored
-                yield name
+                    stored_names[len(names)] = stored
+                names.add(name)
+        else:
+            names.cut(directory, begins, self._lengths)
+        return self._columns(self._places())
 
-        names = StringArray.of(decoded())
-    places = np.stack([records[name].astype(np.int64) for name in _WIDE_FIELDS], axis=1)
-    missing = places == _NARROW_FULL
-    wide = np.flatnonzero(missing.any(axis=1))
-    # All that begins behind 4 GiB, so most members of a large archive; few have another field before the zip64 field.
-    begins = starts + _MEMBER.size + lengths
-    first = wide[_begins_with_zip64(directory, begins[wide], extra_lengths[wide], missing[wide].sum(axis=1))]
-    values = np.ndarray((max(0, len(directory) - 7),), "<u8", directory, strides=(1,))
-    for field in range(len(_WIDE_FIELDS)):
-        own = first[missing[first, field]]
-        at = begins[own] + _EXTRA_HEAD.size + 8 * missing[own, :field].sum(axis=1)
-        places[own, field] = np.minimum(values[at], _BEYOND)
-    for number in np.setdiff1d(wide, first).tolist():
-        found = _wide_fields(source, extra(number), *places[number].tolist())
-        places[number] = [min(value, _BEYOND) for value in found]
-    return ZipDirectory(names, stored_names, _facts(records, places, wraps=wraps))
+    def _extra(self, number: int) -> bytes:
+        begin = int(self._starts[number] + _MEMBER.size + self._lengths[number])
+        return self._directory[begin : begin + int(self._extra_lengths[number])]
+
+    def _places(self) -> NDArray[np.int64]:
+        """Return int64 `(N, 3)`: each member's `_WIDE_FIELDS`."""
+        import numpy as np
+
+        records, directory = self._records, self._directory
+        places = np.stack([records[name].astype(np.int64) for name in _WIDE_FIELDS], axis=1)
+        missing = places == _NARROW_FULL
+        wide = np.flatnonzero(missing.any(axis=1))
+        # All that begins behind 4 GiB, so most members of a large archive; few have another field before the zip64
+        # field.
+        begins = self._starts + _MEMBER.size + self._lengths
+        first = wide[_begins_with_zip64(directory, begins[wide], self._extra_lengths[wide], missing[wide].sum(axis=1))]
+        values = np.ndarray((max(0, len(directory) - 7),), "<u8", directory, strides=(1,))
+        for field in range(len(_WIDE_FIELDS)):
+            own = first[missing[first, field]]
+            at = begins[own] + _EXTRA_HEAD.size + 8 * missing[own, :field].sum(axis=1)
+            places[own, field] = np.minimum(values[at], _BEYOND)
+        for number in np.setdiff1d(wide, first).tolist():
+            found = _wide_fields(self._source, self._extra(number), *places[number].tolist())
+            places[number] = [min(value, _BEYOND) for value in found]
+        return places
+
+    def _columns(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        import numpy as np
+
+        records, place_type = self._records, _place_type(self._source)
+        facts = np.zeros(len(records), _FACTS[place_type])
+        for name, column in zip(_WIDE_FIELDS, places.T, strict=True):
+            # Behind the end of the archive either way.
+            facts[name] = column if name == "size" or place_type == "<i8" else np.minimum(column, _NARROW_FULL)
+        for name in ("crc", "method", "flags"):
+            facts[name] = records[name]
+        facts["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
+        # Files are written in the same seconds, so there are far fewer times than members.
+        stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
+        times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
+        facts["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
+        return facts
 
 
 def _record_type() -> np.dtype[Any]:
@@ -328,23 +407,36 @@ def _record_type() -> np.dtype[Any]:
     return np.dtype({"names": list(_RECORD_FIELDS), "formats": formats, "offsets": offsets, "itemsize": _MEMBER.size})
 
 
-def _record_starts(source: ByteSource, directory: bytes) -> array[int]:
-    """Return where the record of each member begins."""
+class _WholeRecords(NamedTuple):
+    """The records that are in a part of a directory whole."""
+
+    starts: array[int]
+    """Where each begins, counted from the part's first byte."""
+    end: int
+    """Where the last ends."""
+
+
+def _record_starts(source: ByteSource, piece: bytes, place: int, *, is_last: bool) -> _WholeRecords:
+    """Return where the record of each member begins. `place`: where in the directory the piece is."""
     starts = array("q")
-    at, length = 0, len(directory)
+    at, length = 0, len(piece)
     # Each says where the next begins, so this is the one step that is taken for each of millions of members.
     last, read, append = length - _MEMBER.size, _MARK_AND_LENGTHS.unpack_from, starts.append
-    while at < length:
-        if at > last:
-            raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
-        mark, name_length, extra_length, comment_length = read(directory, at)
+    end = 0
+    while at <= last:
+        mark, name_length, extra_length, comment_length = read(piece, at)
         if mark != _MEMBER_MARK:
-            raise _damaged_directory(source, f"its directory is not readable at byte {at:,}")
-        append(at)
+            raise _damaged_directory(source, f"its directory is not readable at byte {place + at:,}")
         at += _MEMBER.size + name_length + extra_length + comment_length
-    if at > length:
-        raise _damaged_directory(source, "the last entry of its directory is cut")
-    return starts
+        if at > length:
+            if is_last:
+                raise _damaged_directory(source, "the last entry of its directory is cut")
+            break
+        append(end)
+        end = at
+    if is_last and end < length:
+        raise _damaged_directory(source, f"its directory is not readable at byte {place + end:,}")
+    return _WholeRecords(starts, end)
 
 
 def _begins_with_zip64(
@@ -363,42 +455,32 @@ def _begins_with_zip64(
     return found
 
 
-def _facts(records: NDArray[Any], places: NDArray[np.int64], *, wraps: bool) -> NDArray[Any]:
-    import numpy as np
-
-    facts = np.zeros(len(records), _FACTS)
-    for name, column in zip(_WIDE_FIELDS, places.T, strict=True):
-        facts[name] = column
-    for name in ("crc", "method", "flags"):
-        facts[name] = records[name]
-    if wraps:
-        turns = np.cumsum(facts["offset"] < np.concatenate([[0], facts["offset"][:-1]]))
-        facts["offset"] += turns << 32
-    facts["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
-    # Files are written in the same seconds, so there are far fewer times than members.
-    stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
-    times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
-    facts["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
-    return facts
-
-
 def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> None:
     """Give every member the place where its bytes must end, and refuse those that overlap."""
     import numpy as np
 
     if not len(found):
         return
-    offsets, lengths = found.facts["offset"], found.names.lengths
+    facts, lengths = found.facts, found.names.lengths
     for number, stored in found.stored_names.items():
         lengths[number] = len(stored)
     # Members that share bytes are how a small archive unpacks to petabytes.
-    order = np.argsort(offsets, kind="stable")
-    found.facts["end"][order] = np.append(offsets[order][1:], directory_at)
-    room = found.facts["end"] - offsets - LOCAL_HEADER_BYTES - lengths
-    over = np.flatnonzero(found.facts["packed_size"] > room)
-    if len(over):
-        last = int(over[np.argmax(offsets[over])])
-        raise refuse_member(source.label, found.names[last], "its bytes overlap those of what follows it")
+    offsets, ends = facts["offset"], facts["end"]
+    if np.all(offsets[1:] >= offsets[:-1]):
+        # As nearly all archives have them, without the places of all in another order.
+        ends[:-1], ends[-1] = offsets[1:], directory_at
+    else:
+        order = np.argsort(offsets, kind="stable")
+        ends[order[:-1]], ends[order[-1]] = offsets[order[1:]], directory_at
+    worst, place = None, -1
+    for first in range(0, len(facts), _PARSED_TOGETHER):
+        page = facts[first : first + _PARSED_TOGETHER]
+        own, after, size = (page[name].astype(np.int64) for name in ("offset", "end", "packed_size"))
+        over = np.flatnonzero(size > after - own - LOCAL_HEADER_BYTES - lengths[first : first + _PARSED_TOGETHER])
+        if len(over) and int(own[over].max()) > place:
+            worst, place = first + int(over[np.argmax(own[over])]), int(own[over].max())
+    if worst is not None:
+        raise refuse_member(source.label, found.names[worst], "its bytes overlap those of what follows it")
 
 
 def _extra_field(extra: bytes, wanted: int) -> bytes | None:
