@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import resource
+import stat
 import tarfile
 import time
 import zipfile
@@ -97,7 +98,16 @@ def _oracle_of_tar(content: bytes) -> dict[str, bytes] | None:
 def _oracle_of_zip(content: bytes) -> dict[str, bytes] | None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = [info for info in archive.infolist() if not info.is_dir() and not is_junk(info.filename)]
+            # As Info-ZIP has it: what is empty and has a folder's mode is one, whatever its name ends in.
+            folders = [
+                info.create_system in (3, 19) and stat.S_ISDIR(info.external_attr >> 16) and not info.file_size
+                for info in archive.infolist()
+            ]
+            names = [
+                info
+                for info, folder in zip(archive.infolist(), folders, strict=True)
+                if not folder and not info.is_dir() and not is_junk(info.filename)
+            ]
             return {info.filename: archive.read(info) for info in names}
     except Exception:  # noqa: BLE001  # it raises whatever its damaged input leads to
         return None
@@ -164,6 +174,7 @@ def test_a_broken_tar_is_read_as_tarfile_reads_it_or_refused(
 
 @settings(max_examples=200)
 @given(files=_files, edits=_edits, method=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+@example(files={"d/f": b""}, edits=[("set", 0.69, b"\0\0\0\x40")], method=zipfile.ZIP_STORED)
 def test_a_broken_zip_is_read_as_zipfile_reads_it_or_refused(
     tmp_path_factory: pytest.TempPathFactory,
     files: dict[str, bytes],
