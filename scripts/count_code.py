@@ -4,7 +4,8 @@
 comparison. It prints and judges nothing: a number is a reason to look, not a limit.
 
 The walks are traced while they happen. Each function counts when it is entered for the first time, because that is when
-a reader meets it; coming back to a module that was read before, for another function of it, is a return.
+a reader meets it; coming back to a module that was read before, for another function of it, is a return. What modules
+run while they are imported (decorators, default values) is no step of the walk, whenever they happen to be imported.
 """
 
 from __future__ import annotations
@@ -232,8 +233,7 @@ class Walk:
     def _module_of(self, frame: FrameType) -> str | None:
         """Return the module of a function that is entered for the first time; `None` for all else."""
         code = frame.f_code
-        # Bodies of modules and classes are run by imports, and what has no name of its own belongs to what was entered
-        # before it.
+        # The body of a class is no function, and what has no name of its own belongs to what was entered before it.
         passed_by = not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<")
         if code in self._seen or passed_by or not code.co_filename.startswith(str(self.package)):
             return None
@@ -244,12 +244,24 @@ class Walk:
     def recorded(self) -> Iterator[None]:
         """Record what this thread, and threads that are started meanwhile, enter."""
 
+        # By thread, because each imports for itself.
+        imports = threading.local()
+
+        def is_step(frame: FrameType, event: str) -> bool:
+            """Tell whether a function is entered, and not on behalf of an import."""
+            depth: int = getattr(imports, "depth", 0)
+            if frame.f_code.co_name == "<module>":
+                # A recording may begin inside a module, as that of a script does, which it then sees the end of.
+                imports.depth = max(0, depth + {"call": 1, "return": -1}.get(event, 0))
+                return False
+            return event == "call" and not depth
+
         def here(frame: FrameType, event: str, _argument: object) -> None:
-            if event == "call" and (module := self._module_of(frame)):
+            if is_step(frame, event) and (module := self._module_of(frame)):
                 self.visits.append(module)
 
         def there(frame: FrameType, event: str, _argument: object) -> None:
-            if event == "call" and (module := self._module_of(frame)):
+            if is_step(frame, event) and (module := self._module_of(frame)):
                 self.elsewhere.add(module)
 
         threading.setprofile(there)

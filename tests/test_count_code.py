@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -83,6 +84,17 @@ def test_a_walk_names_each_function_once(tmp_path: Path) -> None:
     assert found.visits == ["first", "second", "first"]
     assert (found.modules, found.stays, found.returns) == ({"first", "second"}, 3, 1)
     assert sys.getprofile() is before
+
+
+def test_what_an_import_runs_is_no_step_of_a_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default value made while a module is imported, in the middle of the work, is passed over; the work is not."""
+    (tmp_path / "made_early.py").write_text("def make(): return []\n")
+    (tmp_path / "walked_late.py").write_text(
+        "from made_early import make\nDEFAULT = make()\ndef work(): return DEFAULT\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = walk(tmp_path, lambda: importlib.import_module("walked_late").work())
+    assert found.visits == ["walked_late"]
 
 
 def test_another_package_is_counted_without_walks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
