@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -18,7 +19,8 @@ from colabstage.errors import NotEnoughSpaceError, TargetNotWritableError, said_
 from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.redaction import show_command
-from colabstage.io.temporaries import walk_parts
+from colabstage.io.retry import typed_write_errors
+from colabstage.io.temporaries import cut_own, walk_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -197,6 +199,57 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
         if written == 0:
             raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
         done += written
+
+
+class TargetFile:
+    """A new file to write, as a context manager; its failures are distinguished from those of the source.
+
+    What `write` and closing raise is a `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A
+    thread that is late finds the file closed, never another one behind the same number.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = True) -> None:
+        """Make the file. With `fresh` it is emptied first; otherwise several may write to parts of it.
+
+        Raises:
+            ValueError: it is to be emptied and is not in a temporary of colabstage; a mistake in colabstage.
+        """
+        self._path = path
+        with typed_write_errors(path):
+            # Not by a flag of `open`, which would empty whatever has the name.
+            if fresh and path.exists():
+                cut_own(path, 0)
+            self._file = io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
+
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`. May be called from any thread."""
+        with typed_write_errors(self._path):
+            pwrite_exactly(self._file.fileno(), data, offset)
+
+    def close(self) -> None:
+        """Release the file. Calling it twice is fine."""
+        # A mount may tell only now that it could not keep what was written.
+        with typed_write_errors(self._path):
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        # The error that ended the block matters more.
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+def close_quietly(handle: int) -> None:
+    """Close what was only read: a dead mount answers even that with an error, which would hide the one that matters."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def hash_ranges(

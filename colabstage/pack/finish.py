@@ -13,13 +13,12 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.h5.schema import create_pack
 from colabstage.images.options import ImageOptions
-from colabstage.io.files import block_ranges, pread_exactly
+from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import pack_content, split_boxes
 from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import array_bytes
-from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -32,14 +32,13 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
-from colabstage.io.files import block_ranges, pread_exactly
+from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.io.retry import translate_write_error
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.execute import place_pack
 from colabstage.pack.finish import OVERHEAD_BYTES
 from colabstage.pack.shards import ShardSet
-from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -18,13 +18,12 @@ from colabstage.images.complete import check_complete
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.io.files import Closing
+from colabstage.io.files import Closing, TargetFile
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.temporaries import cut_own
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
-from colabstage.sources.copy import TargetFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

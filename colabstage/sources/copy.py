@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from typing import TYPE_CHECKING
 
-from colabstage.errors import (
-    DamagedPackError,
-    SourceReadError,
-)
-from colabstage.io.files import block_ranges, hash_block, pread_exactly, pwrite_exactly
+from colabstage.errors import DamagedPackError, SourceReadError
+from colabstage.io.files import TargetFile, block_ranges, close_quietly, hash_block, pread_exactly
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.temporaries import cut_own
@@ -162,12 +158,6 @@ def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
         close_quietly(handle)
 
 
-def close_quietly(handle: int) -> None:
-    """Close what was only read: a dead mount answers even that with an error, which would hide the one that matters."""
-    with contextlib.suppress(OSError):
-        os.close(handle)
-
-
 def _read_block(
     reader: int, block: tuple[int, int], wanted: str | None, source: Path, policy: RetryPolicy
 ) -> tuple[bytes, str]:
@@ -204,40 +194,3 @@ def _read_afresh(source: Path, block: tuple[int, int]) -> bytes:
         return pread_exactly(handle, length, offset)
     finally:
         os.close(handle)
-
-
-class TargetFile:
-    """A new file to write, as a context manager; its failures are distinguished from those of the source.
-
-    What `write` and closing raise is a `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A
-    thread that is late finds the file closed, never another one behind the same number.
-    """
-
-    def __init__(self, path: Path, *, fresh: bool = True) -> None:
-        """Make the file. With `fresh` it is emptied first; otherwise several may write to parts of it."""
-        self._path = path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if fresh else 0)
-        with typed_write_errors(path):
-            self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
-
-    def write(self, data: bytes | memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`. May be called from any thread."""
-        with typed_write_errors(self._path):
-            pwrite_exactly(self._file.fileno(), data, offset)
-
-    def close(self) -> None:
-        """Release the file. Calling it twice is fine."""
-        # A mount may tell only now that it could not keep what was written.
-        with typed_write_errors(self._path):
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-            return
-        # The error that ended the block matters more.
-        with contextlib.suppress(OSError):
-            self.close()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
-from colabstage.io.files import Closing, block_ranges, hash_block, hash_ranges
+from colabstage.io.files import Closing, TargetFile, block_ranges, hash_block, hash_ranges
 from colabstage.io.ownership import put_folder
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
@@ -25,7 +25,6 @@ from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_er
 from colabstage.io.temporaries import find_orphans, remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal
-from colabstage.sources.copy import TargetFile
 from colabstage.trees.names import check_case_collisions, parent_folders
 from colabstage.trees.tree import cut_while_read
 

@@ -14,8 +14,8 @@ import pytest
 from colabstage.io import ownership, temporaries
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
-# fsspec's stores have no names of ours, and a file's target is opened by whoever has asked before.
-_MAY_REMOVE = ("simulate/", "ui/demo/run.py", "sources/objects_fsspec.py", "sources/copy.py")
+# and fsspec's stores have no names of ours.
+_MAY_REMOVE = ("simulate/", "ui/demo/run.py", "sources/objects_fsspec.py")
 _REMOVE = {"unlink", "rmtree", "rmdir", "truncate", "ftruncate", "rename", "renames", "removedirs"}
 
 

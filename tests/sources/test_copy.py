@@ -24,6 +24,7 @@ from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.io.panel import Board
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.temporaries import temp_beside
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.part import LateStep
@@ -54,8 +55,8 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Where the copy goes."""
-    return tmp_path / "target.bin"
+    """Where the copy goes: a temporary name, under which it may replace what an earlier run left."""
+    return temp_beside(tmp_path / "target.bin")
 
 
 @pytest.fixture
@@ -104,6 +105,15 @@ def test_what_stood_at_the_target_is_overwritten(source: Path, target: Path, cop
     target.write_bytes(bytes(20 * BLOCK))
     assert copy(source, target, expected=hashes_of(source)) == hashes_of(target)
     assert target.stat().st_size == source.stat().st_size
+
+
+def test_what_is_not_of_colabstage_is_not_emptied(source: Path, tmp_path: Path, copy: Callable[..., list[str]]) -> None:
+    """A file of any other name stays as it is: nobody calls so, and nobody could undo it."""
+    theirs = tmp_path / "theirs.bin"
+    theirs.write_bytes(b"theirs")
+    with pytest.raises(ValueError, match=r"theirs\.bin' is not a temporary file of colabstage's"):
+        copy(source, theirs)
+    assert theirs.read_bytes() == b"theirs"
 
 
 def test_block_that_stays_wrong_is_named(source: Path, target: Path, copy: Callable[..., list[str]]) -> None:

@@ -13,7 +13,7 @@ import h5py
 import pytest
 
 from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
-from colabstage.io.files import pread_exactly
+from colabstage.io.files import close_quietly, pread_exactly
 from colabstage.machine import mounts, watched
 from colabstage.sources import copy
 from colabstage.stage import staging
@@ -72,7 +72,7 @@ class Hanging:
             (watched, "_HANGS_S", 0.5),
         ):
             monkeypatch.setattr(module, name, value)
-        read, close = pread_exactly, copy.close_quietly
+        read, close = pread_exactly, close_quietly
 
         def read_or_hang(handle: int, length: int, offset: int) -> bytes:
             if offset >= HANGS_AT and not self.met.is_set() and self._is_restore():
