@@ -64,6 +64,8 @@ class Row:
     """Seconds without a report, as far as somebody looked."""
     problem: str = ""
     """Of a failed step, what went wrong."""
+    note: str = ""
+    """What else is to be said of it."""
 
     @property
     def fraction(self) -> float | None:
@@ -91,6 +93,12 @@ class BoardStep:
         self._done = self._seen = 0
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
         self._final: Row | None = None
+        self._note = ""
+
+    def note(self, text: str) -> None:
+        """Say something else of it, instead of what was said before. From any thread."""
+        with self._lock:
+            self._note = text
 
     def advance(self, amount: int = 1) -> None:
         """Add `amount` units. From any thread."""
@@ -110,7 +118,9 @@ class BoardStep:
             seconds = time.monotonic() - self._began
             rate = self._done / seconds if seconds > 0 else 0.0
             problem = str(error) or said_by(error) if error is not None and state == "failed" else ""
-            self._final = Row(self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem)
+            self._final = Row(
+                self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem, note=self._note
+            )
         self._board.closed()
 
     def _ending(self, kind: type[BaseException] | None) -> State:
@@ -141,7 +151,10 @@ class BoardStep:
             if self._seen != self._done:
                 self._seen, self._changed = self._done, now
             idle_s = now - self._changed
-            return Row(self._name, self._unit, self._total, self._done, "running", now - self._began, rate, idle_s)
+            seconds = now - self._began
+            return Row(
+                self._name, self._unit, self._total, self._done, "running", seconds, rate, idle_s, note=self._note
+            )
 
 
 class Board:
@@ -165,6 +178,10 @@ class Board:
         self._lock = threading.Lock()
         self._drawing = threading.Lock()
         self._stop: threading.Event | None = None
+
+    def background(self) -> Self:
+        """Return this: what it draws stays where it is, whatever the caller prints meanwhile."""
+        return self
 
     def step(self, name: str, *, total: int | None, unit: str) -> BoardStep:
         """Open a step; it is shown at once."""
@@ -235,11 +252,13 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
 def panel_text(rows: Sequence[Row]) -> str:
     """Return the rows as lines of text, for whatever reads a notebook without drawing it."""
     shown, hidden = _choose_rows(rows)
-    lines = [
-        "  ".join(filter(None, (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row))))
-        for row in shown
-    ]
-    return "\n".join([*([_summary(hidden)] if hidden else []), *lines])
+    return "\n".join([*([_summary(hidden)] if hidden else []), *map(row_text, shown)])
+
+
+def row_text(row: Row) -> str:
+    """Return a row as a line of text."""
+    parts = (f"{_MARKS[row.state]} {row.name}", _amount(row), _rate(row), _time(row), row.note)
+    return "  ".join(filter(None, parts))
 
 
 def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -265,13 +284,15 @@ def _row_html(row: Row) -> str:
         for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
         if text
     )
-    problem = (
-        f"<tr class='cs-below'><td></td><td colspan='2'>{html.escape(row.problem)}</td></tr>" if row.problem else ""
+    below = "".join(
+        f"<tr class='cs-below'><td></td><td colspan='2'>{html.escape(text)}</td></tr>"
+        for text in (row.note, row.problem)
+        if text
     )
     return (
         f"<tr class='cs-step cs-{row.state}'><td style='color:{colour};font-weight:600;padding-right:.4em'>"
         f"{_MARKS[row.state]}</td><th style='white-space:normal'>{html.escape(row.name)}</th>"
-        f"<td class='cs-figures'>{bar}{figures}</td></tr>{problem}"
+        f"<td class='cs-figures'>{bar}{figures}</td></tr>{below}"
     )
 
 
@@ -305,7 +326,10 @@ def _rounded(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
 
 
-_HOW_TO_STOP = "To cancel, stop the cell. What is finished is kept, and the next call continues from there."
+_KEPT = "What is finished is kept, and the next call continues from there."
+_HOW_TO_STOP = f"To cancel, stop the cell. {_KEPT}"
+# No cell runs it, and the name of the dataset is the user's own.
+_HOW_TO_STOP_BACKGROUND = f"This continues while other cells run. To cancel it, call the dataset's cancel(). {_KEPT}"
 
 
 def draws_html(shell_classes: Iterable[str]) -> bool:
@@ -335,13 +359,19 @@ class NotebookProgress(Board):
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False
+        self._how_to_stop = _HOW_TO_STOP
+
+    def background(self) -> Self:
+        """Return this panel, which from now on says how to stop what no cell runs."""
+        self._how_to_stop = _HOW_TO_STOP_BACKGROUND
+        return self
 
     def _draw_panel(self, rows: Sequence[Row]) -> None:
         import IPython.display
 
         # Whether it has types depends on its version.
         display: Any = IPython.display.display
-        note = _HOW_TO_STOP if any(row.state == "running" for row in rows) else ""
+        note = self._how_to_stop if any(row.state == "running" for row in rows) else ""
         content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}
         update, self._displayed = self._displayed, True
         display(content, raw=True, display_id=self._display_id, update=update)

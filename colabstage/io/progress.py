@@ -7,16 +7,19 @@ and the kernel do in the meantime takes real time, whatever the clock says.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
-from colabstage.io.panel import NotebookProgress, in_notebook
+from colabstage.io.panel import Board, NotebookProgress, in_notebook, row_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+
+    from colabstage.io.panel import Row
 
 
 class Clock(Protocol):
@@ -131,10 +134,12 @@ class HandedOut:
         rows: how many.
         first_s: when the first came, by the system's clock; `None` before.
         last_s: when the latest came.
+        waited_s: seconds that loops have waited for their batches, all together.
     """
 
     def __init__(self) -> None:
         self.rows = 0
+        self.waited_s = 0.0
         self.first_s: float | None = None
         self.last_s = 0.0
 
@@ -143,6 +148,10 @@ class HandedOut:
         self.last_s = SYSTEM_CLOCK.now()
         self.first_s = self.last_s if self.first_s is None else self.first_s
         self.rows += rows
+
+    def wait(self, seconds: float) -> None:
+        """Count seconds that a reader has waited for what it gets next."""
+        self.waited_s += seconds
 
 
 class ProgressStep(Protocol):
@@ -198,6 +207,11 @@ class _TqdmStep:
         with self._lock:
             self._bar.update(amount)
 
+    def note(self, text: str) -> None:
+        """Show a text behind the bar."""
+        with self._lock:
+            self._bar.set_postfix_str(printable(text), refresh=False)
+
     def __enter__(self) -> Self:
         return self
 
@@ -210,6 +224,10 @@ class _TqdmStep:
 
 class TqdmProgress:
     """One tqdm bar a step, as text on stderr; also in notebooks, where tqdm's widgets do not outlive a reload."""
+
+    def background(self) -> Progress:
+        """Return lines, as `background_of` has it: a bar would be torn by what the caller prints."""
+        return Board(_Lines())
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.std import tqdm
@@ -231,6 +249,45 @@ class TqdmProgress:
                 miniters=0,
             )
         )
+
+
+# Lines are not printed more often than this: of a step of seconds one or two, of one of hours ten.
+_BETWEEN_LINES_S = 2.0
+
+
+class _Lines:
+    """Print how far steps are, a line at each tenth of them and one at the end."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[int, float]] = {}
+
+    def __call__(self, rows: tuple[Row, ...]) -> None:
+        from tqdm.std import tqdm
+
+        for number, row in enumerate(rows):
+            told, at_s = self._told.get(number, (0, 0.0))
+            tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
+            if tenths > told and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
+                self._told[number] = tenths, row.seconds
+                # Above a bar that the caller draws, and not into it.
+                tqdm.write(printable(row_text(row)), file=sys.stderr)
+
+
+def background_of(progress: Progress) -> Progress:
+    """Return where to show what goes on while code of the caller's runs, which may print and draw bars of its own.
+
+    A panel stays in the cell that opened it; in a terminal whole lines are printed, one at each tenth. A `Progress` of
+    somebody else's shows nothing of it, unless it has a method `background` that returns a `Progress`.
+    """
+    background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
+    return background()
+
+
+def annotate(step: ProgressStep, text: str) -> None:
+    """Show a text beside a step, where it has room for one: where it has a method `note`."""
+    note = getattr(step, "note", None)
+    if callable(note):
+        note(text)
 
 
 def resolve_progress(progress: bool | Progress) -> Progress:

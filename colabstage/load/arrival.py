@@ -103,7 +103,7 @@ class Announced:
     ) -> None:
         """Announce `batches`; `then` makes those of the epoch after."""
         self._ends = np.cumsum([len(rows) for rows in batches]).tolist()
-        self._note = arrival.handed_out.note
+        self._note, self.waited = arrival.handed_out.note, arrival.handed_out.wait
         self._expectation = arrival.expect(split, _join_batches(batches), then=lambda: _join_batches(then()))
         self._handed_out = 0
 

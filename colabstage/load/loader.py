@@ -391,7 +391,7 @@ class _Machine:
                     announced.hand_out()
                 return hand_out(given)
 
-            iteration = Iteration(source, count, place.end)
+            iteration = Iteration(source, count, place.end, None if announced is None else announced.waited)
             if announced is not None:
                 weakref.finalize(iteration, announced.close).atexit = False
             return iteration

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from enum import Enum
@@ -236,13 +237,19 @@ class Iteration(Generic[S, T]):
     """Run one iteration. Holds nothing of the loader but what it needs, so that either may be dropped first."""
 
     def __init__(
-        self, source: PrefetchSource[S], hand_out: Callable[[S], T], at_end: Callable[[], object] = lambda: None
+        self,
+        source: PrefetchSource[S],
+        hand_out: Callable[[S], T],
+        at_end: Callable[[], object] = lambda: None,
+        waited: Callable[[float], object] | None = None,
     ) -> None:
         """Take over `source`. `hand_out`: makes what the source gives the consumer's, in the consumer's thread.
-        `at_end`: called when the consumer has been told that there is no more."""
+        `at_end`: called when the consumer has been told that there is no more. `waited`: told the seconds that the
+        consumer has waited for what it gets."""
         self._source = source
         self._hand_out = hand_out
         self._at_end = at_end
+        self._waited = waited
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -255,11 +262,14 @@ class Iteration(Generic[S, T]):
                 "at once make two loaders."
             )
             raise RuntimeError(msg)
+        began = 0.0 if self._waited is None else time.perf_counter()
         try:
             given = next(self._source)
         except StopIteration:
             self._at_end()
             raise
+        if self._waited is not None:
+            self._waited(time.perf_counter() - began)
         return self._hand_out(given)
 
     @property

@@ -190,8 +190,8 @@ class StageReport:
     """What else the user should know."""
     arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
     """Tells how it stands with data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
-    `evicted`; `first_batch_s` from the call, and `overlap_s` of training while rows arrived, once there was any. `None`
-    where all was here first."""
+    `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops
+    for their batches, the first included, once there was any. `None` where all was here first."""
     found: Found = ()
     """Layout, classes and examples of what was staged, in words by name."""
 
@@ -251,6 +251,8 @@ class StageReport:
             said.append(f"First batch after {format_duration(figures['first_batch_s'])}")
         if "overlap_s" in figures:
             said.append(f"{format_duration(figures['overlap_s'])} of training while data arrived")
+        if "waited_s" in figures:
+            said.append(f"{format_duration(figures['waited_s'])} of waiting for batches")
         said += [f"{format_bytes(int(figures[name]))} {name}" for name in _MOVED if name in figures]
         return f"{'; '.join(said)}." if said else ""
 

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
 from colabstage.h5.info import read_info
-from colabstage.io.progress import SYSTEM_CLOCK, Cancellation, NullProgress, cancellation_of, resolve_progress
-from colabstage.io.units import format_duration
+from colabstage.io.progress import (
+    SYSTEM_CLOCK,
+    Cancellation,
+    NullProgress,
+    annotate,
+    background_of,
+    cancellation_of,
+    resolve_progress,
+)
+from colabstage.io.units import format_duration, format_rate
 from colabstage.load.arrival import Arrival, UnitOrder
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import open_whole
@@ -41,6 +49,8 @@ if TYPE_CHECKING:
 
 # Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
 _LOOK_S = 0.1
+# A rate of training is told after so long: of the first batches alone it would be any number.
+_RATE_S = 1.0
 # Cancelled work cleans up first.
 _CLEAR_UP_S = 30.0
 
@@ -48,7 +58,8 @@ _CLEAR_UP_S = 30.0
 class _UntilHandedOut:
     """A progress that shows steps until the dataset is handed out; it can be cancelled at any time.
 
-    After that the user's own cells run, and a bar would be drawn into their output.
+    After that the user's own cells run, and their bars would be drawn into by those of the steps; `BackgroundPack`
+    shows one row for all of them.
     """
 
     def __init__(self, shown: Progress) -> None:
@@ -114,6 +125,7 @@ class BackgroundPack:
         """Prepare `work`, which makes the call."""
         self._report = report
         self._progress = _UntilHandedOut(shown)
+        self._shown = shown
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
         self._began = SYSTEM_CLOCK.now()
@@ -156,6 +168,12 @@ class BackgroundPack:
         self._handed_out = StagedDataset(
             path=self.arrival.place, files=None, report=self._report, info=self._planned.result(), arriving=self
         )
+        background = background_of(self._shown)
+        if not isinstance(background, NullProgress):
+            name, total, unit = self.arrival.bar
+            # Opened here: a panel belongs to the cell that the caller's thread runs.
+            step = background.step(name, total=total, unit=unit)
+            threading.Thread(target=self._show, args=(step,), name="colabstage-shown", daemon=True).start()
         return self._handed_out
 
     @property
@@ -200,20 +218,47 @@ class BackgroundPack:
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
             return self._result()
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
-        shown, done = resolve_progress(progress), self.arrival.moved
+        shown = resolve_progress(progress)
         name, total, unit = self.arrival.bar
         with shown.step(name, total=total, unit=unit) as step:
-            step.advance(done)
+            done = self._advance(step, 0)
             while not self._done.done():
                 wait((self._done,), timeout=_LOOK_S)
                 cancellation_of(shown).check()
-                now = self.arrival.moved
-                step.advance(now - done)
-                done = now
+                done = self._advance(step, done)
                 if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
                     msg = f"After {timeout_s:g} seconds {self.ready} are here; the rest is still being packed."
                     raise TimeoutError(msg)
         return self._result()
+
+    def _show(self, step: ProgressStep) -> None:
+        """Show how far it is, and training beside it, until the work ends."""
+        error: BaseException | None = None
+        try:
+            done = 0
+            while not self._done.done():
+                done = self._advance(step, done)
+                wait((self._done,), timeout=_LOOK_S)
+            error = self._done.exception()
+            self._advance(step, done)
+        finally:
+            step.__exit__(None if error is None else type(error), error, None)
+
+    def _advance(self, step: ProgressStep, done: int) -> int:
+        """Show what has arrived beyond `done`, and how training goes; returns what has arrived by now."""
+        now = self.arrival.moved
+        annotate(step, self._training())
+        step.advance(now - done)
+        return now
+
+    def _training(self) -> str:
+        """Return how readers get on while data arrives, in words; "" before their first batch."""
+        got = self.arrival.handed_out
+        if got.first_s is None:
+            return ""
+        seconds = got.last_s - got.first_s
+        rate = f" {format_rate(got.rows, seconds, 'samples')}," if seconds > _RATE_S else ""
+        return f"training:{rate} waited {format_duration(got.waited_s)} for data"
 
     def _result(self) -> StagedDataset:
         """Return the finished dataset."""
@@ -236,6 +281,7 @@ class BackgroundPack:
             found["first_batch_s"] = handed_out.first_s - self._began
             ends = handed_out.last_s if self._ended_s is None else min(handed_out.last_s, self._ended_s)
             found["overlap_s"] = max(0.0, ends - handed_out.first_s)
+            found["waited_s"] = handed_out.waited_s
         return found
 
     def _let_in(self, arrival: Arriving) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -35,7 +36,7 @@ def work(fail):
 
 
 @pytest.mark.parametrize(
-    ("classes", "html"),
+    ("classes", "draws"),
     [
         (["ZMQInteractiveShell", "InteractiveShell"], True),
         (["Shell", "ZMQInteractiveShell", "InteractiveShell"], True),
@@ -44,9 +45,9 @@ def work(fail):
         ([], False),
     ],
 )
-def test_front_ends_are_told_apart(classes: list[str], html: bool) -> None:
+def test_front_ends_are_told_apart(classes: list[str], draws: bool) -> None:
     """Kernels of notebooks, Colab's among them, draw HTML; a terminal and Spyder do not."""
-    assert draws_html(classes) == html
+    assert draws_html(classes) == draws
 
 
 def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries) -> None:
@@ -71,6 +72,34 @@ def test_the_panel_stays_as_the_work_ended(tmp_path: Path, nurseries: Nurseries)
     ]
     assert "bad &lt;picture&gt;" in panel["text/html"]
     assert "To cancel" not in panel["text/html"]
+
+
+_BACKGROUND = """
+from colabstage.io.progress import annotate, background_of, resolve_progress
+step = background_of(resolve_progress(True)).step("pack", total=3, unit="images")
+step.advance()
+"""
+
+
+def test_what_goes_on_in_the_background_is_shown_where_it_was_begun(tmp_path: Path, nurseries: Nurseries) -> None:
+    """Whatever cell runs: the loop's own output has nothing of it; and how to stop it is no cell's business."""
+    outputs = run_cells(
+        _BACKGROUND,
+        "print('loop')\nannotate(step, 'training: 9 samples/s')\nstep.advance(2)",
+        "step.__exit__(None, None, None)",
+        folder=tmp_path,
+        nurseries=nurseries,
+    )
+    assert [text_in(one).strip() for one in outputs[1:]] == ["loop", ""]
+    (panel,) = [one["data"] for one in outputs[0]]
+    assert panel["text/plain"].startswith("✓ pack  3 images")
+    assert panel["text/plain"].endswith("training: 9 samples/s")
+
+
+def test_the_panel_of_what_no_cell_runs_says_how_to_stop_that(tmp_path: Path, nurseries: Nurseries) -> None:
+    outputs = run_cells("import os", _BACKGROUND, folder=tmp_path, nurseries=nurseries)
+    (panel,) = [one["data"] for one in outputs[1]]
+    assert "call the dataset's cancel()" in html.unescape(panel["text/html"])
 
 
 _ODD = """

@@ -8,11 +8,22 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
+from dataclasses import replace
 
 import pytest
 
 from colabstage.errors import CancelledError, OptionError
-from colabstage.io.progress import Cancellation, NullProgress, Progress, TqdmProgress, resolve_progress
+from colabstage.io.panel import Board, Row
+from colabstage.io.progress import (
+    Cancellation,
+    NullProgress,
+    Progress,
+    TqdmProgress,
+    _Lines,
+    annotate,
+    background_of,
+    resolve_progress,
+)
 
 
 def shown(progress: Progress, total: int | None, unit: str, amounts: list[int]) -> str:
@@ -84,6 +95,32 @@ def fail_within(progress: Progress, screen: io.StringIO) -> None:
     """Open a step that is shown on `screen`, and fail in it."""
     with redirect_stderr(screen), progress.step("copy", total=2, unit="B"):
         raise ValueError("bad")
+
+
+def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
+    """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
+    row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
+    show = _Lines()
+    with redirect_stderr(io.StringIO()) as screen:
+        # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
+        for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):
+            show((replace(row, done=done, seconds=seconds, note="training: 9 samples/s"),))
+        show((replace(row, done=100, seconds=9.5, state="done"),))
+    lines = screen.getvalue().splitlines()
+    assert [line.split("  ")[1].partition(" ")[0] for line in lines] == ["10", "30", "100"]
+    assert lines[0].endswith("training: 9 samples/s")
+    assert "\r" not in screen.getvalue()
+    assert isinstance(background_of(TqdmProgress()), Board)
+    for silent in (NullProgress(), object()):
+        assert isinstance(background_of(silent), NullProgress)  # type: ignore[arg-type]
+
+
+def test_a_text_stands_beside_a_step_that_has_room() -> None:
+    with redirect_stderr(io.StringIO()) as screen, TqdmProgress().step("pack", total=2, unit="images") as step:
+        annotate(step, "training: 9 samples/s")
+        step.advance(2)
+    assert "training: 9 samples/s" in screen.getvalue()
+    annotate(NullProgress().step("pack", total=2, unit="images"), "nowhere")
 
 
 def test_cancelling_is_seen_by_every_thread_that_looks() -> None:

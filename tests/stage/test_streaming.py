@@ -19,8 +19,10 @@ from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import CancelledError, LayoutError, OptionError, SourceReadError
+from colabstage.io.panel import Board
 from colabstage.load.dataset import dataset_h5
 from colabstage.trees.folder import FolderTree
+from tests.io.test_board import wait_until
 from tests.support.staged import contents
 
 if TYPE_CHECKING:
@@ -148,6 +150,39 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     other = stage(FolderTree(folder, workers=1), tmp_path / "b", streaming=True)
     assert [values(x) for x, _ in other.loader("train", BATCH)] == seen
     other.wait(progress=False)
+
+
+def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
+    """Where the call was made, also after it: how much is here, how fast training is, how long it has waited."""
+    board = Board(lambda _: None, interval_s=0.01)
+    data = stage(gated, tmp_path / "a", streaming=True, progress=board)
+    steps_before = len(board.rows()) - 1
+    gated.gate.tickets.release(FIRST)
+    batches = iter(data.loader("train", BATCH, num_workers=0))
+    next(batches)
+    wait_until(lambda: "waited" in board.rows()[-1].note)
+    row = board.rows()[-1]
+    assert (row.name, row.total, row.state) == ("pack", COUNT, "running")
+    assert 0 < row.done <= FIRST
+    assert re.fullmatch(r"training: waited [0-9.]+ m?s for data", row.note)
+    gated.gate.open()
+    list(batches)
+    data.wait(progress=False)
+    wait_until(lambda: board.rows()[-1].state == "done")
+    assert len(board.rows()) == steps_before + 1
+    assert data.report.arrival is not None
+    assert data.report.arrival()["waited_s"] > 0
+    assert "of waiting for batches" in str(data.report)
+
+
+def test_the_row_of_what_fails_says_so(gated: GatedTree, tmp_path: Path) -> None:
+    board = Board(lambda _: None, interval_s=0.01)
+    data = stage(gated, tmp_path / "a", streaming=True, progress=board)
+    gated.gate.failing = True
+    with pytest.raises(SourceReadError, match="stalls"):
+        data.wait(progress=False)
+    wait_until(lambda: board.rows()[-1].state == "failed")
+    assert "stalls" in board.rows()[-1].problem
 
 
 def _second_epoch(path: Path) -> Any:
