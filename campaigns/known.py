@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from campaigns.campaign import Campaign
 
-# In the order of a dataset's way: fetched, extracted, packed, published, uploaded; all of it in one cell; and calls of
-# all kinds in one place.
+# In the order of a dataset's way: fetched, extracted, packed, published, uploaded; all of it in one cell; calls of
+# all kinds in one place; and training while data arrives.
 _PLACES = {
     "fetch": ("campaigns.fetching", "Fetching"),
     "extract": ("campaigns.extracting", "Extracting"),
@@ -18,6 +18,7 @@ _PLACES = {
     "arrive": ("campaigns.arriving", "Arriving"),
     "stage": ("campaigns.staging", "Staging"),
     "live": ("campaigns.living", "Living"),
+    "stream": ("campaigns.streaming", "Streaming"),
 }
 # The one that kills nothing: random files of others are read beside h5py.
 FOREIGN = "foreign"
