@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 _KINDS = ("packed", "copied", "limited")
 _BATCH = 32
 # What a limit has to leave room for, and a little more, so that blocks are evicted all the time.
-_LIMIT_BLOCKS = 12
+_LIMIT_BLOCKS = 10
 _LOOK_S = 0.005
 _ARRAY = (64, 64, 3)
-# Threads that read and decode; connections of a copy.
-_PACKERS, _CONNECTIONS = 8, 8
+# Threads that read and decode; blocks of a file on a local disk that are fetched at once.
+_PACKERS, _CONNECTIONS = 8, 2
 
 
 class Streaming:
@@ -63,7 +63,7 @@ class Streaming:
     def __init__(self, home: Path, *, small: bool) -> None:
         self._home = home
         self._place = home / "place"
-        self._rows = 12_000 if small else 30_000
+        self._rows = 10_000 if small else 30_000
         self._photographs = 300 if small else 1500
         self._zip = zip_folder(write_photographs(home / "photos", self._photographs), home / "photos.zip")
         self._arrays = home / "arrays.npz"
@@ -76,7 +76,8 @@ class Streaming:
             _rows_file(home, kind).write_text("\n".join(sorted(digests)), encoding="utf-8")
         # The rows of each batch, by kind and order. The first run of each kind is never killed.
         self._orders: dict[str, dict[int, list[str]]] = {}
-        self._alone: float | None = None
+        # Bytes that a run fetches which is not killed, by kind.
+        self._alone: dict[str, float] = {}
         self._fetched = 0.0
         self._kind = ""
         self.counts = {"batches compared": 0, "looks at the disk": 0}
@@ -95,8 +96,8 @@ class Streaming:
 
     @property
     def needed(self) -> float:
-        """All samples; below a limit, those that a run fetches that is not killed: a few blocks come twice."""
-        return {"packed": self._photographs, "copied": self._rows, "limited": self._alone or self._rows}[self._kind]
+        """All samples."""
+        return self._photographs if self._kind == "packed" else self._rows
 
     @property
     def _truth(self) -> Path:
@@ -142,26 +143,23 @@ class Streaming:
             progress=diary,
         )
         # The first epoch of a finished pack comes in another order than that of one which is being packed.
-        order = "here" if data.arriving is None else "arriving"
-        if arguments["kind"] == "copied" and data.arriving is not None:
-            with _watching(data.arriving.arrival, local, None, diary):
-                _train(data.loader("train", _BATCH), order, place)
-                data.wait(progress=False)
-        else:
-            _train(data.loader("train", _BATCH), order, place)
+        if data.arriving is None:
+            _train(data.loader("train", _BATCH), "here", place)
+            return
+        with _watching(data.arriving.arrival, local, None, diary):
+            _train(data.loader("train", _BATCH), "arriving", place)
             data.wait(progress=False)
 
     def done(self, diary: Sequence[tuple[str, float]]) -> float:
-        """Samples packed, or those that the fetched bytes stand for."""
+        """Bytes that were fetched, in samples: those of the source, or of blocks of the pack."""
         self.counts["looks at the disk"] += sum(1 for name, _ in diary if name == "disk")
-        if self._kind == "packed":
-            return sum([amount for name, amount in diary if name == "pack"][1:])
-        # The table beside a partial copy counts on from run to run.
-        before, self._fetched = self._fetched, max([self._fetched, *(n for name, n in diary if name == "fetched")])
-        samples = (self._fetched - before) / self._truth.stat().st_size * self._rows
-        if self._kind == "limited" and self._alone is None:
-            self._alone = samples
-        return samples
+        fetched = max([0.0, *(amount for name, amount in diary if name == "fetched")])
+        if self._kind != "packed":
+            # The table beside a partial copy counts on from run to run.
+            before, self._fetched = self._fetched, max(self._fetched, fetched)
+            fetched = self._fetched - before
+        # Of the first run of each kind, which is not killed: below a limit a few blocks come twice in any run.
+        return fetched / self._alone.setdefault(self._kind, fetched) * self.needed
 
     def look(self) -> State:
         """Batches so far are those of an undisturbed run; the pack is whole, or does not count; the limit holds."""
