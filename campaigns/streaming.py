@@ -72,7 +72,8 @@ class Streaming:
         self._truths = {"packed": self._make_truth(self._zip), "copied": self._make_truth(self._arrays)}
         self._truths["limited"] = self._truths["copied"]
         for kind in ("packed", "copied"):
-            digests = {_digest(np.asarray(x), int(y)) for x, y in dataset_h5(self._truths[kind])}
+            dataset = dataset_h5(self._truths[kind])
+            digests = {_digest(np.asarray(x), int(y)) for x, y in map(dataset.__getitem__, range(len(dataset)))}
             _rows_file(home, kind).write_text("\n".join(sorted(digests)), encoding="utf-8")
         # The rows of each batch, by kind and order. The first run of each kind is never killed.
         self._orders: dict[str, dict[int, list[str]]] = {}
