@@ -10,6 +10,8 @@ import json
 import posixpath
 import tempfile
 import threading
+from array import array
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +33,6 @@ from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import open_shard, spool_folder
 from colabstage.layouts.shards import (
     Label,
-    Part,
     ScanWindow,
     ShardFile,
     ShardParts,
@@ -43,10 +44,10 @@ from colabstage.layouts.shards import (
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.archive_bytes import LocalBytes, SourceFile
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import StringArray, files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import IO
 
     from numpy.typing import NDArray
@@ -72,12 +73,12 @@ class FileFacts(NamedTuple):
 
 
 class FoundRows(NamedTuple):
-    """Where the image of each row lies, and its label."""
+    """Where the image of each of N rows lies, and its label."""
 
-    images: list[Part]
-    """The images' bytes, in the file or in the spool."""
-    labels: list[Any]
-    """The label of each row, as the file has it."""
+    images: NDArray[np.int64]
+    """int64 `(N, 3)`, each a `Part`: the images' bytes, in the file or in the spool."""
+    labels: list[Any] | NDArray[np.int64]
+    """The label of each row, as the file has it; an array of int64 where it has whole numbers for all."""
     spooled: bool
     """Whether the images were unpacked, and `images` counts in the spool."""
 
@@ -169,16 +170,62 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
             if found is not None:
                 return found
     with _ArrowFile(arrow, shard) as opened:
-        images: list[Part] = []
-        labels: list[Any] = []
+        rows = _RowColumns(number, label)
         for batch in opened.batches(image, label):
             for content in _bytes_column(batch.column(image)).to_pylist():
                 if content is None:
-                    raise _no_image(shard, len(images))
-                # Where it is in the spool: memory holds three numbers for each image.
-                images.append(Part(number, spool.append(content), len(content)))
-            labels += batch.column(label).to_pylist() if label else [None] * len(batch)
-    return FoundRows(images, labels, spooled=True)
+                    raise _no_image(shard, len(rows))
+                rows.add_image(spool.append(content), len(content))
+            rows.add_labels(arrow, batch)
+    return rows.found(spooled=True)
+
+
+class _RowColumns:
+    """Rows as they are found: memory holds two numbers for the image of each, and one for most labels."""
+
+    def __init__(self, number: int, label: str | None) -> None:
+        """Take the shard's number, and the column of labels."""
+        self._number = number
+        self._label = label
+        self._places = array("q")
+        self._labels: list[NDArray[np.int64] | list[Any]] = []
+        self._words: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._places) // 2
+
+    def add_image(self, start: int, size: int) -> None:
+        """Note where the image of the next row is."""
+        self._places.extend((start, size))
+
+    def add_labels(self, arrow: Any, batch: Any) -> None:
+        """Note the labels of some rows."""
+        if self._label is None:
+            self._labels.append([None] * len(batch))
+            return
+        column = batch.column(self._label)
+        if arrow.types.is_integer(column.type) and not arrow.types.is_uint64(column.type) and not column.null_count:
+            self._labels.append(column.to_numpy(zero_copy_only=False).astype(np.int64))
+            return
+        values = column.to_pylist()
+        # A word that a thousand rows have is kept once.
+        known = self._words
+        self._labels.append([known.setdefault(value, value) if type(value) is str else value for value in values])
+
+    def found(self, *, spooled: bool) -> FoundRows:
+        """Return all rows; `spooled` as there."""
+        images = np.empty((len(self), 3), np.int64)
+        images[:, 0] = self._number
+        images[:, 1:] = np.frombuffer(self._places, np.int64).reshape(-1, 2)
+        return FoundRows(images, _joined_labels(self._labels), spooled)
+
+
+def _joined_labels(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:
+    """Return the labels of all parts, as an array where they all are."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if parts and len(arrays) == len(parts):
+        return np.concatenate(arrays)
+    return [value for part in parts for value in (part.tolist() if isinstance(part, np.ndarray) else part)]
 
 
 class _ArrowFile:
@@ -230,8 +277,7 @@ class _ArrowFile:
         type."""
         reader = arrow.ipc.MessageReader.open_stream(self.file)
         schema = arrow.ipc.read_schema(reader.read_next_message())
-        images: list[Part] = []
-        labels: list[Any] = []
+        rows = _RowColumns(number, label)
         while True:
             try:
                 message = reader.read_next_message()
@@ -244,7 +290,7 @@ class _ArrowFile:
             batch = arrow.ipc.read_record_batch(message, schema)
             column = _bytes_column(batch.column(image))
             if column.null_count:
-                raise _no_image(self.shard, len(images) + column.is_null().to_pylist().index(True))
+                raise _no_image(self.shard, len(rows) + column.is_null().to_pylist().index(True))
             offsets = _offsets(arrow, column)
             data = column.buffers()[2]
             if (
@@ -255,9 +301,9 @@ class _ArrowFile:
                 return None
             first = start + data.address - body.address
             for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-                images.append(Part(number, first + begin, end - begin))
-            labels += batch.column(label).to_pylist() if label else [None] * len(batch)
-        return FoundRows(images, labels, spooled=False)
+                rows.add_image(first + begin, end - begin)
+            rows.add_labels(arrow, batch)
+        return rows.found(spooled=False)
 
 
 def _bytes_column(column: Any) -> Any:
@@ -347,23 +393,26 @@ def read_arrow(tree: Tree) -> SampleTable:
             )
             raise BrokenDatasetError(msg)
     found, shards = _find_images(tree, shards, facts, columns)
-    parts = [part for rows in found for part in rows.images]
-    names = [f"{shards[part.shard].name}[{row}]" for rows in found for row, part in enumerate(rows.images)]
-    source = ShardParts(shards, parts, names)
-    values = [value for rows in found for value in rows.labels]
+    counts = [len(rows.images) for rows in found]
+    names = StringArray.of(
+        f"{shard.name}[{row}]" for shard, count in zip(shards, counts, strict=True) for row in range(count)
+    )
+    source = ShardParts(shards, np.concatenate([rows.images for rows in found]), names)
+    values = _joined_labels([rows.labels for rows in found])
+    del found
     targets: Targets | None
     if columns.label in _OBJECTS:
         targets, classes = _boxes_of_rows(values, source, columns.classes)
     else:
-        labels = [_label(value, names[0]) for value in values]
+        labels = values if isinstance(values, np.ndarray) else [_label(value, names[0]) for value in values]
         targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
     splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
-        keys=tuple(names),
+        keys=names,
         inputs=Images(source),
         targets=targets,
-        splits=None if splits is None else tuple(splits[part.shard] for part in parts),
+        splits=None if splits is None else tuple(chain.from_iterable(map(repeat, splits, counts))),
         classes=classes,
         notes=(f"Columns that are left out: {', '.join(columns.others)}.",) if columns.others else (),
     )
@@ -414,7 +463,7 @@ def _box_names(feature: Any) -> tuple[str, ...]:
 
 
 def _boxes_of_rows(
-    values: Sequence[Any], source: ShardParts, classes: tuple[str, ...]
+    values: Iterable[Any], source: ShardParts, classes: tuple[str, ...]
 ) -> tuple[Boxes, tuple[str, ...]]:
     """Return the boxes of all images, and the names of their classes.
 

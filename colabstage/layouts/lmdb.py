@@ -34,7 +34,7 @@ from colabstage.layouts.shards import (
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
 from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import StringArray, files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -289,7 +289,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
     )
     shards = [found.shard for found in scanned]
     parts = [part for found in scanned for part in found.images.values()]
-    names = [f"{found.shard.name}[{name}]" for found in scanned for name in found.images]
+    names = StringArray.of(f"{found.shard.name}[{name}]" for found in scanned for name in found.images)
     if not parts:
         msg = f"The databases in '{tree.label}' hold no values."
         raise EmptySourceError(msg)
@@ -301,7 +301,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
     splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
-        keys=tuple(names),
+        keys=names,
         inputs=inputs,
         targets=targets.values,
         splits=None if splits is None else tuple(splits[part.shard] for part in parts),

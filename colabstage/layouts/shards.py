@@ -21,10 +21,13 @@ from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import stamp_of
 from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.trees.entries import StringArray
 from colabstage.trees.folder import FolderFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from colabstage.trees.tree import ByteSource, FileEntry
 
@@ -43,20 +46,25 @@ class Labels(NamedTuple):
     """Names of the classes, in label order."""
 
 
-def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mapping[int, str] | None = None) -> Labels:
+def make_labels(
+    labels: Sequence[Label] | NDArray[np.int64], samples: Sequence[str], *, names: Mapping[int, str] | None = None
+) -> Labels:
     """Make targets of the labels of N samples.
 
     Whole numbers stay what they are, int64 `(N,)`, also where they count from 1. Words are int64 indices into the
     sorted words. Other numbers are float32 `(N,)`.
 
     Args:
-        labels: of each sample; `None` or NaN, as pandas writes it, where it has none.
+        labels: of each sample; `None` or NaN, as pandas writes it, where it has none. Whole numbers that all have may
+            come as an array.
         samples: what each is called, for messages.
         names: what whole numbers mean, where that is known; a number without a name is named by its digits.
 
     Raises:
         BrokenDatasetError: some samples have a label and others none, or words are mixed with numbers.
     """
+    if isinstance(labels, np.ndarray):
+        return _whole_numbers(labels, names or {})
     without = [sample for sample, label in zip(samples, labels, strict=True) if _is_missing(label)]
     if len(without) == len(labels):
         return Labels(None, ())
@@ -78,13 +86,18 @@ def make_labels(labels: Sequence[Label], samples: Sequence[str], *, names: Mappi
         if large is not None:
             msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
             raise BrokenDatasetError(msg)
-        values = np.array(labels, np.int64)
-        top = max([int(values.max()), *(names or {})])
-        # -1 is what test sets have whose labels are kept secret.
-        are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
-        found = tuple(names.get(number, str(number)) for number in range(top + 1)) if names and are_classes else ()
-        return Labels(Values(values), found)
+        return _whole_numbers(np.array(labels, np.int64), names or {})
     return Labels(Values(np.array(labels, np.float32)), ())
+
+
+def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Labels:
+    if not len(values):
+        return Labels(None, ())
+    top = max([int(values.max()), *names])
+    # -1 is what test sets have whose labels are kept secret.
+    are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
+    found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
+    return Labels(Values(values), found)
 
 
 def _is_missing(label: Label) -> bool:
@@ -257,19 +270,21 @@ class ShardParts:
 
     Args:
         shards: the files.
-        parts: where each sample's content lies.
+        parts: where each sample's content lies; or int64 `(N, 3)`, with the fields of a `Part`.
         names: what each sample is called.
     """
 
-    def __init__(self, shards: Sequence[ShardFile], parts: Sequence[Part], names: Sequence[str]) -> None:
+    def __init__(
+        self, shards: Sequence[ShardFile], parts: Sequence[Part] | NDArray[np.int64], names: Sequence[str]
+    ) -> None:
         self._shards = tuple(shards)
-        table = np.array(parts, np.int64).reshape(-1, 3)
-        bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
-        # Columns in place of a tuple for each: millions of samples are 24 bytes each.
-        self._numbers, self._starts, self.sizes = (np.ascontiguousarray(column) for column in table.T)
+        table = np.asarray(parts, np.int64).reshape(-1, 3)
+        self._bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
+        # Columns in place of a tuple for each: millions of samples are 20 bytes each, besides their names.
+        self._numbers, self.sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
         # One shard after the other is what a disk reads fastest, and what keeps few of them open.
-        self.positions = bases[self._numbers] + self._starts
-        self._names = tuple(names)
+        self.positions = self._bases[self._numbers] + table[:, 1]
+        self._names = names if isinstance(names, StringArray) else StringArray.of(names)
         self._lock = threading.Lock()
         self._in_use: OrderedDict[int, None] = OrderedDict()
 
@@ -282,11 +297,12 @@ class ShardParts:
 
     def stamp(self, index: int) -> str:
         """Return the shard's stamp, and where in it the part lies."""
-        return f"{self._shards[self._numbers[index]].stamp} {self._starts[index]} {self.sizes[index]}"
+        number, start, size = self._part(index)
+        return f"{self._shards[number].stamp} {start} {size}"
 
     def read(self, index: int) -> bytes:
         """Return the part's bytes."""
-        number, start, size = int(self._numbers[index]), int(self._starts[index]), int(self.sizes[index])
+        number, start, size = self._part(index)
         content = self._shards[number].content
         self._touch(number)
         data = content.pread(size, start) if size else b""
@@ -294,6 +310,10 @@ class ShardParts:
             msg = f"'{content.label}' ends before byte {start + size:,}, where '{self._names[index]}' does."
             raise SourceReadError(msg)
         return data
+
+    def _part(self, index: int) -> Part:
+        number = self._numbers.item(index)
+        return Part(number, self.positions.item(index) - self._bases.item(number), self.sizes.item(index))
 
     def _touch(self, number: int) -> None:
         """Note that a shard is read, and release the handle of the one that was not for the longest time."""

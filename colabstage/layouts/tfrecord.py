@@ -33,7 +33,7 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import StringArray, files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -361,7 +361,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     image = _image_feature(tree, shards)
     scanned = scan_each(len(shards), lambda number: _scan_records(shards[number], number, image))
     records = [record for found in scanned for record in found.records]
-    names = [record.name for record in records]
+    names = StringArray.of(record.name for record in records)
     splits = splits_of_shards([shard.name for shard in shards])
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(found.without for found in scanned)
@@ -373,7 +373,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
         raise BrokenDatasetError(msg)
     return SampleTable(
         layout=NAME,
-        keys=tuple(names),
+        keys=names,
         inputs=Images(
             RecordImages(parts, [record.image for record in records], [record.shape for record in records]),
             decoded=any(record.shape is not None for record in records),

@@ -35,7 +35,7 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
+from colabstage.trees.entries import FileEntries, StringArray, extension_of, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
@@ -262,7 +262,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     scanned = [first, *scan_each(len(tars) - 1, lambda number: tars.scan(number + 1))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
-    names = [f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples]
+    names = StringArray.of(f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples)
     notes: list[str] = []
     targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
     splits = splits_of_shards([shard.name for shard in shards])
@@ -277,7 +277,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     inputs = _make_inputs(ShardParts(shards, [sample.content for sample in samples], names), samples, sound, notes)
     return SampleTable(
         layout=NAME,
-        keys=tuple(names),
+        keys=names,
         inputs=inputs,
         targets=targets,
         splits=None if splits is None else tuple(splits[sample.content.shard] for sample in samples),
