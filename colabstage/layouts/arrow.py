@@ -326,6 +326,7 @@ def _no_image(shard: ShardFile, row: int) -> BrokenDatasetError:
 
 
 NAME = "arrow"
+EXTENSIONS = (".parquet", ".arrow")
 
 _IMAGES = ("image", "img", "jpg", "png", "picture", "photo")
 _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
@@ -365,7 +366,7 @@ def read_arrow(tree: Tree) -> SampleTable:
     """
     entries = [
         entry
-        for entry in files_ending_in(tree.entries, (".parquet", ".arrow"))
+        for entry in files_ending_in(tree.entries, EXTENSIONS)
         # What `datasets` computes and keeps beside the data.
         if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]

@@ -216,6 +216,7 @@ def read_coco(tree: Tree) -> SampleTable:
 
 
 CLASSES = "coco_classes"
+EXTENSIONS = (".json",)
 
 
 def read_coco_classes(tree: Tree) -> SampleTable:
@@ -265,7 +266,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
 
 
 def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
-    entries = list(files_ending_in(tree.entries, (".json",))) if images else []
+    entries = list(files_ending_in(tree.entries, EXTENSIONS)) if images else []
     # COCO's own archive has captions and keypoints of the same images beside them.
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
     # With very many JSON files each probably belongs to one image, and reading all of them would take long.

@@ -31,8 +31,9 @@ from colabstage.layouts import (
 )
 from colabstage.layouts.audio import AudioOptions, read_audio
 from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
-from colabstage.layouts.columns import is_table
+from colabstage.layouts.columns import TABLE_EXTENSIONS, is_table
 from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.detection import EXTENSIONS as BOX_EXTENSIONS
 from colabstage.layouts.detection import read_detection
 from colabstage.layouts.image_boxes import NAME as DETECTION
 from colabstage.layouts.image_files import FILE_NAMES, IMAGES, guess_images, read_file_names, read_images
@@ -40,6 +41,7 @@ from colabstage.layouts.names import count_kinds
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError
 from colabstage.layouts.tokens import TokenOptions, read_tokens
+from colabstage.trees.entries import files_ending_in
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
@@ -67,17 +69,23 @@ class LayoutReader(NamedTuple):
     guess: Callable[[Tree, bool], SampleTable] | None = None
     """What "auto" asks instead, where more speaks for a layout, or against it, than whoever names it needs to know; and
     whether the samples are more of a dataset that is there."""
+    extensions: tuple[str, ...] = ()
+    """"auto" asks only where a tree has files with one of these; empty where extensions alone do not tell."""
+
+    def may_fit(self, tree: Tree) -> bool:
+        """Tell whether "auto" has to ask: in most trees most layouts have no file of theirs."""
+        return not self.extensions or bool(files_ending_in(tree.entries, self.extensions))
 
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
-    LayoutReader(DETECTION, read_detection, evidence.guess_detection),
-    LayoutReader(coco.CLASSES, coco.read_coco_classes),
+    LayoutReader(DETECTION, read_detection, evidence.guess_detection, BOX_EXTENSIONS),
+    LayoutReader(coco.CLASSES, coco.read_coco_classes, extensions=coco.EXTENSIONS),
     LayoutReader(webdataset.NAME, webdataset.read_webdataset),
     LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord),
-    LayoutReader(lmdb.NAME, lmdb.read_lmdb),
-    LayoutReader(arrow.NAME, arrow.read_arrow),
-    LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table),
+    LayoutReader(lmdb.NAME, lmdb.read_lmdb, extensions=lmdb.EXTENSIONS),
+    LayoutReader(arrow.NAME, arrow.read_arrow, extensions=arrow.EXTENSIONS),
+    LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table, TABLE_EXTENSIONS),
     LayoutReader(pairs.NAME, pairs.read_pairs, evidence.guess_pairs),
     LayoutReader(IMAGES, read_images, guess_images),
     LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
@@ -85,7 +93,7 @@ READERS: tuple[LayoutReader, ...] = (
     LayoutReader(class_folders.ARRAY_FOLDER, class_folders.read_array_folder, evidence.guess_array_folder),
     LayoutReader(pixel_table.NAME, pixel_table.read_pixel_table),
     LayoutReader(FILE_NAMES, read_file_names),
-    LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio),
+    LayoutReader(audio.NAME, audio.read_audio, evidence.guess_audio, audio.SOUND_EXTENSIONS),
     LayoutReader(tokens.NAME, tokens.read_tokens, tokens.guess_tokens),
 )
 
@@ -112,7 +120,8 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         return next(reader for reader in READERS if reader.name == layout).read(tree)
     declined: list[tuple[str, LayoutError]] = []
     unread = ""
-    for reader in READERS:
+    # Who is not asked has nothing to say about a failure either: a tree without any file of theirs is not theirs.
+    for reader in (one for one in READERS if one.may_fit(tree)):
         try:
             table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
         except BrokenDatasetError:

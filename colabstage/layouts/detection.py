@@ -14,7 +14,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.io.units import left_out
-from colabstage.layouts.box_tools import read_box_tools
+from colabstage.layouts.box_tools import FORMATS, read_box_tools
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
 from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, split_of_path
@@ -373,6 +373,8 @@ def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]
 
 # The more a format demands, the earlier: a YOLO export often has a JSON or XML of the same boxes beside it.
 _FORMATS = {"KITTI": read_kitti, "Pascal VOC": read_voc, "COCO": read_coco, "YOLO": read_yolo, "others": read_box_tools}
+# All that any of these keeps its boxes in.
+EXTENSIONS = tuple(dict.fromkeys((".txt", ".xml", ".json", *(form.extension for form in FORMATS))))
 
 
 def read_detection(tree: Tree) -> SampleTable:

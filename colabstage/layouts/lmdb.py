@@ -219,6 +219,7 @@ class _Database:
 
 
 NAME = "lmdb"
+EXTENSIONS = (".mdb", ".lmdb")
 
 _NUMBERED = re.compile(rb"(image|img|label|lbl)[-_](.+)", re.DOTALL)
 # What writers note beside the samples.
@@ -280,7 +281,7 @@ def read_lmdb(tree: Tree) -> SampleTable:
         BrokenDatasetError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
-    entries = files_ending_in(tree.entries, (".mdb", ".lmdb")).where(_is_database)
+    entries = files_ending_in(tree.entries, EXTENSIONS).where(_is_database)
     if not entries:
         msg = f"'{tree.label}' holds no LMDB database (data.mdb, or a file .lmdb)."
         raise EmptySourceError(msg)
