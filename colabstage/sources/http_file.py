@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
+from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import (
@@ -30,6 +31,7 @@ from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     import requests
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _LOOK_BYTES = 8 * 1024
 # A trickle is looked at for so long.
 _LOOK_S = 5.0
+# What was asked for besides is waited for no longer.
+_LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
 # What servers give to one client at full speed; aria2 goes no further either.
 _CONNECTIONS = 16
@@ -59,6 +63,22 @@ class _Look:
     """What tells its content from another."""
     is_page_type: bool
     """Whether the server calls the data a page."""
+    head: bytes = b""
+    """The first bytes of a file whose parts can be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The last bytes of a file, as one answer gave them."""
+
+    begin: int
+    """Where they begin."""
+    data: bytes
+    """The bytes."""
+    total: int
+    """The size of the file, as it was told with them."""
+    validators: Validators
+    """What tells the content that they are of from another."""
 
 
 def open_http(
@@ -69,6 +89,7 @@ def open_http(
     least_bytes_per_s: float = LEAST_BYTES_PER_S,
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    along_bytes: int = 0,
 ) -> HttpFile:
     """Look at a file on a web server.
 
@@ -83,6 +104,8 @@ def open_http(
         least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
+        along_bytes: what is asked for of its beginning and, at the same time, of its end, for `HttpFile.known`: for
+            who reads these next, which then costs no round trip. 0 for no more than the look needs.
 
     Raises:
         OptionError: `url` is not a web address.
@@ -91,7 +114,9 @@ def open_http(
     """
     session = HttpSession(url, timeout_s, least_bytes_per_s, clock)
     try:
-        return HttpFile(session, _look_patiently(session, checksum, policy or RetryPolicy()))
+        tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
+        look = _look_patiently(session, checksum, policy or RetryPolicy(), max(_LOOK_BYTES, along_bytes))
+        return HttpFile(session, look, tail)
     # Nobody else has the session yet.
     except BaseException:
         session.close()
@@ -101,14 +126,33 @@ def open_http(
 class HttpFile:
     """A `RemoteFile` on a web server. Made by `open_http`."""
 
-    def __init__(self, session: HttpSession, look: _Look) -> None:
+    def __init__(self, session: HttpSession, look: _Look, tail: Future[_Tail | None] | None = None) -> None:
         self._session = session
         self._look = look
+        self._tail = tail
 
     @property
     def facts(self) -> RemoteFacts:
         """Return what the first answer said."""
         return self._look.facts
+
+    def known(self, offset: int, stop: int) -> bytes | None:
+        """Return bytes that came along when it was opened; `None` where these did not. May wait for those of its end,
+        which were asked for then."""
+        if stop <= len(self._look.head):
+            return self._look.head[offset:stop]
+        if self._tail is None or not self.facts.ranges:
+            return None
+        try:
+            # The session's time limits end it sooner.
+            tail = self._tail.result(_LONGEST_TAIL_S)
+        # Whoever asks the usual way is told what is wrong.
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        # Of another state of the file they are of no use.
+        if tail is None or tail.total != self.facts.size or tail.validators.contradicts(self._look.validators):
+            return None
+        return tail.data[offset - tail.begin : stop - tail.begin] if tail.begin <= offset else None
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`. Each call is one request on a connection that is kept for the next.
@@ -265,27 +309,44 @@ class HttpFile:
         return f"The server of '{self.facts.label}' sent {more} bytes where {promised} were asked for and promised."
 
 
-def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy) -> _Look:
+def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy, length: int) -> _Look:
     for tries in range(1, policy.attempts):
         try:
-            return _ask_for_head(session, checksum)
+            return _ask_for_head(session, checksum, length)
         except TransientError as error:
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
             # A minute of silence before anything is seen to happen looks like a program that hangs.
             if wait_s > _MAX_OPENING_WAIT_S:
                 raise
         session.clock.sleep(wait_s)
-    return _ask_for_head(session, checksum)
+    return _ask_for_head(session, checksum, length)
 
 
-def _ask_for_head(session: HttpSession, checksum: Checksum | None) -> _Look:
-    with session.get({"Range": f"bytes=0-{_LOOK_BYTES - 1}"}) as response:
+def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
+    """Return the last bytes of a file; `None` of one whose server does not send just these."""
+    with session.get({"Range": f"bytes=-{length}"}) as response:
+        told = parse_content_range(response.headers.get("Content-Range"))
+        coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
+        if response.status_code != 206 or coding or told is None or told.total is None or told.stop != told.total:
+            return None
+        count = told.stop - told.start
+        if count > length or content_length(response.headers) not in {None, count}:
+            return None
+        data = b"".join(_read_pieces(response, session, count))
+        # This also takes the end of a body in chunks, so that the connection can be used again.
+        if len(data) != count or _read_some(response, 1):
+            return None
+        return _Tail(told.start, data, told.total, validators(response.headers))
+
+
+def _ask_for_head(session: HttpSession, checksum: Checksum | None, length: int) -> _Look:
+    with session.get({"Range": f"bytes=0-{length - 1}"}) as response:
         told = parse_content_range(response.headers.get("Content-Range"))
         coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
         if response.status_code == 206 and told and not coding and told.start == 0 and told.total is not None:
-            size, stop = told.total, min(_LOOK_BYTES, told.total)
+            size, stop = told.total, min(length, told.total)
             if told.stop == stop and content_length(response.headers) in {None, stop}:
-                head = _read_head(response, session, "")
+                head = _read_head(response, session, "", stop)
                 # This also takes the end of a body in chunks, so that the connection can be used again.
                 if len(head) < stop or not _read_some(response, 1):
                     return _judge_answer(session, response, checksum, size, head, ranges=True)
@@ -340,7 +401,7 @@ def _judge_answer(
         ranges=ranges,
         connections=_CONNECTIONS if ranges else 1,
     )
-    return _Look(facts, found, is_page_type(headers) or names_a_page(session.url, name))
+    return _Look(facts, found, is_page_type(headers) or names_a_page(session.url, name), head if ranges else b"")
 
 
 def _page_error(label: str, head: bytes) -> WebPageError:
@@ -358,15 +419,15 @@ def _error_of(response: requests.Response, session: HttpSession) -> Exception:
     return status_error(response.status_code, response.headers, session.url, session.label, text)
 
 
-def _read_head(response: requests.Response, session: HttpSession, coding: str) -> bytes:
-    """Return the first `_LOOK_BYTES` bytes of the content, all of a smaller one, or what of them came in time."""
+def _read_head(response: requests.Response, session: HttpSession, coding: str, length: int = _LOOK_BYTES) -> bytes:
+    """Return the first `length` bytes of the content, all of a smaller one, or what of them came in time."""
     head, deadline = bytearray(), session.clock.now() + _LOOK_S
-    pieces = _read_pieces(response, session, None if coding else _LOOK_BYTES)
+    pieces = _read_pieces(response, session, None if coding else length)
     for piece in _inflated(pieces, coding, session.label) if coding else pieces:
         head += piece
-        if len(head) >= _LOOK_BYTES or session.clock.now() > deadline:
+        if len(head) >= length or session.clock.now() > deadline:
             break
-    return bytes(head[:_LOOK_BYTES])
+    return bytes(head[:length])
 
 
 def _read_pieces(response: requests.Response, session: HttpSession, count: int | None = None) -> Iterator[bytes]:

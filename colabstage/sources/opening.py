@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
 from colabstage.io.files import Closing
@@ -33,6 +34,7 @@ from colabstage.sources.parse import (
 from colabstage.sources.part import SLOW_LISTERS, Download, Opening, SourcePart, copy_name, is_on_drive
 from colabstage.sources.remote import MountedFile, check_file, given_up
 from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
+from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ends_with_contents
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import JoinedTree, Joining, distinct_names, recognise
 
@@ -326,7 +328,10 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 # Imported where they are needed: each of these brings libraries that local files do without.
                 from colabstage.sources.http_file import open_http
 
-                file = open_http(source.url, checksum=opening.checksum)
+                # The two ends of a zip are read next.
+                is_zip = opening.folder is not None and ends_with_contents(urlsplit(source.url).path)
+                along = ALONG_BYTES if is_zip else 0
+                file = open_http(source.url, checksum=opening.checksum, along_bytes=along)
                 part = SourcePart(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
                 part = _open_object(source, opening)

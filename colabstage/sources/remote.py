@@ -239,6 +239,15 @@ class RemoteFile(Protocol):
         """Release connections and handles. Calling it twice is fine."""
 
 
+def known_bytes(source: RemoteFile, offset: int, stop: int) -> bytes | None:
+    """Return bytes of a file that came along when it was opened; `None` where these did not, as of most files.
+
+    A `RemoteFile` that has some has a method `known(offset, stop)`.
+    """
+    known: Callable[[int, int], bytes | None] = getattr(source, "known", lambda _offset, _stop: None)
+    return known(offset, stop)
+
+
 # Whether a mount gives one file faster by several readers depends on what is behind it: the simulated Drive, whose
 # figures are those of one reader, gives it more slowly. So it is tried.
 _MOUNT_CONNECTIONS = 4

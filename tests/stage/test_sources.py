@@ -106,6 +106,14 @@ def test_a_zip_on_the_web_is_packed_and_not_asked_for_twice(server: WebServer, p
     assert server.bytes_sent < 300_000
 
 
+def test_the_contents_of_a_zip_on_the_web_are_read_in_one_round_trip(server: WebServer) -> None:
+    """Its two ends come at the same time, before it is known how long it is; what comes next are its files."""
+    stage(server.url("d/photos.zip"))
+    first = [request.range for request in server.requests[:2]]
+    assert sorted(first) == ["bytes=-262144", "bytes=0-262143"]
+    assert not any(request.range.startswith("bytes=-") for request in server.requests[2:])
+
+
 def test_the_key_does_not_follow_the_signature(server: WebServer) -> None:
     """Two signed addresses of one file are one dataset, and no token is written down."""
     first = stage(server.url("d/photos.zip", query="X-Amz-Signature=abc&X-Amz-Date=1"))

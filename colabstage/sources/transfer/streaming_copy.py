@@ -16,6 +16,7 @@ from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.sources.remote import known_bytes
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 # Where a source has no ranges, the first bytes can still be had without the rest: enough to tell what a file is.
 _HEAD_BYTES = 1024 * 1024
 # Who looks at a file reads here and there, often next to what was read last; a round trip costs as much as this takes.
-_ALONG_BYTES = 256 * 1024
+ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
 # The table of contents of a zip is at its end: a hundred bytes for each member, of which an archive of so many times
 # that has one.
@@ -105,7 +106,7 @@ class StreamingCopy(Closing):
         # Its end is asked for beside the first look at its beginning, which costs no round trip more.
         self._end_pool: DaemonPool | None = None
         self._at_end: Future[bytes] | None = None
-        self._end_begins = self.size - min(max(_ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
+        self._end_begins = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
 
     @property
     def kept_blocks(self) -> int:
@@ -258,23 +259,29 @@ class StreamingCopy(Closing):
         self._look_at_end()
         if offset >= self._end_begins and (data := self._read_at_end()) is not None:
             return data[offset - self._end_begins : end - self._end_begins]
-        if end - offset > _ALONG_BYTES:
+        if (data := known_bytes(self._source, offset, end)) is not None:
+            return data
+        if end - offset > ALONG_BYTES:
             return self._read_directly(offset, end)
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
-        data = self._read_directly(offset, min(self.size, offset + _ALONG_BYTES))
+        data = self._read_directly(offset, min(self.size, offset + ALONG_BYTES))
         self._looked_at.append((offset, data))
         return data[: end - offset]
 
     def _look_at_end(self) -> None:
         """Ask for the end of a zip, once, in a thread."""
         with self._lock:
-            if self._end_pool is not None or self._closed or not _ends_with_contents(self._source.facts.name):
+            if self._end_pool is not None or self._closed or not ends_with_contents(self._source.facts.name):
                 return
             self._end_pool = pool = DaemonPool(1, "colabstage-end")
-            if self._end_begins > _ALONG_BYTES:
-                self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
+            if self._end_begins > ALONG_BYTES:
+                self._at_end = pool.submit(self._read_end)
+
+    def _read_end(self) -> bytes:
+        known = known_bytes(self._source, self._end_begins, self.size)
+        return self._read_directly(self._end_begins, self.size) if known is None else known
 
     def _read_at_end(self) -> bytes | None:
         """Return the end once it is here; `None` where it was not asked for, or did not come: who asks again then is
@@ -312,5 +319,6 @@ class StreamingCopy(Closing):
         return self._closed or (self._cancellation is not None and self._cancellation.cancelled)
 
 
-def _ends_with_contents(name: str) -> bool:
+def ends_with_contents(name: str) -> bool:
+    """Tell by its name whether a file has a table of contents at its end."""
     return name.lower().endswith(".zip")

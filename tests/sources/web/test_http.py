@@ -904,3 +904,36 @@ def test_an_answer_that_is_no_http_is_told_in_words(
     with pytest.raises(SourceReadError, match="not understood") as error:
         fetch_files([url, url], tmp_path / "out", progress=False)
     assert type(error.value) is SourceReadError
+
+
+@pytest.mark.parametrize("answers", ["alike", "no suffix", "another version", "too many at once"])
+def test_the_two_ends_come_along_with_the_look_or_are_asked_for_as_ever(
+    answers: str, server: WebServer, look: Callable[..., HttpFile]
+) -> None:
+    """Two requests at once; what came is told once it is sure to be of the same state, and anything else is `None`."""
+    if answers == "no suffix":
+        server.set_knobs(WebKnobs(ranges="ignored"))
+    elif answers == "another version":
+        server.set_knobs(WebKnobs(etag="changing"))
+    elif answers == "too many at once":
+        server.set_knobs(WebKnobs(latency_s=0.2, max_requests=1))
+    file = look(along_bytes=100_000, policy=RetryPolicy(attempts=3, first_wait_s=0.01))
+    size = len(DATA)
+    assert file.known(100, size - 100) is None
+    known = file.known(size - 1000, size)
+    if answers == "alike":
+        assert {request.range for request in server.requests} == {"bytes=0-99999", "bytes=-100000"}
+        assert known == DATA[-1000:]
+        assert file.known(0, 100_000) == DATA[:100_000]
+        assert file.known(size - 100_001, size) is None
+    elif answers == "too many at once":
+        assert known in {None, DATA[-1000:]}
+    else:
+        assert known is None
+    if answers != "another version":
+        assert b"".join(file.read_range(0, 1000)) == DATA[:1000]
+    # Who asks for nothing of the kind sends no such request.
+    server.set_knobs(WebKnobs())
+    server.forget_requests()
+    assert look().known(size - 1000, size) is None
+    assert len(server.requests) == 1
