@@ -41,7 +41,7 @@ from colabstage.trees.entries import FileEntries, files_ending_in, folders_of
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
@@ -74,7 +74,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
     try:
         found = read_table(tree)
     except BrokenDatasetError as error:
-        if _has_masks(tree):
+        if _is_claimed(tree, read_pairs):
             msg = f"The images of '{tree.label}' have masks, and the table beside them no labels: {error}"
             raise LayoutError(msg) from error
         by_folder = _folders_that_agree(tree, is_more)
@@ -82,7 +82,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
             return by_folder
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise BrokenDatasetError(msg) from error
-    if _has_masks(tree):
+    if _is_claimed(tree, read_pairs):
         msg = (
             f"The images of '{tree.label}' have labels in a table and masks beside them. Say which are meant: "
             'layout="table" or layout="pairs".'
@@ -99,7 +99,7 @@ def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
         BrokenDatasetError: as `read_tfrecord`; or there is such a table, and both are named.
     """
     records = named_records(tree)
-    if not records or not _leads_to_images(tree):
+    if not records or not _is_claimed(tree, read_table):
         return read_tfrecord(tree)
     msg = (
         f"'{tree.label}' holds {len(records):,} TFRecord files ('{records[0].name}', …) and a table that leads to "
@@ -109,10 +109,10 @@ def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
     raise BrokenDatasetError(msg)
 
 
-def _leads_to_images(tree: Tree) -> bool:
-    """Tell whether a table leads to image files, even if it cannot be used."""
+def _is_claimed(tree: Tree, read: Callable[[Tree], SampleTable]) -> bool:
+    """Tell whether a tree is of the layout that `read` reads, even if it cannot be used."""
     try:
-        read_table(tree)
+        read(tree)
     except BrokenDatasetError:
         return True
     except LayoutError:
@@ -132,16 +132,6 @@ def _folders_that_agree(tree: Tree, is_more: bool) -> SampleTable | None:
     return replace(found, notes=(*found.notes, note))
 
 
-def _has_masks(tree: Tree) -> bool:
-    try:
-        read_pairs(tree)
-    except BrokenDatasetError:
-        return True
-    except LayoutError:
-        return False
-    return True
-
-
 def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
     """Read images with boxes, unless most of them have masks as well.
 
@@ -151,7 +141,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
     found = read_detection(tree)
     # Pascal VOC has masks of its own beside its boxes, and people who stage it mean the boxes.
     own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
-    if not own and _has_masks(tree):
+    if not own and _is_claimed(tree, read_pairs):
         msg = (
             f"The images of '{tree.label}' have boxes in files of annotations and masks beside them. Say which are "
             'meant: layout="detection" or layout="pairs"; where the class is in the files\' names, '

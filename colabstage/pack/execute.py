@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -14,7 +14,6 @@ import numpy as np
 
 from colabstage.errors import (
     CancelledError,
-    ColabstageError,
     DecodeError,
     DriveError,
     LayoutError,
@@ -37,7 +36,7 @@ from colabstage.io.files import disk_use
 from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.retry import RetryPolicy, translate_write_error
+from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_workspace
@@ -51,7 +50,7 @@ from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, Sample
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -270,9 +269,9 @@ class _PackRun:
         # The next attempt may: after an interrupt, when a source or a mount is back, when a file has been repaired.
         keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
         with (
-            _typed_disk_errors(self.out),
+            typed_write_errors(self.out),
             open_workspace(self.out, keeps=keeps) as workspace,
-            _typed_disk_errors(self.out),  # also inside, since the type of the error decides whether work is kept
+            typed_write_errors(self.out),  # also inside, since the type of the error decides whether work is kept
         ):
             _take_back(self.out, workspace.path)
             # An incomplete copy of the final file, or the manifest of one that was never moved to its place.
@@ -467,18 +466,6 @@ def _take_back(out: Path, workspace: Path) -> None:
         # A second name and not a move, so that `out` stays. On a file system without links it is packed again.
         with suppress(OSError):
             data.hardlink_to(out)
-
-
-@contextmanager
-def _typed_disk_errors(out: Path) -> Iterator[None]:
-    """Translate errors of the disk into typed ones."""
-    try:
-        yield
-    # Errors of the source have been translated where they were raised.
-    except ColabstageError:
-        raise
-    except OSError as error:
-        raise translate_write_error(error, out) from error
 
 
 def space_for(out: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +23,7 @@ from colabstage.sources.transfer.connections import (
 )
 from colabstage.trees.archive_bytes import RequestedBytes
 from colabstage.trees.names import check_collisions, clean_member_name
+from colabstage.trees.open import distinct_names
 from colabstage.trees.tree import FileEntry, Tree, unknown_entry
 
 if TYPE_CHECKING:
@@ -64,26 +64,13 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     bases = [steps[-1] for steps in parts]
     if depth == 0 and len({base.lower() for base in bases}) == len(bases):
         names = bases  # nothing in common: what servers they are on says nothing about the files
-    return _number_apart(names)
+    return list(distinct_names(names, of_files=True))
 
 
 def _address_steps(address: str) -> list[str]:
     parts = urlsplit(address) if "://" in address else None
     steps = [parts.netloc, *unquote(parts.path).split("/")] if parts else address.split("/")
     return [step for step in steps if step not in ("", ".", "..")] or ["file"]
-
-
-def _number_apart(names: Sequence[str]) -> list[str]:
-    taken: set[str] = set()
-    found = []
-    for name in names:
-        path, number, free = PurePosixPath(name), 1, name
-        while free.lower() in taken:
-            number += 1
-            free = str(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-        taken.add(free.lower())
-        found.append(free)
-    return found
 
 
 class RemoteFileTree(Tree):

@@ -14,7 +14,7 @@ import re
 import stat
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -423,22 +423,29 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
     return Joining(folders, reason)
 
 
-def distinct_names(stems: Sequence[str]) -> tuple[str, ...]:
-    """Return the stems, those that were there before with a number behind them; two that differ in case are the same.
+def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str, ...]:
+    """Return the names, those that were there before with a number behind them; two that differ in case are the same.
+
+    Args:
+        names: in the order in which they keep their own.
+        of_files: whether they have extensions, before which the number goes.
 
     >>> distinct_names(["a", "b", "A"])
     ('a', 'b', 'A-2')
+    >>> distinct_names(["x/a.jpg", "x/a.jpg"], of_files=True)
+    ('x/a.jpg', 'x/a-2.jpg')
     """
     taken: set[str] = set()
     found = []
-    for stem in stems:
-        name, number = stem, 1
+    for name in names:
+        suffix = PurePosixPath(name).suffix if of_files else ""
+        free, number = name, 1
         # A disk that ignores case would lay the two over each other.
-        while name.lower() in taken:
+        while free.lower() in taken:
             number += 1
-            name = f"{stem}-{number}"
-        taken.add(name.lower())
-        found.append(name)
+            free = f"{name.removesuffix(suffix)}-{number}{suffix}"
+        taken.add(free.lower())
+        found.append(free)
     return tuple(found)
 
 
