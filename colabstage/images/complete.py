@@ -11,49 +11,97 @@ from __future__ import annotations
 import struct
 import zlib
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import decode_image, open_upright, probe_image
-from colabstage.images.headers import read_jpeg_header, without_codes
+from colabstage.images.decode import ImageFacts, check_pixels, decode_image, open_upright, probe_image, upright_size
+from colabstage.images.headers import CodePlace, codes_end_well, find_codes, read_jpeg_header, without_codes
 from colabstage.images.options import ImageOptions
-
-if TYPE_CHECKING:
-    from colabstage.images.decode import ImageFacts
 
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 _EIGHTH = 8
+_SIZE_BYTES = 4
 
 
-def check_complete(data: bytes) -> ImageFacts:
-    """Check that an image file has a readable header, and pixels that can be decoded.
+class _SoundHead(NamedTuple):
+    """The header of a JPEG that passed, but for the size of its image."""
 
-    A JPEG's header is tried without the codes of its pixels, which are looked through for stray markers; those of a
-    progressive one are unpacked at an eighth of its size. A PNG's checksums are taken. What follows the end (padding, a
-    second picture) is no matter. Whatever fails there, a file of any other format, and a JPEG that is coded as few are,
-    passes when it can be decoded as it will be by its reader.
+    before: bytes
+    """What comes before the size."""
+    behind: bytes
+    """What comes between the size and the codes."""
+    place: CodePlace
+    """Where the codes are behind it."""
+    facts: ImageFacts
+    """What it says, with the size of that image."""
+    orientation: int
+    """1 to 8, as `read_jpeg_header` finds it."""
 
-    Returns:
-        What its header says.
 
-    Raises:
-        DecodeError: it is cut off, damaged, or not an image.
+class CompleteCheck:
+    """Checks of image files, one after the other, from any number of threads.
+
+    Most files of a dataset come from one program, so their headers are the same but for the size: that of the file
+    before is compared as a whole, and what was found in it then holds.
     """
-    facts = probe_image(data)
-    # Decoding is the last word, and takes far longer than telling.
-    if not _is_complete(data, facts.format):
-        decode_image(data, ImageOptions(color_mode="keep"))
-    return facts
+
+    def __init__(self) -> None:
+        self._head: _SoundHead | None = None
+
+    def check(self, data: bytes) -> ImageFacts:
+        """Check that an image file has a readable header, and pixels that can be decoded.
+
+        A JPEG's header is tried without the codes of its pixels, which are looked through for stray markers; those of a
+        progressive one are unpacked at an eighth of its size. A PNG's checksums are taken. What follows the end
+        (padding, a second picture) is no matter. Whatever fails there, a file of any other format, and a JPEG that is
+        coded as few are, passes when it can be decoded as it will be by its reader.
+
+        Returns:
+            What its header says.
+
+        Raises:
+            DecodeError: it is cut off, damaged, or not an image.
+        """
+        facts = self._by_head(data)
+        if facts is not None:
+            return facts
+        facts = probe_image(data)
+        # Decoding is the last word, and takes far longer than telling.
+        if not self._is_complete(data, facts):
+            decode_image(data, ImageOptions(color_mode="keep"))
+        return facts
+
+    def _by_head(self, data: bytes) -> ImageFacts | None:
+        """Return what the header says if it is that of the file before, and the codes end well; `None` otherwise."""
+        # Read once: another thread may replace it.
+        head = self._head
+        if head is None or not data.startswith(head.before) or len(data) < head.place.start:
+            return None
+        size_at = len(head.before)
+        if not data.startswith(head.behind, size_at + _SIZE_BYTES) or not codes_end_well(data, head.place):
+            return None
+        height, width = struct.unpack_from(">HH", data, size_at)
+        check_pixels(width, height)
+        height, width = upright_size((height, width), head.orientation)
+        return ImageFacts(height, width, head.facts.channels, head.facts.dtype, head.facts.format)
+
+    def _is_complete(self, data: bytes, facts: ImageFacts) -> bool:
+        if facts.format == "JPEG":
+            place = find_codes(data)
+            if place is None or not codes_end_well(data, place):
+                return _unpacks(data)
+            if not _is_taken(without_codes(data, place)):
+                return False
+            # Behind the precision, one byte.
+            size_at = place.frame + 1
+            behind = data[size_at + _SIZE_BYTES : place.start]
+            orientation = read_jpeg_header(data).orientation
+            self._head = _SoundHead(data[:size_at], behind, place, facts, orientation)
+            return True
+        return facts.format == "PNG" and _has_checksums(data)
 
 
-def _is_complete(data: bytes, kind: str) -> bool:
-    if kind == "JPEG":
-        empty = without_codes(data)
-        return _unpacks(data) if empty is None else _is_taken(empty)
-    return kind == "PNG" and _has_checksums(data)
-
-
-# Most files of a dataset come from one program, so their headers are the same but for the size, which is taken out.
+# Where files of several programs take turns.
 @lru_cache(maxsize=32)
 def _is_taken(empty: bytes) -> bool:
     """Return whether Pillow, the last word on damaged codes, takes a JPEG that has none; as of `without_codes`."""

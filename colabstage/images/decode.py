@@ -321,12 +321,12 @@ def probe_image(data: bytes) -> ImageFacts:
     """
     if is_jpeg(data):
         header = read_jpeg_header(data)
-        height, width = _upright_size((header.height, header.width), header.orientation)
-        _check_pixels(width, height)
+        height, width = upright_size((header.height, header.width), header.orientation)
+        check_pixels(width, height)
         return ImageFacts(height, width, 1 if header.components == 1 else 3, np.dtype(np.uint8), "JPEG")
     with _open_pillow(data) as image:
         try:
-            height, width = _upright_size((image.height, image.width), _orientation_left(image, data))
+            height, width = upright_size((image.height, image.width), _orientation_left(image, data))
             channels, dtype = _kept_kind(image)
         except _PLUGIN_ERRORS as error:
             msg = f"The {image.format} header is broken: {error}."
@@ -361,11 +361,11 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
     import simplejpeg
 
     header = read_jpeg_header(data)
-    _check_pixels(header.width, header.height)
+    check_pixels(header.width, header.height)
     if header.components not in (1, 3) or header.precision != 8:
         return None
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
-    size = _upright_size((header.height, header.width), header.orientation)
+    size = upright_size((header.height, header.width), header.orientation)
     # The decoder leaves out work for what would be thrown away.
     factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
     height, width = -(-header.height // factor), -(-header.width // factor)
@@ -471,7 +471,7 @@ def _open_pillow(data: bytes) -> Image.Image:
     except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         msg = f"The image header cannot be used: {error}."
         raise DecodeError(msg) from error
-    _check_pixels(image.width, image.height)
+    check_pixels(image.width, image.height)
     return image
 
 
@@ -504,7 +504,12 @@ def _explain_bytes(data: bytes) -> str:
     return f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are"
 
 
-def _check_pixels(width: int, height: int) -> None:
+def check_pixels(width: int, height: int) -> None:
+    """Refuse what no image has, or more pixels than are accepted.
+
+    Raises:
+        DecodeError: the sides, in pixels, are such.
+    """
     # Before any memory is taken: a header may promise whatever it likes.
     if min(width, height) < 1:
         msg = f"The image header says {width} x {height} pixels."
@@ -514,7 +519,8 @@ def _check_pixels(width: int, height: int) -> None:
         raise DecodeError(msg)
 
 
-def _upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    """Return height and width of an image once it is turned upright; `size`: as stored, `orientation`: 1 to 8."""
     return (size[1], size[0]) if orientation in (5, 6, 7, 8) else size
 
 

@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -246,13 +246,21 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     raise DecodeError(msg)
 
 
-def without_codes(data: bytes) -> bytes | None:
-    """Return a file's header and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+class CodePlace(NamedTuple):
+    """Where the codes of a sequential JPEG are."""
 
-    Returns:
-        What any decoder takes if its header allows, with a warning, as if its codes were damaged. `None` where the file
-        is not as nearly all are: a header, whose segments follow each other, of a sequential file, the codes of one
-        scan, and the mark of the end.
+    frame: int
+    """Where the frame's contents begin, in bytes."""
+    start: int
+    """Where the codes begin, in bytes."""
+    restarts: bool
+    """Whether marks to restart at may be among them."""
+
+
+def find_codes(data: bytes) -> CodePlace | None:
+    """Return where the codes are in a file that is coded as nearly all are; `None` for any other.
+
+    That is: a header, whose segments follow each other, of a sequential file with one scan.
     """
     frame, position, restarts = 0, 2, False
     while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _HEADER:
@@ -261,17 +269,31 @@ def without_codes(data: bytes) -> bytes | None:
         if marker == _RESTART_INTERVAL:
             restarts = any(data[body : body + 2])
         elif marker in _SEQUENTIAL_FRAMES:
-            if frame or position > len(data) or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
+            if frame or position > len(data):
                 return None
             frame = body
         elif marker == _SCAN:
-            if not frame or data[(end := _end_of_codes(data, position, restarts=restarts)) : end + 2] != _END_BYTES:
-                return None
-            empty = bytearray(data[:position])
-            # As small as can be: whether a decoder takes the header does not depend on the size.
-            struct.pack_into(">HH", empty, frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
-            return bytes(empty) + _END_BYTES
+            return CodePlace(frame, position, restarts) if frame else None
     return None
+
+
+def codes_end_well(data: bytes, place: CodePlace) -> bool:
+    """Return whether the first marker behind a scan's codes is the mark of the end, in an image that libjpeg takes."""
+    if max(struct.unpack_from(">HH", data, place.frame + 1)) > _MOST_SIDE:
+        return False
+    end = _end_of_codes(data, place.start, restarts=place.restarts)
+    return data[end : end + 2] == _END_BYTES
+
+
+def without_codes(data: bytes, place: CodePlace) -> bytes:
+    """Return a file's header and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+
+    Any decoder takes that if it takes the header, with a warning, as if the codes were damaged.
+    """
+    empty = bytearray(data[: place.start])
+    # As small as can be: whether a decoder takes the header does not depend on the size.
+    struct.pack_into(">HH", empty, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    return bytes(empty) + _END_BYTES
 
 
 def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
@@ -285,9 +307,11 @@ def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
     for begin in range(start, len(data) - 1, _LOOK_BYTES):
         end = min(begin + _LOOK_BYTES, len(data) - 1)
         following = codes[begin + 1 : end + 1]
-        found = (codes[begin:end] == 0xFF) & (following != 0)
+        is_marker = codes[begin:end] == 0xFF
         if restarts:
-            found &= (following & 0xF8) != 0xD0
+            is_marker &= (following & 0xF8) != 0xD0
+        # 1 where both are not 0, in one pass less than to compare the second with 0 first.
+        found = np.minimum(is_marker.view(np.uint8), following).view(np.bool_)
         at = int(found.argmax())
         if found[at]:
             return begin + at

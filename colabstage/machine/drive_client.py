@@ -116,7 +116,7 @@ def ask_md5s(
 
 
 class Md5Questions:
-    """Ask Drive's client for the MD5 of files while a listing still finds more of them.
+    """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
 
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
 
@@ -142,6 +142,26 @@ class Md5Questions:
                 self._waiting.extend(paths)
                 self._start()
 
+    def ask_before_read(self, path: str) -> None:
+        """Ask for a file in this thread, unless that has been done.
+
+        Its MD5 is then never newer than the content that is read after this: a file that is rewritten in between has
+        another MD5 when it is compared, and not the content of one state under the MD5 of the next.
+        """
+        if self._why or path in self._told:
+            return
+        if not self._told:
+            # A client that never answers would hang whoever reads, where it only has no MD5 to tell.
+            with self._moved:
+                self._waiting.append(path)
+                self._start()
+                self._wait()
+            return
+        _, md5, why = _ask_md5(path)
+        self._heard()
+        with self._moved:
+            self._store({path: md5} if md5 else {}, why)
+
     def answers(self, paths: Sequence[str]) -> tuple[list[str], str]:
         """Wait for all answers.
 
@@ -149,26 +169,39 @@ class Md5Questions:
             The MD5 of each of `paths`, in order, and ""; or an empty list and the reason: one is not reported or not
             uploaded, or the client has not answered for a minute.
         """
-        told, moved_at = 0, SYSTEM_CLOCK.now()
         with self._moved:
-            while self._asking and not self._why:
-                self._moved.wait(_LOOK_S)
-                if len(self._told) > told:
-                    told, moved_at = len(self._told), SYSTEM_CLOCK.now()
-                elif SYSTEM_CLOCK.now() - moved_at > _STALL_S:
-                    self._why = f"it did not answer for {_STALL_S:.0f} s"
+            self._wait()
+            if not self._why:
+                # Those that nobody has found or read so far.
+                self._waiting.extend(path for path in paths if path not in self._told)
+                self._start()
+                self._wait()
             if self._why:
                 return [], self._why
             return [self._told[path] for path in paths], ""
+
+    def close(self) -> None:
+        """Ask no more. Calling it twice is fine."""
+        with self._moved:
+            self._why = self._why or "nobody waits for it"
+        # A thread whose question hangs can never be joined.
+        self._pool.close(abandon=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with self._moved:
-            self._why = self._why or "nobody waits for it"
-        # A thread whose question hangs can never be joined.
-        self._pool.close(abandon=True)
+        self.close()
+
+    def _wait(self) -> None:
+        """Wait for the threads that ask, until all files are asked for, one has no MD5, or no answer comes."""
+        told, moved_at = len(self._told), SYSTEM_CLOCK.now()
+        while self._asking and not self._why:
+            self._moved.wait(_LOOK_S)
+            if len(self._told) > told:
+                told, moved_at = len(self._told), SYSTEM_CLOCK.now()
+            elif SYSTEM_CLOCK.now() - moved_at > _STALL_S:
+                self._why = f"it did not answer for {_STALL_S:.0f} s"
 
     def _start(self) -> None:
         """Start as many threads as there are batches of files; only one until the first answer."""
@@ -194,8 +227,7 @@ class Md5Questions:
     def _next(self, told: Mapping[str, str], why: str) -> list[str]:
         """Store some answers, and return what to ask next; nothing when this thread is done."""
         with self._moved:
-            self._told.update(told)
-            self._why = self._why or why
+            self._store(told, why)
             some: list[str] = []
             if not self._why:
                 count = _BATCH if self._told else 1
@@ -203,8 +235,12 @@ class Md5Questions:
                 self._start()
             if not some:
                 self._asking -= 1
-            self._moved.notify_all()
             return some
+
+    def _store(self, told: Mapping[str, str], why: str) -> None:
+        self._told.update(told)
+        self._why = self._why or why
+        self._moved.notify_all()
 
 
 def wait_uploaded(

@@ -50,7 +50,7 @@ from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, Sample
 from colabstage.sources.tree import SLOW_READERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -66,6 +66,10 @@ if TYPE_CHECKING:
 # Longer than a read from a local disk takes; and longer than one from memory, the limit where nothing is decoded.
 _SLOW_READ_S = 0.001
 _COLD_READ_S = 0.0002
+# Below these means, in bytes of a file, two workers are slower than one: up to 1.6 times where files of 400 bytes are
+# kept as they are, 1.2 times where they are decoded (measured on two cores, by turns).
+_TINY_KEPT_BYTES = 16 * 1024
+_TINY_DECODED_BYTES = 1024
 # The file whose manifest is that of the file which was moved to its place last.
 _PUBLISHED = "published"
 
@@ -133,7 +137,7 @@ def run_pack(
     progress: Progress,
     cancellation: Cancellation,
     key: str = "",
-    identity: Mapping[str, Any] | None = None,
+    identity: Callable[[], Mapping[str, Any]] = dict,
     address: str = "",
     shard: ShardName | None = None,
     stream: PackStream | None = None,
@@ -145,7 +149,9 @@ def run_pack(
         out: the file to make, in a folder that exists.
         slow: whether the tree is known to answer slowly, so that many reads are started at once.
         progress, cancellation: where the work is shown, and how it is stopped.
-        key, identity: what the manifest records about the source.
+        key: what the manifest records as the source's key in the cache.
+        identity: returns what the manifest records as the source's state; asked when everything has been read, and of
+            an archive also before.
         address: what the file itself records about the source.
         shard: which part of a set of files this is; `None` for a single file.
         stream: lets readers in before everything is packed; its `plan` was called with this job.
@@ -154,7 +160,7 @@ def run_pack(
         Exception: as `pack_dataset`.
     """
     began = time.monotonic()
-    origin = _Origin(key, dict(identity or {}), address or job.label, shard)
+    origin = _Origin(key, identity, address or job.label, shard)
 
     def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
@@ -220,8 +226,8 @@ class _Origin:
 
     key: str
     """The key of the source in the cache."""
-    identity: dict[str, Any]
-    """The state of the source."""
+    identity: Callable[[], Mapping[str, Any]]
+    """Returns the state of the source."""
     address: str
     """The source's address, without secrets."""
     shard: ShardName | None
@@ -297,7 +303,7 @@ class _PackRun:
         table, plan = self.job.table, self.job.plan
         # Not for folders: their identity includes the times of folders, which change when a file is added.
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
-        archive = self.origin.identity if is_archive else None
+        archive = dict(self.origin.identity()) if is_archive else None
         # The version of colabstage is part of it: another one may decode pixels differently, and one file would then
         # hold both. So is the form of the records beside it, which an install from the repository may change without
         # another version.
@@ -385,9 +391,11 @@ class _PackRun:
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
                 noted = facts if plan.is_open or isinstance(self.job.table.targets, Boxes) else None
-                # Images that are stored as files are decoded once as well, to find broken ones.
-                decodes = plan.x.lengths is None or isinstance(self.job.table.inputs, Images)
-                limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes)
+                kept = plan.x.lengths is not None
+                # Images that are stored as files are looked through as well, to find broken ones.
+                decodes = not kept or isinstance(self.job.table.inputs, Images)
+                tiny = float(coder.costs.mean()) < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES)
+                limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes, tiny=tiny)
                 if self.torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
@@ -416,7 +424,7 @@ class _PackRun:
         manifest = replace(
             manifest_of_bytes(file, threads=usable_cores()),
             key=self.origin.key,
-            identity=self.origin.identity,
+            identity=dict(self.origin.identity()),
             samples={split.name: len(split.samples) for split in plan.splits},
             skipped=skipped,
             written_by=version("colabstage"),
@@ -473,13 +481,14 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> PipelineLimits:
+def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True, tiny: bool = False) -> PipelineLimits:
     """Return how many readers and workers the pipeline has on this machine.
 
     Args:
         tree: the source's files; `None` for a dataset of Python objects.
         slow: whether the tree is known to answer slowly.
-        decodes: whether samples are decoded.
+        decodes: whether samples are decoded, or at least looked through.
+        tiny: whether they are so small that most of the work is Python's own.
     """
     cores = usable_cores()
     few = min(2, cores)
@@ -490,11 +499,12 @@ def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True) -> P
         # An archive is one file, here or arriving: more reads at once would only wake each other whenever some of it
         # arrives.
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
-    # In a fast folder each worker reads for itself until reads prove slow. Where nothing is decoded one worker does
-    # that, since several would wait for each other in Python and in the file.
+    # In a fast folder each worker reads for itself until reads prove slow. Where hardly anything is decoded one worker
+    # does that, since several would wait for each other in Python and in the file.
+    alone = not slow and (tiny or not decodes)
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,
-        workers=cores if slow or decodes else 1,
-        slow_read_s=_SLOW_READ_S if slow or decodes else _COLD_READ_S,
+        workers=1 if alone else cores,
+        slow_read_s=_COLD_READ_S if alone else _SLOW_READ_S,
     )

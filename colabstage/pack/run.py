@@ -261,7 +261,7 @@ def pack_dataset(
                 slow=opened.slow,
                 progress=shown,
                 cancellation=cancellation_of(shown),
-                identity=opened.identity,
+                identity=lambda: opened.identity,
             )
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
@@ -322,7 +322,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 slow=opened.slow,
                 progress=progress,
                 cancellation=cancellation_of(progress),
-                identity=opened.identity,
+                identity=lambda: opened.identity,
             )
         # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)

@@ -8,13 +8,13 @@ continued run finds the records of all finished samples, as it finds their pixel
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, OptionError, SourceReadError
-from colabstage.images.complete import check_complete
+from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
@@ -89,6 +89,8 @@ class SampleCoder:
     """The options that the plan was made for."""
     torch: TorchImport | None = None
     """The import of torch under way, where torch is to resize."""
+    complete: CompleteCheck = field(default_factory=CompleteCheck)
+    """Finds files that are stored unchanged and cannot be decoded."""
 
     @property
     def target_source(self) -> SampleSource | None:
@@ -150,9 +152,8 @@ class SampleCoder:
             if isinstance(inputs, Arrays):
                 return _row(inputs.to_array(content), place, inputs.source.name(index)), (0, 0)
             if place.shape is None and place.lengths is not None:
-                return _checked_file(
-                    content, place.lengths, index, inputs.source, needs_range=self.options.image.color_mode != "keep"
-                )
+                needs_range = self.options.image.color_mode != "keep"
+                return self._checked_file(content, place.lengths, index, inputs.source, needs_range=needs_range)
             pixels, size = self._pixels(content, scratch)
             if self.options.jpeg_quality is not None:
                 return memoryview(encode_jpeg(pixels, self.options.jpeg_quality)), size
@@ -207,7 +208,7 @@ class SampleCoder:
                 return _row(targets.to_array(content), place, name)
             if place.lengths is None:
                 return self._mask(content, targets, size)
-            data, _ = _checked_file(content, place.lengths, index, targets.source)
+            data, _ = self._checked_file(content, place.lengths, index, targets.source)
             # Decoded although the file is what is stored, so that a broken one is found now and not in the third epoch.
             indices = read_mask(content, mask_options(targets, self.options))
             _check_size((indices.shape[0], indices.shape[1]), size)
@@ -215,30 +216,36 @@ class SampleCoder:
             raise BrokenSampleError(name, error) from error
         return data
 
+    def _checked_file(
+        self,
+        content: Content,
+        lengths: NDArray[np.int64],
+        index: int,
+        source: SampleSource,
+        *,
+        needs_range: bool = False,
+    ) -> tuple[memoryview, tuple[int, int]]:
+        """Return an image file that is stored unchanged, and the size in its header.
+
+        `needs_range`: whether its pixels will be converted to 8 bits.
+        """
+        if not isinstance(content, bytes):
+            msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
+            raise LayoutError(msg)
+        # A truncated JPEG opens without complaint and shows grey below the cut.
+        facts = self.complete.check(content)
+        if needs_range and facts.dtype.kind == "f":
+            msg = f"{facts.format} pixels of floating point have no agreed range to make 8 bits of."
+            msg += ' Pass color_mode="keep".'
+            raise DecodeError(msg)
+        _check_length(len(content), int(lengths[index]), source.name(index))
+        return memoryview(content), (facts.height, facts.width)
+
     def _mask(self, content: Content, masks: Masks, size: tuple[int, int]) -> memoryview:
         options = mask_options(masks, self.options)
         indices = read_mask(content, options)
         _check_size((indices.shape[0], indices.shape[1]), size)
         return fit_mask(indices, options).data.cast("B")
-
-
-def _checked_file(
-    content: Content, lengths: NDArray[np.int64], index: int, source: SampleSource, *, needs_range: bool = False
-) -> tuple[memoryview, tuple[int, int]]:
-    """Return an image file that is stored unchanged, and the size in its header.
-
-    `needs_range`: whether its pixels will be converted to 8 bits.
-    """
-    if not isinstance(content, bytes):
-        msg = f"'{source.name(index)}' arrived as an array, expected the bytes of an image file."
-        raise LayoutError(msg)
-    # A truncated JPEG opens without complaint and shows grey below the cut.
-    facts = check_complete(content)
-    if needs_range and facts.dtype.kind == "f":
-        msg = f'{facts.format} pixels of floating point have no agreed range to make 8 bits of. Pass color_mode="keep".'
-        raise DecodeError(msg)
-    _check_length(len(content), int(lengths[index]), source.name(index))
-    return memoryview(content), (facts.height, facts.width)
 
 
 def _check_length(found: int, expected: int, name: str) -> None:
@@ -461,8 +468,8 @@ def _store(
     except BrokenSampleError as error:
         return _leave_out(job, error), False
     pieces = []
-    for field, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
-        if field.is_open:
+    for place, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
+        if place.is_open:
             pieces.append((job.spool.append(part), len(part)))
         else:
             pieces.append((0, 0))

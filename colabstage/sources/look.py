@@ -155,7 +155,10 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
     if not recorded.md5:
         seen = "the times of its folders are unchanged; a file rewritten under its name would not show"
         return Look("same", seen)
-    tree, md5s, why = list_and_ask(place, workers=workers, heard=heard, leave_out=leave_out)
+    with Md5Questions(workers=workers, heard=heard) as questions:
+        # Both wait for the client, and its answers are all that is wanted.
+        tree = FolderTree(place, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
+        md5s, why = drive_md5s(tree, questions)
     now = identify_tree(tree, address=recorded.address, md5s=md5s)
     if compare_states(recorded, now) != "same":
         # Of the same files another MD5 is another content. Else a listing may have lacked a part; opening lists again.
@@ -168,16 +171,9 @@ def _untold(why: str) -> str:
     return f"Drive's client tells no MD5 to compare: {why}"
 
 
-def list_and_ask(
-    place: Path, *, workers: int, leave_out: frozenset[str], heard: Heard = lambda: None
-) -> tuple[FolderTree, list[str], str]:
-    """List a folder on a mounted Drive, and ask its client meanwhile for the MD5 of each file, as `ask_md5s`.
-
-    What a file becomes after that has another MD5, so what is read of it later is not taken for what was told here.
-    """
-    with Md5Questions(workers=workers, heard=heard) as questions:
-        tree = FolderTree(place, workers=workers, heard=heard, found=questions.ask, leave_out=leave_out)
-        return (tree, *questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)]))
+def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
+    """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
+    return questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)])
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:

@@ -16,10 +16,10 @@ from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadErro
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.machine.drive_client import ask_md5s
+from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import SourceIdentity, identify_many
-from colabstage.sources.look import list_and_ask, open_remote
+from colabstage.sources.look import open_remote
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -205,16 +205,29 @@ class OpenSource(Closing):
         return sum(part.resumed_bytes for part in self.parts)
 
     @property
+    def extent(self) -> tuple[int, int]:
+        """Return how many files it has, where an archive is one, and their bytes together."""
+        return self.parts[0].extent if self._is_one else (self.identity.files, self.identity.nbytes)
+
+    def take_state(self) -> None:
+        """Take what tells its state, before it is read.
+
+        Of a folder on Drive the listing has been taken, and the MD5 of each file is asked for right before that is
+        read: `identity` waits for those that are missing then.
+        """
+        if not self._is_one or self.parts[0].questions is None:
+            self._identity = self.identity
+
+    @property
     def identity(self) -> SourceIdentity:
-        """Return its state when this was first asked for."""
+        """Return its state when this was first asked for, or `take_state` was called."""
         if self._identity is None:
             self._identity = self._identify()
         return self._identity
 
     def _identify(self) -> SourceIdentity:
         address = self._source.address
-        # A pattern that matches one file means that file, so both have one state and one key.
-        if len(self.parts) == 1 and self.files is None and not isinstance(self._source, ManySource):
+        if self._is_one:
             return replace(self.parts[0].identity, address=address)
         listed = [part for part in self.parts if self.files is not None and part.tree is None]
         found = dict(zip(map(id, listed), self._identify_files(), strict=True))
@@ -224,6 +237,11 @@ class OpenSource(Closing):
             states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
         found.update(zip(map(id, others), states, strict=True))
         return identify_many([found[id(part)] for part in self.parts], address=address)
+
+    @property
+    def _is_one(self) -> bool:
+        # A pattern that matches one file means that file, so both have one state and one key.
+        return len(self.parts) == 1 and self.files is None and not isinstance(self._source, ManySource)
 
     def _identify_files(self) -> list[SourceIdentity]:
         if self.files is None:
@@ -356,8 +374,10 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
-            tree, md5s, _ = list_and_ask(path, workers=SLOW_LISTERS, leave_out=leave_out)
-            return SourcePart(source, transport, slow, opening, tree=tree, path=path, md5s=md5s)
+            questions = Md5Questions(workers=SLOW_LISTERS)
+            # The client answers while other reads wait for the mount; beside the listing it would answer that later.
+            tree = FolderTree(path, workers=SLOW_LISTERS, before_read=questions.ask_before_read, leave_out=leave_out)
+            return SourcePart(source, transport, slow, opening, tree=tree, path=path, questions=questions)
         tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=leave_out)
         return SourcePart(source, transport, slow, opening, tree=tree, path=path)
     file = MountedFile(path)

@@ -26,14 +26,15 @@ from colabstage.io.temporaries import (
     temp_beside,
 )
 from colabstage.io.units import format_count
-from colabstage.machine.drive_client import ask_md5s
+from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.resources import check_space
 from colabstage.sources.identity import SourceIdentity, identify_archive, identify_remote, identify_tree
+from colabstage.sources.look import drive_md5s
 from colabstage.sources.parse import LocalSource, TreeSource
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.trees.archive_bytes import LocalBytes
-from colabstage.trees.entries import entry_names
+from colabstage.trees.entries import entry_names, total_size
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_archive, recognise_archive
 
@@ -196,8 +197,8 @@ class SourcePart(Closing):
     """Whether an earlier run had downloaded all of it."""
     movable: bool = False
     """Whether `path` was downloaded for this call, so that it may be moved instead of copied."""
-    md5s: Sequence[str] = ()
-    """The MD5 of each file of a folder, in the order of its entries, where Drive's client reports them."""
+    questions: Md5Questions | None = None
+    """What asks Drive's client for the MD5 of each file of a folder before the file is read; `None` elsewhere."""
     version: str = ""
     """The service's name for the state that was downloaded, where it is known."""
     notes: list[str] = field(default_factory=list)
@@ -215,10 +216,17 @@ class SourcePart(Closing):
 
     @property
     def identity(self) -> SourceIdentity:
-        """Return the state in which it was when this was first asked for."""
+        """Return the state in which it was when this was first asked for, or of a folder when it was opened."""
         if self._identity is None:
             self._identity = self._identify()
         return self._identity
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Return how many files it has and their bytes together, without waiting for a client's answers."""
+        if self.questions is None or self.tree is None:
+            return self.identity.files, self.identity.nbytes
+        return len(self.tree.entries), total_size(self.tree.entries)
 
     def _identify(self) -> SourceIdentity:
         address = self.source.address
@@ -228,7 +236,10 @@ class SourcePart(Closing):
         if self.tree is not None:
             version = self.facts.version if self.facts is not None else self.version or self.tree.stamp
             digest = self.source.digest if isinstance(self.source, TreeSource) else ""
-            identity = identify_tree(self.tree, address=address, digest=digest, md5s=self.md5s)
+            md5s: Sequence[str] = ()
+            if self.questions is not None and isinstance(self.tree, FolderTree):
+                md5s, _ = drive_md5s(self.tree, self.questions)
+            identity = identify_tree(self.tree, address=address, digest=digest, md5s=md5s)
             return replace(identity, version=version)
         assert self.file is not None
         facts = self.file.facts
@@ -443,6 +454,8 @@ class SourcePart(Closing):
             # The connection is closed first: closing the copy waits for its readers, and those for the server.
             self.file.close()
         self._stack.close()
+        if self.questions is not None:
+            self.questions.close()
         if self.file is not None:
             self.file.close()
         # A tree that the caller has opened is the caller's to close.

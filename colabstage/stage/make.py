@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import NotEnoughSpaceError, SourceChangedError
 from colabstage.h5.info import read_info
@@ -79,7 +79,7 @@ def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None
     # The sum of what is unpacked: plain files take that, however small their archive is.
     tree_bytes = 0 if tree is None else total_size(tree.entries)
     return StageFigures(
-        source_bytes=source.identity.nbytes,
+        source_bytes=source.extent[1],
         archive_bytes=source.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
         files_bytes=tree_bytes if request.wants_files else 0,
@@ -224,12 +224,15 @@ def _check_listing(source: OpenSource) -> None:
 
 def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None) -> None:
     request, report, executor = call.request, call.report, call.executor
-    identity = source.identity.to_json()
     slow = source.slow
     if request.wants_files and executor is None:
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
+
+    def state() -> dict[str, Any]:
+        return source.identity.to_json()
+
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
             done = run_pack(
@@ -239,7 +242,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 progress=call.progress,
                 cancellation=call.cancellation,
                 key=request.key,
-                identity=identity,
+                identity=state,
                 address=request.address,
                 stream=stream,
             )
@@ -254,7 +257,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 executor,
                 progress=call.progress,
                 key=request.key,
-                identity=identity,
+                identity=state(),
                 address=request.address,
             )
         try:

@@ -143,12 +143,13 @@ class SourceOnce(Closing):
                 with contextlib.ExitStack() as undo:
                     source = undo.enter_context(OpenSource(request.source, opening, unpack=True))
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
-                    identity = source.identity
+                    source.take_state()
                     self._stack.enter_context(undo.pop_all())
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise
-            step.amount, step.note = identity.nbytes, format_count(identity.files, "files")
+            files, step.amount = source.extent
+            step.note = format_count(files, "files")
         self.opened = source
         return source
 

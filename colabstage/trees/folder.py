@@ -155,6 +155,7 @@ class FolderTree(Tree):
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to be there, while others
             are still looked for.
+        before_read: called, in any thread, with the path of a file before anything of its content is read.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
 
     Raises:
@@ -174,10 +175,12 @@ class FolderTree(Tree):
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         heard: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
+        before_read: Callable[[str], object] | None = None,
         leave_out: Collection[str] = (),
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = os.fspath(path)
+        self._before_read = before_read
         _check_root(self._root)
         with _Threads(workers) as threads:
             walked = _LevelWalk(self._root, threads, retry, heard, found).all_but(leave_out)
@@ -214,7 +217,7 @@ class FolderTree(Tree):
 
     def path_of(self, entry: FileEntry) -> Path:
         """Return where a file lies."""
-        return Path(self._root) / entry.name
+        return Path(self._about_to_read(entry))
 
     def open(self, entry: FileEntry) -> FolderFile:
         """Return the bytes of one file, which takes a handle when it is first read."""
@@ -227,7 +230,7 @@ class FolderTree(Tree):
             OSError: as the disk or mount answers.
             SourceReadError: the file is no longer `entry.size` bytes long.
         """
-        handle = os.open(f"{self._root}/{entry.name}", _OPEN_FLAGS)
+        handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed: a longer file shows without a further call.
             data = os.read(handle, entry.size + 1)
@@ -252,9 +255,10 @@ class FolderTree(Tree):
         Raises:
             As `read`.
         """
+        path = self._about_to_read(entry)
         # One byte more than listed: a longer file shows.
         for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
-            handle = os.open(f"{self._root}/{entry.name}", _OPEN_FLAGS)
+            handle = os.open(path, _OPEN_FLAGS)
             try:
                 data = pread_exactly(handle, length, offset)
             finally:
@@ -263,6 +267,13 @@ class FolderTree(Tree):
                 raise _changed_while_read(self._root, entry, offset + len(data))
             if data:
                 yield data
+
+    def _about_to_read(self, entry: FileEntry) -> str:
+        """Return where a file lies, once whoever wants to know of its reading has been told."""
+        path = f"{self._root}/{entry.name}"
+        if self._before_read is not None:
+            self._before_read(path)
+        return path
 
 
 class FolderFile:

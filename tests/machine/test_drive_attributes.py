@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.machine import drive_client as drive_attributes
-from colabstage.machine.drive_client import ClientFacts, ask_client, ask_md5s, attributes_line
+from colabstage.machine.drive_client import ClientFacts, Md5Questions, ask_client, ask_md5s, attributes_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,5 +105,29 @@ def test_a_client_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "getxattr", lambda *_: b"0" * over.wait(60))
     try:
         assert ask_md5s(["a", "b"]) == ([], "it did not answer for 0 s")
+        with Md5Questions() as questions:
+            # Whoever reads a file, whose content may well come, is not held up for ever either.
+            questions.ask_before_read("a")
+            assert questions.answers(["a", "b"]) == ([], "it did not answer for 0 s")
     finally:
         over.set()
+
+
+def test_a_file_is_asked_for_by_whoever_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; the others are asked for when all answers are waited for."""
+    client = Client({f"{number}": {"md5": f"{number:032x}", "uncommitted": "0"} for number in range(100)})
+    monkeypatch.setattr(os, "getxattr", client.getxattr)
+    with Md5Questions() as questions:
+        for path in ("0", "7", "7"):
+            questions.ask_before_read(path)
+        assert client.asked == 4
+        assert questions.answers([*client.files]) == ([one["md5"] for one in client.files.values()], "")
+    assert client.asked == 200
+    with Md5Questions() as questions:
+        questions.ask_before_read("0")
+        client.files["7"].clear()
+        questions.ask_before_read("7")
+        client.asked = 0
+        questions.ask_before_read("8")
+        assert questions.answers([*client.files])[1].startswith("'7': no word on whether it is uploaded")
+        assert client.asked == 0

@@ -79,7 +79,7 @@ def test_threads_do_not_show(
     found = []
     for threads in (1, 8):
         limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
-        monkeypatch.setattr(execute, "pipeline_limits", lambda tree, slow, decodes, limits=limits: limits)
+        monkeypatch.setattr(execute, "pipeline_limits", lambda *_, limits=limits, **__: limits)
         place = tmp_path / str(threads)
         place.mkdir()
         pack_dataset(folder, place / "data.h5", progress=False, **options)

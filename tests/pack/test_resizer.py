@@ -72,7 +72,7 @@ def test_many_images_are_resized_by_torch_and_the_file_says_so(
     for threads in (1, 8):
         limits = PipelineLimits(readers=threads, max_readers=threads, workers=threads)
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "pipeline_limits", lambda tree, slow, decodes, limits=limits: limits)
+            patch.setattr(execute, "pipeline_limits", lambda *_, limits=limits, **__: limits)
             out = tmp_path / f"{threads}.h5"
             report = pack(many, out)
         assert report.resizer == read_info(out).resizer == "torch"
@@ -104,7 +104,7 @@ def test_files_are_read_while_torch_is_imported(tmp_path: Path, many: Path, monk
         return can_torch_resize()
 
     limits = PipelineLimits(readers=2, max_readers=2, workers=2)
-    monkeypatch.setattr(execute, "pipeline_limits", lambda tree, slow, decodes: limits)
+    monkeypatch.setattr(execute, "pipeline_limits", lambda *_, **__: limits)
     monkeypatch.setattr(job, "expects_torch", lambda: True)
     monkeypatch.setattr(job, "can_torch_resize", import_slowly)
     monkeypatch.setattr(FolderTree, "read", read)

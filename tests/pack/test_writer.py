@@ -21,10 +21,11 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.schema import create_pack
-from colabstage.io.pipeline import PipelineLimits
+from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import temp_beside
+from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import PackJob, prepare_pack
 from colabstage.pack.journal import PackJournal
@@ -83,6 +84,29 @@ def test_one_thread_and_many_write_the_same_bytes(tmp_path: Path, make_images: M
         one = _write(job, tmp_path / "one.h5", PipelineLimits(readers=1, max_readers=1, workers=1))
         many = _write(job, tmp_path / "many.h5", PipelineLimits(readers=8, max_readers=16, workers=8))
     assert one == many
+
+
+@pytest.mark.parametrize(
+    ("side", "encoding", "alone"),
+    [(8, "pixels", True), (60, "pixels", False), (60, "encoded", True), (160, "encoded", False)],
+)
+def test_tiny_files_of_a_fast_folder_are_packed_by_one_worker(
+    tmp_path: Path, make_images: MakeImages, monkeypatch: pytest.MonkeyPatch, side: int, encoding: str, alone: bool
+) -> None:
+    """Several would only wait for each other in Python; on a slow source, and of larger files, each core has one."""
+    workers: list[int] = []
+
+    def run(*arguments: Any, limits: PipelineLimits, **options: Any) -> PipelineResult:
+        workers.append(limits.workers)
+        return run_pipeline(*arguments, limits=limits, **options)
+
+    monkeypatch.setattr(execute, "usable_cores", lambda: 4)
+    monkeypatch.setattr(writer, "run_pipeline", run)
+    with FolderTree(make_images(tmp_path / "photos", 12, size=(side, side))) as tree:
+        job = prepare_pack(tree, PackOptions(encoding=encoding), free_bytes=None)
+        for slow in (False, True):
+            run_pack(job, tmp_path / "a.h5", slow=slow, progress=NullProgress(), cancellation=Cancellation())
+    assert workers == [1 if alone else 4, 4]
 
 
 def _pack(tree: Any, out: Path, *, watch: Callable[[int], object] | None = None, **options: Any) -> PackReport:

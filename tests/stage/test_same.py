@@ -442,9 +442,9 @@ class TestToldByDrive:
     def test_files_are_asked_for_while_others_are_listed(
         self, drive: SimulatedDrive, my_drive: Path, monkeypatch: pytest.MonkeyPatch, late: str
     ) -> None:
-        """Beside a folder that is slow to list, and above one: few questions are left when the listing ends."""
-        colours = {**COLOURS, "cat/more/9.bmp": 90}
-        write_colours(drive.cloud / "MyDrive" / "colours", colours)
+        """Beside a folder that is slow to list, and above one: a look has few questions left when the listing ends."""
+        write_colours(drive.cloud / "MyDrive" / "colours", {**COLOURS, "cat/more/9.bmp": 90})
+        stage(my_drive / "colours")
         asked, listed_after = threading.Event(), []
         getxattr, scandir = os.getxattr, os.scandir
 
@@ -460,9 +460,39 @@ class TestToldByDrive:
 
         monkeypatch.setattr(os, "getxattr", ask)
         monkeypatch.setattr(os, "scandir", scan)
-        staged = stage(my_drive / "colours")
+        assert MD5_PROOF in look_of(stage(my_drive / "colours"))
         assert listed_after[0]
-        assert colours_of(staged) == colours
+
+    @pytest.mark.parametrize("keep", ["pack", "both"])
+    def test_each_file_is_asked_for_before_it_is_read(
+        self, drive: SimulatedDrive, my_drive: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+    ) -> None:
+        """Once, and not while folders are listed: a file that is rewritten after its answer shows in the next call."""
+        cloud = write_colours(drive.cloud / "MyDrive" / "colours", COLOURS)
+        happened: list[tuple[str, str]] = []
+        getxattr, open_file = os.getxattr, os.open
+
+        def ask(path: str, name: str) -> bytes:
+            answer = getxattr(path, name)
+            if name == "user.drive.md5":
+                happened.append(("told", path))
+                if path.endswith("cat/1.bmp"):
+                    rewrite(cloud / "cat" / "1.bmp", bmp(250))
+            return answer
+
+        def read(path: Any, *arguments: Any, **options: Any) -> int:
+            happened.append(("read", str(path)))
+            return open_file(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "getxattr", ask)
+        monkeypatch.setattr(os, "open", read)
+        stage(my_drive / "colours", keep=keep)
+        for name in COLOURS:
+            path = str(my_drive / "colours" / name)
+            assert happened.index(("told", path)) < happened.index(("read", path))
+            assert happened.count(("told", path)) == 1
+        staged = stage(my_drive / "colours")
+        assert (staged.report.origin, colours_of(staged)["cat/1.bmp"]) == ("source", 250)
 
     def test_what_is_not_uploaded_has_no_md5_that_counts(self, drive: SimulatedDrive, my_drive: Path) -> None:
         """The cloud's is that of the content before, so times and sizes count."""
