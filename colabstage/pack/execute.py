@@ -168,7 +168,7 @@ def run_pack(
         try:
             return _PackRun(job, out, slow, origin, torch, stream).execute(progress, cancellation, began)
         except MixedImagesError as error:
-            if stream is not None and stream.arrival is not None:
+            if stream is not None:
                 # Batches of the planned shape may have been returned already.
                 msg = f"These images cannot be stored as pixels, which is what streaming=True began with: {error}."
                 raise LayoutError(msg) from error
@@ -179,9 +179,8 @@ def run_pack(
                 raise LayoutError(msg) from error
         return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
 
-    # What an earlier run left was resized by one of the two, and must not be discarded on a guess; nor may rows that
-    # readers have seen.
-    if job.plan.resizer != "torch" or stream is not None or find_orphans(out):
+    # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
+    if job.plan.resizer != "torch" or find_orphans(out):
         return write(settled(job))
     try:
         return write(job, TorchImport())
@@ -385,6 +384,11 @@ class _PackRun:
             resumed = journal.finished_samples
             if self.stream is not None:
                 self.stream.begin(workspace, self.out, self.job, order, journal)
+                if self.torch is None:
+                    self.stream.let_in()
+                else:
+                    # Not before it is sure that torch resizes: readers open the file, and another would take its place.
+                    self.torch.when_usable(self.stream.let_in)
             packing = time.monotonic()
             with (
                 Spool(spool, start=facts.spool_end() if plan.is_open else 0) as open_spool,
@@ -394,7 +398,7 @@ class _PackRun:
                 kept = plan.x.lengths is not None
                 # Images that are stored as files are looked through as well, to find broken ones.
                 decodes = not kept or isinstance(self.job.table.inputs, Images)
-                tiny = float(coder.costs.mean()) < (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES)
+                tiny = int(coder.costs.sum()) < len(order) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES)
                 limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes, tiny=tiny)
                 if self.torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
@@ -407,6 +411,9 @@ class _PackRun:
                     cancellation=cancellation,
                     stream=self.stream,
                 )
+            if self.stream is not None:
+                # Whatever is said of torch, all rows are there.
+                self.stream.let_in()
             packing_s = time.monotonic() - packing
             positions = sorted(journal.skipped)
             skipped = tuple(journal.skipped[position] for position in positions)

@@ -285,6 +285,10 @@ class TorchImport:
         if not usable:
             raise UnusableTorchError
 
+    def when_usable(self, call: Callable[[], object]) -> None:
+        """Call `call` once torch is imported and can resize, in its thread, or in this one if it is already."""
+        self._usable.add_done_callback(lambda usable: call() if usable.result() else None)
+
 
 def by_pillow(job: PackJob) -> PackJob:
     """Return the same job, with images resized by Pillow."""

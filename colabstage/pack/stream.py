@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -47,7 +48,7 @@ class PackStream:
     """One run of packing as readers see it: created before the run, and called for each sample and at the end.
 
     Attributes:
-        arrival: the object through which readers wait for rows, once packing has begun.
+        arrival: the object through which readers wait for rows, once they are let in.
     """
 
     def __init__(self, first_rows: FirstRows, begun: Callable[[PackArrival], None]) -> None:
@@ -55,7 +56,7 @@ class PackStream:
 
         Args:
             first_rows: returns what is packed first, until a reader asks for something.
-            begun: called once, in the thread that packs, when readers can wait for rows.
+            begun: called once, in any thread, when readers can wait for rows.
         """
         self._first_rows = first_rows
         self._begun = begun
@@ -63,6 +64,8 @@ class PackStream:
         self._order: PackingOrder | None = None
         self._turns: NDArray[np.int64] | None = None
         self._rows: RowMap | None = None
+        self._lock = threading.Lock()
+        self._coming: PackArrival | None = None
         self.arrival: PackArrival | None = None
 
     @staticmethod
@@ -112,7 +115,7 @@ class PackStream:
         self._change(self._first)
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
-        """Let readers in: the file has its final layout, and the rows that an earlier run packed.
+        """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
 
         Args:
             workspace: where the file is made.
@@ -141,9 +144,16 @@ class PackStream:
         plan = ArrivalPlan(
             job.table.unit, window_units(len(self._first)), job.options.skip_share is not None, job.plan.y is None
         )
-        self.arrival = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
-        self.arrival.follow(self._needs, self._bytes_moved)
-        self._begun(self.arrival)
+        self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
+
+    def let_in(self) -> None:
+        """Let readers in, unless the run that was begun has failed; the second call changes nothing."""
+        with self._lock:
+            coming, self._coming = self._coming, None
+        if coming is not None:
+            self.arrival = coming
+            coming.follow(self._needs, self._bytes_moved)
+            self._begun(coming)
 
     @property
     def left(self) -> PackingOrder:
@@ -174,6 +184,8 @@ class PackStream:
 
     def failed(self, error: BaseException) -> None:
         """Tell readers why no more rows will come."""
+        with self._lock:
+            self._coming = None
         if self._rows is not None:
             self._rows.set_failed(error)
 

@@ -21,6 +21,7 @@ from colabstage.io.pipeline import PipelineLimits
 from colabstage.pack import execute, job
 from colabstage.pack.plan import TORCH_SAMPLES
 from colabstage.pack.run import pack_dataset
+from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pack(source: Path, out: Path, **options: Any) -> PackReport:
     """Pack, into a folder that may not exist."""
     return pack_dataset(source, out, **OPTIONS, **options)
+
+
+def numbered(split: Any) -> list[tuple[int, np.ndarray[Any, Any]]]:
+    """The first rows of a split that arrives, with their numbers, once they are there."""
+    return [(number, np.asarray(split[number][0])) for number in range(64)]
 
 
 def rows(path: Path) -> np.ndarray[Any, Any]:
@@ -110,6 +116,36 @@ def test_files_are_read_while_torch_is_imported(tmp_path: Path, many: Path, monk
     monkeypatch.setattr(FolderTree, "read", read)
     assert pack(many, tmp_path / "pack.h5").resizer == "torch"
     assert all(came)
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_what_is_trained_on_while_it_arrives_is_read_beside_the_import_too(
+    tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch, usable: bool
+) -> None:
+    """The first requests go out before the import ends, and readers see rows of one resizer, whichever it is."""
+    read_now, reads, came = FolderTree.read, threading.Event(), []
+
+    def read(tree: FolderTree, entry: FileEntry) -> bytes:
+        if came or threading.current_thread().name.startswith("colabstage-pipeline"):
+            reads.set()
+        return read_now(tree, entry)
+
+    def import_slowly() -> bool:
+        came.append(reads.wait(20))
+        return usable
+
+    limits = PipelineLimits(readers=2, max_readers=2, workers=2)
+    monkeypatch.setattr(execute, "pipeline_limits", lambda *_, **__: limits)
+    monkeypatch.setattr(job, "expects_torch", lambda: True)
+    monkeypatch.setattr(job, "can_torch_resize", import_slowly)
+    monkeypatch.setattr(FolderTree, "read", read)
+    data = stage_dataset(many, local_dir=tmp_path / "fast", cache_dir=None, streaming=True, **OPTIONS)
+    seen = numbered(data["train"])
+    assert came == [True]
+    whole = data.wait(progress=False)
+    assert read_info(whole.path).resizer == ("torch" if usable else "pillow")
+    stored = rows(whole.path)
+    assert all(np.array_equal(stored[number], x) for number, x in seen)
 
 
 def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
