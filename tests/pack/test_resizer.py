@@ -123,7 +123,8 @@ def test_what_is_trained_on_while_it_arrives_is_read_beside_the_import_too(
     tmp_path: Path, many: Path, monkeypatch: pytest.MonkeyPatch, usable: bool
 ) -> None:
     """The first requests go out before the import ends, and readers see rows of one resizer, whichever it is."""
-    read_now, reads, came = FolderTree.read, threading.Event(), []
+    read_now, reads = FolderTree.read, threading.Event()
+    came: list[bool] = []
 
     def read(tree: FolderTree, entry: FileEntry) -> bytes:
         if came or threading.current_thread().name.startswith("colabstage-pipeline"):
