@@ -12,9 +12,10 @@ way: one byte of every image is added up, and so are the labels.
 Keras is set to its TensorFlow backend, where `fit` takes to_keras through `tf.data.Dataset.from_generator`: that is
 measured too, with the pipeline made once, as `fit` makes it, and begun anew each epoch. TensorFlow takes 10 to 50 ms to
 begin an epoch, as long as make_loader takes for all of these images, so ours read a file that holds them four times;
-make_loader, torch's side of the same reader, is the rate to compare with. What TensorFlow can take takes part too: the
-same four batches in memory over and over, aligned so that it copies none of them, by `map` with a numpy_function and by
-`from_generator`, the two ways in which ours reach it. Nothing is read for these.
+make_loader, torch's side of the same reader, is the rate to compare with. What TensorFlow can take takes part too, and
+nothing is read for these: one batch in memory, which TensorFlow hands out over and over; and four by turns, aligned so
+that it copies none of them, by `map` with a numpy_function, which is how to_tf_data gives it what it cannot gather
+itself, and by `from_generator`, which is how `fit` takes to_keras.
 
 Ends with exit code 1 when to_tf_data or to_keras is less than 5 times as fast as image_dataset_from_directory, slower
 than the faster of the TFRecord pipelines, or has less than 0.7 of make_loader.
@@ -56,7 +57,7 @@ REPEATS = 4
 WANTED_RATIO, WANTED_PART = 5.0, 0.7
 AUTOTUNE = tf.data.AUTOTUNE
 OURS = ("make_loader", "to_tf_data", "to_keras", "to_keras, as fit takes it")
-LIMITS = ("from memory, by numpy_function", "from memory, by from_generator")
+LIMITS = ("from memory, by TensorFlow", "from memory, by numpy_function", "from memory, by from_generator")
 
 
 def write_records(folder: Path, target: Path, *, decoded: bool) -> None:
@@ -130,8 +131,9 @@ class AsFitTakes:
         self._adapter.on_epoch_end()
 
 
-def from_memory(samples: int) -> tuple[Any, Any]:
-    """Batches that are in memory already, as many as make up so many samples: by numpy_function, by from_generator."""
+def from_memory(samples: int) -> tuple[Any, Any, Any]:
+    """Batches that are in memory already, as many as make up so many samples: by TensorFlow alone, by numpy_function,
+    by from_generator."""
     pool = BufferPool(0)
     ready = [pool.borrow((BATCH, SIDE, SIDE, 3), np.uint8) for _ in range(4)]
     labels = np.zeros(BATCH, np.int64)
@@ -154,7 +156,11 @@ def from_memory(samples: int) -> tuple[Any, Any]:
     generated = tf.data.Dataset.from_generator(
         lambda: (tuple(batch(number)) for number in range(len(sizes))), output_signature=signature
     )
-    return mapped, generated.prefetch(AUTOTUNE)
+    full, last = (
+        tf.data.Dataset.from_tensors(tuple(map(tf.constant, (ready[0][:n], labels[:n])))) for n in (BATCH, rest)
+    )
+    alone = full.repeat(whole).concatenate(last.repeat(rest > 0))
+    return alone, mapped, generated.prefetch(AUTOTUNE)
 
 
 def repeat_rows(packed: Path, target: Path) -> None:
@@ -208,13 +214,13 @@ def prepare(folder: Path, images: int) -> dict[str, Callable[[], Any]]:
     for_keras, fitted = to_keras(rows, BATCH), AsFitTakes(to_keras(rows, BATCH))
     raw, jpeg = from_folder(photos), from_records(folder / "jpeg", decoded=False)
     pixels = from_records(folder / "pixels", decoded=True)
-    mapped, generated = from_memory(images * REPEATS)
+    limits = from_memory(images * REPEATS)
     return {
         "image_dataset_from_directory": lambda: raw,
         "TFRecords of JPEG files": lambda: jpeg,
         "TFRecords of pixels": lambda: pixels,
         **dict(zip(OURS, (lambda: torchs, lambda: ours, lambda: for_keras, lambda: fitted), strict=True)),
-        **dict(zip(LIMITS, (lambda: mapped, lambda: generated), strict=True)),
+        **dict(zip(LIMITS, (lambda: limits[0], lambda: limits[1], lambda: limits[2]), strict=True)),
     }
 
 

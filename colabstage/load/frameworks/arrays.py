@@ -7,6 +7,7 @@ Every batch is a pure function of (epoch, number): who reads ahead, and in how m
 from __future__ import annotations
 
 import copy
+import math
 import os
 import weakref
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
-from colabstage.load.choices import LoaderFacts, LoaderRequest
+from colabstage.load.choices import LoaderFacts, LoaderRequest, batches_together
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.reading.memory import BufferPool
@@ -50,6 +51,8 @@ _MOST_AT_ONCE = 4
 # array go only when it calls Python again. With room for fewer, 1 to 4 blocks in every epoch were given back and mapped
 # again, page by page.
 _HELD_BY_FRAMEWORKS = 3
+# Targets of all rows are kept in memory up to this length, where a framework gathers them: labels of eight million.
+_KEPT_TARGETS_BYTES = 64 * 1024 * 1024
 # Whole range of the integers that images come in.
 _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
@@ -146,15 +149,38 @@ class ArrayBatches:
         """Tell whether samples come in a random order."""
         return self._request.shuffle
 
-    def rows(self, epoch: int, number: int) -> NDArray[np.intp]:
-        """Return the rows that a batch has: those that `make_loader` gives it for the same seed, epoch and batch
-        size."""
+    def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
+        """Return the rows that a batch has, or so many batches from there on have one after the other: those that
+        `make_loader` gives them for the same seed, epoch and batch size."""
         order = self._order
         # One epoch's order is kept: requests come batch by batch.
         if order is None or order[0] != epoch:
             order = self._order = (epoch, self._visits.rows(epoch, Shard()))
         size = self._request.batch_size
-        return order[1][number * size : (number + 1) * size]
+        # A batch that is left out has no rows.
+        return order[1][number * size : min(number + count, len(self)) * size]
+
+    def tables(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """Return the inputs and the targets of all rows, for a framework that gathers batches out of them by itself.
+        `None` where more than that is done, or targets are too long to be kept in memory. A mapped file is read through
+        once, if most of it is not in memory.
+
+        Raises:
+            DamagedPackError: the file changed since it was opened, or is cut off.
+        """
+        reader, classes = self.reader, self._request.one_hot
+        length = reader.target_bytes if classes is None else 4 * int(classes) * math.prod(reader.target_shape or ())
+        if self._dataset is not None or self._request.dtype is not None or reader.in_place() is None:
+            return None
+        if length is None or length * len(reader) > _KEPT_TARGETS_BYTES:
+            return None
+        # Before the last look: a file that does not stay in memory is read row by row from then on.
+        for _ in reader.warm_up():
+            pass
+        inputs, y = reader.in_place(), _target_arrays(reader.read_y(np.arange(len(reader))))
+        if inputs is None:
+            return None
+        return inputs, y if classes is None else one_hot(y, int(classes))
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
         """Read a batch: `(x, y)`, the caller's own arrays.
@@ -200,6 +226,16 @@ class ArrayBatches:
         return self._finished(*_sampled(self._dataset, *ahead), SOLO)
 
     @property
+    def all_full(self) -> bool:
+        """Tell whether every batch has as many samples as were asked for."""
+        return len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
+
+    @property
+    def small(self) -> bool:
+        """Tell whether several batches are better gathered at once, because each costs more than its copy."""
+        return batches_together(self.plan.prefetch.value, self.plan.batch_size * self.reader.row_bytes) > 1
+
+    @property
     def per_sample(self) -> bool:
         """Tell whether Python of the caller's is called for each sample."""
         return self._dataset is not None
@@ -212,8 +248,7 @@ class ArrayBatches:
             x, y = self._finished(*self._stored(rows, SOLO), SOLO)
         else:
             x, y = self._finished(*_sampled(self._dataset, self.reader.read_x(rows), self.reader.read_y(rows)), SOLO)
-        is_full = len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
-        count = self._request.batch_size if is_full else None
+        count = self._request.batch_size if self.all_full else None
         if not isinstance(y, dict):
             return ArraySpec((count, *x.shape[1:]), x.dtype), ArraySpec((count, *y.shape[1:]), y.dtype)
         # The number of boxes, the second axis, is that of the row that has most.

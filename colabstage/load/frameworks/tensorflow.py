@@ -1,11 +1,13 @@
 """Make a `tf.data.Dataset` of a split: `to_tf_data`.
 
-TensorFlow's own threads call the reader and keep batches ahead, so nothing of ours runs between batches, and an
-iterator that is dropped takes everything with it.
+TensorFlow's own threads make batches and keep some ahead, so nothing of ours runs between batches, and an iterator
+that is dropped takes everything with it. Rows that are in memory as they are, in a mapped file above all, TensorFlow
+gathers itself out of that memory; for all others it calls the reader.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import ref
@@ -28,6 +30,15 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
+# Batches whose rows TensorFlow asks for at once: enough for the call to be little beside them, and few enough for a
+# file that was written to to be noticed soon.
+_ASKED_TOGETHER = 16
+# Of an iterator that has not begun.
+_NO_EPOCH = -1
+# What TensorFlow asks of memory that it takes as it is, at most: a cache line.
+_ALIGNMENT_BYTES = 64
+# A number of this length is the widest that it knows.
+_WIDEST_BYTES = 8
 
 
 @takes(
@@ -58,12 +69,16 @@ def to_tf_data(
     `batch_size`, or `None` where the last batch may have fewer samples. Each iterator is the next epoch, those of
     `repeat` too. (Keras's `fit` takes one iterator to look at the data before it trains.)
 
+    Rows that are in memory as they are, in a mapped file above all, TensorFlow gathers itself. Such a file is read
+    through now, if most of it is not in memory.
+
     Needs tensorflow; torch only for a `dataset_h5`.
 
     Args:
         dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
         epoch: of the first iterator; when training continues after a restart.
-        num_workers: threads that copy or decode at once, each a batch of its own or parts of one.
+        num_workers: threads that copy or decode at once, each a batch of its own or parts of one; where TensorFlow
+            gathers rows itself, batches that it gathers at once.
         prefetch_factor: batches kept ahead; no fewer than are read at once.
 
     Returns:
@@ -85,14 +100,32 @@ def to_tf_data(
 
 
 def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
-    specs = batches.specs()
-    flat: list[ArraySpec] = tf.nest.flatten(specs)
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; beyond these few, threads share a batch out.
     # A dataset's transforms are Python of the caller's: one call at a time.
     read_at_once = 1 if batches.per_sample else min(workers, _MOST_AT_ONCE, total)
-    threads = workers // read_at_once
+    tables = batches.tables()
+    shared = None if tables is None else _shared(tf, tables[0])
+    if tables is None or shared is None:
+        made = _read(tf, batches, epochs, read_at_once)
+    else:
+        # Datasets run on the processor. As variables, because a dataset copies other tensors that it refers to.
+        with tf.device("CPU:0"):
+            variables = [tf.Variable(table, trainable=False) for table in (shared, tables[1])]
+        made = _gathered(tf, batches, epochs, variables, read_at_once)
+    # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
+    made.colabstage_batches = batches
+    # Batches that are read at once are batches kept ahead: `map` begins another one whenever one is taken. A queue of
+    # more behind it would hold memory that has left the processor's cache, and be one more thread to pass.
+    beyond = batches.plan.prefetch.value - read_at_once
+    return made.prefetch(beyond) if beyond > 0 else made
 
+
+def _read(tf: Any, batches: ArrayBatches, epochs: Iterator[int], read_at_once: int) -> Any:
+    """Have TensorFlow's threads call the reader, once for each batch."""
+    specs = batches.specs()
+    flat: list[ArraySpec] = tf.nest.flatten(specs)
+    total, threads = len(batches), batches.plan.workers.value // read_at_once
     # TensorFlow keeps every function that it was given for the life of the process. These must not keep a file open.
     reference = ref(batches)
 
@@ -119,13 +152,62 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
 
     # The epoch is counted where an iterator begins, not where the dataset is made.
     requests = tf.data.Dataset.range(1).flat_map(numbers).apply(tf.data.experimental.assert_cardinality(total))
-    made = requests.map(batch, num_parallel_calls=read_at_once, deterministic=True)
-    # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
-    made.colabstage_batches = batches
-    # Batches that are read at once are batches kept ahead: `map` begins another one whenever one is taken. A queue of
-    # more behind it would hold memory that has left the processor's cache, and be one more thread to pass.
-    beyond = batches.plan.prefetch.value - read_at_once
-    return made.prefetch(beyond) if beyond > 0 else made
+    return requests.map(batch, num_parallel_calls=read_at_once, deterministic=True)
+
+
+def _gathered(tf: Any, batches: ArrayBatches, epochs: Iterator[int], tables: list[Any], read_at_once: int) -> Any:
+    """Have TensorFlow gather rows from `tables`, variables of inputs and of targets, by itself.
+
+    Python is called for the numbers of some batches' rows at a time, so nothing waits for its lock in between.
+    """
+    total, size, reference = len(batches), batches.plan.batch_size, ref(batches)
+
+    def ask(epoch: NDArray[np.int64], block: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        alive = _alive(reference)
+        alive.reader.check()
+        # The epoch is counted where an iterator begins, not where the dataset is made.
+        current = next(epochs) if epoch == _NO_EPOCH else int(epoch)
+        rows = alive.rows(current, int(block) * _ASKED_TOGETHER, _ASKED_TOGETHER)
+        return np.array(current, np.int64), rows.astype(np.int64, copy=False)
+
+    def request(epoch: Any, block: Any) -> Any:
+        current, rows = tf.numpy_function(ask, [epoch, block], [tf.int64, tf.int64])
+        current.set_shape(())
+        rows.set_shape((None,))
+        return current, rows
+
+    def gather(rows: Any) -> Any:
+        # Of what is read of them: gathering from a variable itself copies all of it first.
+        return tuple(tf.gather(table.read_value(), rows) for table in tables)
+
+    # `scan` keeps the epoch of each iterator, of several at the same time too.
+    blocks = tf.data.Dataset.range(-(-total // _ASKED_TOGETHER)).scan(np.int64(_NO_EPOCH), request)
+    gathered = partial(tf.data.Dataset.map, map_func=gather, num_parallel_calls=read_at_once, deterministic=True)
+    divided = partial(tf.data.Dataset.rebatch, batch_size=size, drop_remainder=batches.all_full)
+    # Small batches cost more by the call than by the copy.
+    made = divided(gathered(blocks)) if batches.small else gathered(divided(blocks))
+    return made.apply(tf.data.experimental.assert_cardinality(total))
+
+
+class _Writable:
+    """Offer an array's memory as if it could be written to."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        # Arrays that are made of this object keep it, and so the array.
+        self._array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _shared(tf: Any, array: NDArray[Any]) -> Any:
+    """Return a tensor over an array's own memory, which it keeps; `None` where TensorFlow would take a copy."""
+    # In the scope of a strategy a variable is a copy on each of its devices.
+    if tf.distribute.has_strategy():
+        return None
+    # TensorFlow ends the process where memory begins elsewhere.
+    if array.ctypes.data % _ALIGNMENT_BYTES or array.dtype.kind not in "iuf" or array.itemsize > _WIDEST_BYTES:
+        return None
+    # DLPack knows no memory that is only read. TensorFlow writes into a tensor's memory only where it has made it.
+    return tf.experimental.dlpack.from_dlpack(np.asarray(_Writable(array)).__dlpack__())
 
 
 def _alive(reference: ref[ArrayBatches]) -> ArrayBatches:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.io.units import format_count
-from colabstage.load.reading.memory import cut_off
+from colabstage.load.reading.memory import cut_off, empty_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,10 +98,23 @@ class GatherEngine:
         self._table = table
         self._file = file
 
-    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
-        # A write to the file would change pixels in the middle of a batch, unseen.
+    @property
+    def table(self) -> NDArray[np.uint8]:
+        """Return the memory that rows are gathered from, uint8 `(N, row_bytes)`."""
+        return self._table
+
+    def check(self) -> None:
+        """Make sure that rows are what they were when the file was opened.
+
+        Raises:
+            DamagedPackError: somebody wrote to it.
+        """
         if self._file is not None:
             self._file.check()
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
+        # A write to the file would change pixels in the middle of a batch, unseen.
+        self.check()
         if out.nbytes == 0:
             return
         target = memory_table(out)
@@ -218,7 +231,7 @@ def turn_bytes(values: NDArray[Any]) -> None:
 
 def load_array(engine: RowEngine, facts: StorageFacts, pool: ThreadPool) -> NDArray[Any]:
     """Read all rows into memory, front to back."""
-    values = np.empty(facts.shape, facts.dtype)
+    values = empty_array(facts.shape, facts.dtype)
     # In parts, as engines hold beside the result what they decode; of whole chunks, so that each is decoded once.
     together = facts.chunks[0] if facts.chunks else 1
     step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes) // together) * together

@@ -34,7 +34,7 @@ from colabstage.load.reading.engines import (
     mapped_table,
     turn_bytes,
 )
-from colabstage.load.reading.memory import MappedFile, ReadFile, check_stamp, resident_part, spare_memory
+from colabstage.load.reading.memory import MappedFile, ReadFile, check_stamp, empty_array, resident_part, spare_memory
 from colabstage.load.reading.targets import (
     BoxTargets,
     FixedTargets,
@@ -248,7 +248,7 @@ class OpenFile:
             with ThreadPool(usable_cores()) as pool:
                 # Each chunk is taken once, so what is kept of them would only double the memory.
                 return load_array(self.rows(facts, choice, keep=False), facts, pool)
-        values = np.empty(facts.shape, facts.dtype)
+        values = empty_array(facts.shape, facts.dtype)
         file = self._sequential(facts)
         for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
             pass

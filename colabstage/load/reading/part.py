@@ -33,7 +33,7 @@ from colabstage.load.reading.storage import (
     ragged_facts,
     read_storage_facts,
 )
-from colabstage.load.reading.targets import RaggedRows, read_keys
+from colabstage.load.reading.targets import FixedTargets, RaggedRows, read_keys
 from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources
 
@@ -296,6 +296,20 @@ class SplitPart:
             refuse_out(out, "targets")
             return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, pool)
         return engine.read(rows, pool, fitting_array(out, (len(rows), *shape), dtype))
+
+    def in_place(self) -> NDArray[Any] | None:
+        """Return the inputs where they are, as `SplitReader.in_place`."""
+        opened = self._open()
+        engine = self._loaded or opened.x
+        if not isinstance(engine, GatherEngine) or not isinstance(opened.y, FixedTargets | None):
+            return None
+        return engine.table.view(self.row_dtype).reshape(len(self), *self._x.facts.shape[1:])
+
+    def check(self) -> None:
+        """Make sure that inputs in place are what they were, as `SplitReader.check`."""
+        engine = self._loaded or self._open().x
+        if isinstance(engine, GatherEngine):
+            engine.check()
 
     def keys(self, indices: Indices | None = None) -> list[str]:
         """Read the source keys of rows, as `SplitReader.keys`."""

@@ -361,6 +361,25 @@ class SplitReader:
         rows = resolve_rows(indices, len(self))
         return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
 
+    def in_place(self) -> NDArray[Any] | None:
+        """Return the inputs of all rows where they are, for whoever gathers them by other means.
+
+        Returns:
+            `(N, *row_shape)` of `row_dtype`, over a mapped file, read-only, or over our own memory; it keeps that
+            memory, and may begin at any byte. `None` where inputs have to be read, targets have to be decoded, or rows
+            come from several files, or are not all here.
+        """
+        return None if self._only is None or self.arrival is not None else self._only.in_place()
+
+    def check(self) -> None:
+        """Make sure, before inputs in place are gathered, that they are what they were: they would change unseen.
+
+        Raises:
+            DamagedPackError: somebody has written to the file since it was opened.
+        """
+        if self._only is not None:
+            self._only.check()
+
     def into_memory(self) -> SplitReader:
         """Make another reader of the same rows, with all inputs read into memory now; this one if it has them there.
 

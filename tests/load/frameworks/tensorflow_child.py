@@ -31,8 +31,8 @@ def files(path: Path) -> int:
     return targets.count(str(path.resolve()))
 
 
-def reads_after_one(dataset: Any) -> int:
-    """How many batches were read when one was taken and nothing more is asked for."""
+def count_reads(dataset: Any) -> list[int]:
+    """The batches that the reader is called for from now on."""
     batches, numbers = dataset.colabstage_batches, list[int]()
     read = batches.read
 
@@ -41,6 +41,12 @@ def reads_after_one(dataset: Any) -> int:
         return read(epoch, number, *others)
 
     batches.read = counted
+    return numbers
+
+
+def reads_after_one(dataset: Any) -> int:
+    """How many batches were read when one was taken and nothing more is asked for."""
+    numbers = count_reads(dataset)
     iterator = iter(dataset)
     next(iterator)
     deadline = time.monotonic() + 30
@@ -48,6 +54,42 @@ def reads_after_one(dataset: Any) -> int:
         time.sleep(0.01)
     time.sleep(0.2)
     return len(numbers)
+
+
+def epochs_of(path: Path) -> dict[str, Any]:
+    """Which rows come in which epoch, and whether the reader made a batch of them."""
+    # Without a queue behind it, which would be the one that is returned.
+    dataset = to_tf_data(path, BATCH, seed=SEED, num_workers=2, prefetch_factor=2)
+    reads = count_reads(dataset)
+    facts: dict[str, Any] = {"spec": described(dataset.element_spec), "batches": int(dataset.cardinality())}
+    facts["epochs"] = [rows_of(dataset) for _ in range(2)]
+    facts["repeated"] = rows_of(dataset.repeat(2))
+    for _ in dataset:
+        break
+    facts["after_break"] = rows_of(dataset)
+    first, second = iter(dataset), iter(dataset)
+    both = [(next(first)[1].numpy().tolist(), next(second)[1].numpy().tolist()) for _ in range(facts["batches"])]
+    facts["beside"] = [list(rows) for rows in zip(*both, strict=True)]
+    facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
+    facts["full"] = rows_of(to_tf_data(path, BATCH, seed=SEED, drop_last=True))
+    facts["reads"] = len(reads)
+    with h5py.File(path) as file:
+        x = file["X_train"][()]
+    for batch, rows in to_tf_data(path, BATCH):
+        np.testing.assert_array_equal(batch.numpy(), x[rows.numpy()])
+    return facts
+
+
+def error_of(path: Path) -> str:
+    """What an epoch ends in once somebody has written to the file."""
+    dataset = to_tf_data(path, BATCH)
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
+    try:
+        rows_of(dataset)
+    except Exception as error:  # noqa: BLE001 - TensorFlow's own kind
+        return str(error)
+    return "nothing"
 
 
 def described(spec: Any) -> Any:
@@ -59,29 +101,26 @@ def described(spec: Any) -> Any:
     return [spec.shape.as_list(), spec.dtype.name]
 
 
-def main(path: Path, boxes: Path) -> dict[str, Any]:
-    """All facts."""
+def main(path: Path, boxes: Path, chunked: Path, odd: Path) -> dict[str, Any]:
+    """All facts: of rows in a mapped file, of some that are decoded into memory, and of some at an odd place."""
     with h5py.File(path) as file:
         x = file["X_train"][()]
-    dataset = to_tf_data(path, BATCH, seed=SEED)
-    facts: dict[str, Any] = {"torch_is_imported": "torch" in sys.modules}
-    facts["spec"], facts["batches"] = described(dataset.element_spec), int(dataset.cardinality())
+    facts: dict[str, Any] = {"mapped": epochs_of(path), "chunked": epochs_of(chunked), "odd": epochs_of(odd)}
+    facts["torch_is_imported"] = "torch" in sys.modules
+    classes = to_tf_data(path, BATCH, seed=SEED, one_hot=37)
+    facts["one_hot"] = [y.numpy().tolist() for _, y in classes]
     facts["spec_full"] = described(to_tf_data(path, BATCH, drop_last=True, dtype="float32", one_hot=38).element_spec)
-    facts["epochs"] = [rows_of(dataset) for _ in range(2)]
-    facts["repeated"] = rows_of(dataset.repeat(2))
-    for _ in dataset:
-        break
-    facts["after_break"] = rows_of(dataset)
-    facts["resumed"] = rows_of(to_tf_data(path, BATCH, seed=SEED, epoch=7))
     for batch, rows in to_tf_data(path, BATCH, dtype="float32", prefetch_factor=3, num_workers=8):
         np.testing.assert_array_equal(batch.numpy(), x[rows.numpy()] / np.float32(255))
-    facts["reads_after_one"] = reads_after_one(to_tf_data(path, BATCH, num_workers=2, prefetch_factor=2))
+    facts["reads_after_one"] = reads_after_one(to_tf_data(odd, BATCH, num_workers=2, prefetch_factor=2))
     padded = to_tf_data(boxes, 4, shuffle=False)
     facts["spec_boxes"] = described(padded.element_spec)
     facts["lengths"] = [y["lengths"].numpy().tolist() for _, y in padded]
-    mapped = to_tf_data(path, BATCH, seed=SEED).map(lambda batch, rows: (batch, rows + 1)).prefetch(1)
+    dataset = to_tf_data(path, BATCH, seed=SEED)
+    derived = dataset.map(lambda batch, rows: (batch, rows + 1)).prefetch(1)
+    del dataset
     gc.collect()
-    facts["mapped"] = rows_of(mapped)
+    facts["derived"] = rows_of(derived)
 
     import keras
 
@@ -92,12 +131,13 @@ def main(path: Path, boxes: Path) -> dict[str, Any]:
     iterator = iter(to_tf_data(path, 1))
     next(iterator)
     facts["files_while_used"] = files(path)
-    del dataset, padded, mapped, model, iterator, batch, rows, _
+    del classes, padded, derived, model, iterator, batch, rows
     gc.collect()
     facts["files_after_drop"] = files(path)
+    facts["errors"] = [error_of(path), error_of(odd)]
     facts["threads"] = [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")]
     return facts
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))) + "\n")
+    sys.stdout.write(json.dumps(main(*map(Path, sys.argv[1:]))) + "\n")

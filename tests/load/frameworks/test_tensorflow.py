@@ -43,10 +43,17 @@ def write_boxes(path: Path) -> Path:
 def facts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, Any]:
     """What the child saw."""
     folder = tmp_path_factory.mktemp("tensorflow")
-    with h5py.File(folder / "rows.h5", "w") as file:
-        file["X_train"] = np.random.default_rng(0).integers(0, 256, (ROWS, 4, 6, 3), dtype=np.uint8)
-        file["Y_train"] = np.arange(ROWS)
-    files = [folder / "rows.h5", write_boxes(folder / "boxes.h5")]
+    names = {"mapped": {}, "chunked": {"chunks": (4, 8, 6, 3), "compression": 1}, "odd": {}}
+    for name, options in names.items():
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            if name == "odd":
+                file["before"] = np.zeros(3, np.uint8)
+            x = np.random.default_rng(0).integers(0, 256, (ROWS, 8, 6, 3), dtype=np.uint8)
+            written = file.create_dataset("X_train", data=x, **options)
+            # Where TensorFlow takes memory as it is, and where it does not.
+            assert name == "chunked" or bool(written.id.get_offset() % 64) == (name == "odd")
+            file["Y_train"] = np.arange(ROWS)
+    files = [folder / "mapped.h5", write_boxes(folder / "boxes.h5"), folder / "chunked.h5", folder / "odd.h5"]
     found = json.loads(nurseries.run_script("tensorflow", [CHILD, *files], {}))
     assert isinstance(found, dict)
     return found
@@ -58,25 +65,49 @@ def batches_of(epoch: int) -> list[list[int]]:
     return [order[start : start + BATCH] for start in range(0, ROWS, BATCH)]
 
 
-def test_each_iterator_is_the_next_epoch(facts: dict[str, Any]) -> None:
-    """Of `make_loader`'s, those of `repeat` too, and the one after an early break."""
-    assert facts["epochs"] == [batches_of(0), batches_of(1)]
-    assert facts["repeated"] == batches_of(2) + batches_of(3)
-    assert facts["after_break"] == batches_of(5)
-    assert facts["resumed"] == batches_of(7)
+@pytest.mark.parametrize("file", ["mapped", "chunked", "odd"])
+def test_each_iterator_is_the_next_epoch(facts: dict[str, Any], file: str) -> None:
+    """Of `make_loader`'s, those of `repeat` too, the one after an early break, and two that run beside each other."""
+    found = facts[file]
+    assert found["epochs"] == [batches_of(0), batches_of(1)]
+    assert found["repeated"] == batches_of(2) + batches_of(3)
+    assert found["after_break"] == batches_of(5)
+    assert found["beside"] == [batches_of(6), batches_of(7)]
+    assert found["resumed"] == batches_of(7)
+    assert found["full"] == batches_of(0)[:-1]
+
+
+def test_tensorflow_gathers_what_is_in_memory_by_itself(facts: dict[str, Any]) -> None:
+    """Out of a mapped file, or of what was decoded once, without a call of the reader; not of what begins at an odd
+    place."""
+    assert facts["mapped"]["reads"] == facts["chunked"]["reads"] == 0
+    assert facts["odd"]["reads"] >= 6 * 8
+
+
+def test_a_file_that_was_written_to_is_noticed(facts: dict[str, Any]) -> None:
+    """Whoever gathers its rows."""
+    for message in facts["errors"]:
+        assert "was replaced or written to" in message
 
 
 def test_shapes_are_known_beforehand(facts: dict[str, Any]) -> None:
     """The first axis where all batches are full, the number of boxes never."""
-    assert facts["spec"] == [[[None, 4, 6, 3], "uint8"], [[None], "int64"]]
-    assert facts["spec_full"] == [[[5, 4, 6, 3], "float32"], [[5, 38], "float32"]]
-    assert facts["batches"] == 8
+    for file in ("mapped", "odd"):
+        assert facts[file]["spec"] == [[[None, 8, 6, 3], "uint8"], [[None], "int64"]]
+        assert facts[file]["batches"] == 8
+    assert facts["spec_full"] == [[[5, 8, 6, 3], "float32"], [[5, 38], "float32"]]
     assert facts["spec_boxes"][1] == {
         "boxes": [[None, None, 4], "float32"],
         "labels": [[None, None], "int64"],
         "lengths": [[None], "int64"],
     }
     assert facts["lengths"] == [[0, 1, 2, 0], [1, 2]]
+
+
+def test_classes_become_numbers_of_their_own(facts: dict[str, Any]) -> None:
+    """One of them is outside, and is 0 everywhere."""
+    table = np.eye(ROWS, ROWS - 1)
+    assert facts["one_hot"] == [table[rows].tolist() for rows in batches_of(0)]
 
 
 def test_no_more_is_kept_ahead_than_asked_for(facts: dict[str, Any]) -> None:
@@ -86,7 +117,7 @@ def test_no_more_is_kept_ahead_than_asked_for(facts: dict[str, Any]) -> None:
 
 def test_what_is_made_of_it_keeps_it(facts: dict[str, Any]) -> None:
     """A dataset mapped and prefetched works when the first one has no name any more."""
-    assert facts["mapped"] == [[row + 1 for row in rows] for rows in batches_of(0)]
+    assert facts["derived"] == [[row + 1 for row in rows] for rows in batches_of(0)]
 
 
 def test_keras_trains_on_it(facts: dict[str, Any]) -> None:
