@@ -408,10 +408,8 @@ class _TreeFetch:
         if not entry.mtime_ns:
             return
         place = self._target / entry.name
-        try:
+        with typed_write_errors(place):
             os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
-        except OSError as error:
-            raise translate_write_error(error, place) from error
 
 
 def _cut_into_pieces(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
@@ -437,10 +435,8 @@ def _whole_piece(entry: FileEntry) -> Piece:
 def _make_folders(target: Path, names: Sequence[str]) -> None:
     # Before any file, so that threads that write need not look for their folders.
     for folder in sorted({name.rpartition("/")[0] for name in names}):
-        try:
+        with typed_write_errors(target / folder):
             (target / folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise translate_write_error(error, target / folder) from error
 
 
 _FILES = "files"

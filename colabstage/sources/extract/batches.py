@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from colabstage.io.files import block_ranges, pwrite_exactly
-from colabstage.io.retry import translate_write_error
+from colabstage.io.retry import translate_write_error, typed_write_errors
 from colabstage.io.temporaries import remove_own
 from colabstage.io.units import format_bytes, format_count
 from colabstage.trees.tree import PIECE_BYTES, cut_while_read
@@ -259,6 +259,7 @@ def read_block(source: ByteSource, start: int, end: int) -> bytes:
 
 
 def _write_whole(place: Place, name: str, content: bytes, executable: bool, mtime_ns: int) -> None:
+    # No context manager: small files come by the hundred thousand, and a path is made only for the one that fails.
     try:
         handle = _open_new(place, name, executable)
         try:
@@ -287,16 +288,12 @@ class _NewFile:
 
     def __init__(self, place: Place, name: str, executable: bool) -> None:
         self._path = Path(place.path) / name
-        try:
+        with typed_write_errors(self._path):
             self._handle = _open_new(place, name, executable)
-        except OSError as error:
-            raise translate_write_error(error, self._path) from error
 
     def write(self, piece: bytes, offset: int) -> None:
-        try:
+        with typed_write_errors(self._path):
             pwrite_exactly(self._handle, piece, offset)
-        except OSError as error:
-            raise translate_write_error(error, self._path) from error
 
     def set_time(self, mtime_ns: int) -> None:
         _set_time(self._handle, mtime_ns)

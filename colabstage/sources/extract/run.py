@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, hash_block, pread_exactly
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
-from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
+from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.temporaries import current_world, remove_own, rename_own
 from colabstage.io.workspace import Journal, read_journal
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
@@ -347,15 +347,13 @@ class Extraction(Closing):
         self._own = released_by(tree)
         self._lock = threading.Lock()
         self.tree_path = work / "tree"
-        try:
+        with typed_write_errors(self.tree_path):
             self.tree_path.mkdir(parents=True, exist_ok=True)
             # The sizes of files are all that is compared, and a boot may have lost their content: hence the world.
             facts = [(entry.name, entry.size, entry.mtime_ns, entry.position) for entry in entries]
             head = {"fingerprint": fingerprint + hash_block(marshal.dumps(facts)), "world": current_world()}
             finished = [tuple(noted) for noted in read_journal(work / _JOURNAL, head) or () if isinstance(noted, list)]
             self._journal = Journal(work / _JOURNAL, head, finished)
-        except OSError as error:
-            raise translate_write_error(error, self.tree_path) from error
         with contextlib.ExitStack() as undo:
             undo.push(self._journal)
             # Members without a note may be half written.
