@@ -381,6 +381,7 @@ class _PackRun:
                 offsets = create_pack(data, content)
             del content  # which is in the file now, and has the keys of all samples
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
+            release_freed_memory()  # of planning, sorting and writing names, before hours of packing
             resumed = journal.finished_samples
             if self.stream is not None:
                 self.stream.begin(workspace, self.out, self.job, order, journal)

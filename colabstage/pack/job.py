@@ -215,9 +215,10 @@ def plan_job(
         facts = seen_facts(tree, table, options)
     if has_torch is None:
         has_torch = gains_by_torch(table, options) and expects_torch()
-    plan = plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch)
-    release_freed_memory()  # listing and sorting are done, and packing may take hours
-    return PackJob(tree, table, plan, options)
+    release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
+    return PackJob(
+        tree, table, plan_pack(table, options, facts=facts, free_bytes=free_bytes, has_torch=has_torch), options
+    )
 
 
 def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> Sequence[ImageFacts]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _CODEC, _ERRORS = "utf-8", "surrogatepass"
 # Decoded together while iterating: enough that the cost of each step vanishes, without holding all of them.
 _PAGE_STRINGS = 2048
+# Searched together: enough that the cost of each step vanishes, without a copy of all.
+_FOUND_TOGETHER = 1 << 16
 # Up to this length of the longest string, all are sorted as bytes of one width.
 _WIDE = 128
 
@@ -43,7 +45,7 @@ class StringArray(Sequence[str]):
 
     __slots__ = ("_data", "_ends", "_rows")
 
-    def __init__(self, data: bytes, ends: NDArray[Any], rows: NDArray[Any] | None = None) -> None:
+    def __init__(self, data: bytes | bytearray, ends: NDArray[Any], rows: NDArray[Any] | None = None) -> None:
         """Take the parts that `of` makes; call that instead.
 
         `data`: the bytes of all strings. `ends`: `(M,)`, where each ends. `rows`: `(N,)`, the selected ones; all if
@@ -90,24 +92,42 @@ class StringArray(Sequence[str]):
         return lengths if self._rows is None else lengths[self._rows]
 
     @classmethod
-    def cut_from(cls, data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> StringArray:
+    def cut_from(cls, data: bytes | bytearray, starts: NDArray[Any], lengths: NDArray[Any]) -> StringArray:
         """Return pieces of some bytes, which have to be UTF-8. `starts`, `lengths`: `(N,)`, in bytes."""
-        found = StringColumn()
+        ends = _ends_of(lengths)
+        # Of the right length at once: what grows while other things do leaves gaps of all its former lengths.
+        packed = bytearray(int(ends[-1]) if len(ends) else 0)
+        source, target = np.frombuffer(data, np.uint8), np.frombuffer(packed, np.uint8)
+        done = 0
         for first in range(0, len(lengths), _PAGE_STRINGS):
-            page = slice(first, first + _PAGE_STRINGS)
-            found.cut(data, starts[page], lengths[page])
-        return found.strings()
+            page = lengths[first : first + _PAGE_STRINGS].astype(np.int64)
+            total = int(page.sum())
+            # How much further each byte is in the old bytes than in this page.
+            ahead = starts[first : first + _PAGE_STRINGS] - (np.cumsum(page) - page)
+            target[done : done + total] = source[np.repeat(ahead, page) + np.arange(total)]
+            done += total
+        return cls(packed, ends)
+
+    @classmethod
+    def joined(cls, parts: Sequence[StringArray]) -> StringArray:
+        """Return the strings of all parts, which are whole arrays and no selections."""
+        lengths = [part.lengths.astype(np.uint32) for part in parts]
+        return cls(
+            b"".join([part._data for part in parts]), _ends_of(np.concatenate([np.empty(0, np.uint32), *lengths]))
+        )
 
     def packed(self) -> StringArray:
         """Return the same strings, their bytes in the order of the strings and no others."""
         if self._rows is None:
             return self
-        found = StringColumn()
-        for first in range(0, len(self), _PAGE_STRINGS):
-            rows = self._rows[first : first + _PAGE_STRINGS].astype(np.int64)
-            starts = np.where(rows > 0, self._ends[rows - 1], 0).astype(np.int64)
-            found.cut(self._data, starts, self._ends[rows].astype(np.int64) - starts)
-        return found.strings()
+        starts = np.empty(len(self._rows), self._ends.dtype)
+        lengths = np.empty(len(self._rows), np.uint32)
+        for first in range(0, len(self), _FOUND_TOGETHER):
+            page = slice(first, first + _FOUND_TOGETHER)
+            rows = self._rows[page].astype(np.int64)
+            starts[page] = np.where(rows > 0, self._ends[rows - 1], 0)
+            lengths[page] = self._ends[rows] - starts[page]
+        return StringArray.cut_from(self._data, starts, lengths)
 
     def containing(self, *texts: bytes, any_case: bool = False) -> NDArray[np.bool_]:
         """Return bool `(N,)`: whether each string has one of some texts in it; with `any_case` these are in lower case.
@@ -116,18 +136,22 @@ class StringArray(Sequence[str]):
         """
         whole = self.packed()
         found = np.zeros(len(self), np.bool_)
-        ends = whole._ends.astype(np.int64)
-        data = whole._data.lower() if any_case else whole._data
-        for text in texts:
-            places = array("q")
-            at = data.find(text)
-            while at >= 0:
-                places.append(at)
-                at = data.find(text, at + 1)
-            begins = np.array(places, np.int64)
-            # What begins in one string may end in the next.
-            numbers = np.searchsorted(ends, begins, side="right")
-            found[numbers[begins + len(text) <= ends[numbers]]] = True
+        for first in range(0, len(self), _FOUND_TOGETHER):
+            ends = whole._ends[first : first + _FOUND_TOGETHER].astype(np.int64)
+            start = whole._ends.item(first - 1) if first else 0
+            data = whole._data[start : ends[-1]]
+            ends -= start
+            data = data.lower() if any_case else data
+            for text in texts:
+                places = array("q")
+                at = data.find(text)
+                while at >= 0:
+                    places.append(at)
+                    at = data.find(text, at + 1)
+                begins = np.array(places, np.int64)
+                # What begins in one string may end in the next.
+                numbers = np.searchsorted(ends, begins, side="right")
+                found[first + numbers[begins + len(text) <= ends[numbers]]] = True
         return found
 
     def is_utf8(self, *, only_ascii: bool = False) -> bool:
@@ -183,7 +207,7 @@ class StringArray(Sequence[str]):
             page = slice(first, first + _PAGE_STRINGS)
             starts = np.append(whole._ends[first - 1] if first else 0, whole._ends[page][:-1]).astype(np.int64)
             bounds = zip((starts + begins[page]).tolist(), (starts + ends[page]).tolist(), strict=True)
-            of_strings.extend([numbers.setdefault(data[begin:end], len(numbers)) for begin, end in bounds])
+            of_strings.extend([numbers.setdefault(bytes(data[begin:end]), len(numbers)) for begin, end in bounds])
         # Folders and endings are few, and a million files need a byte each to say which is theirs.
         least = np.min_scalar_type(max(0, len(numbers) - 1))
         return [part.decode(_CODEC, _ERRORS) for part in numbers], np.frombuffer(of_strings, np.uint32).astype(least)
@@ -265,18 +289,15 @@ class StringColumn:
         self._data.write(other._data.getbuffer())
         self._lengths.extend(other._lengths)
 
-    def cut(self, data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Append pieces of some bytes, some thousands at a time. `starts`, `lengths`: `(N,)`, in bytes."""
-        # How much further each byte is in the old bytes than among the new ones.
-        ahead = starts - (np.cumsum(lengths) - lengths)
-        places = np.repeat(ahead, lengths) + np.arange(int(lengths.sum()))
-        self._data.write(np.frombuffer(data, np.uint8)[places].tobytes())
-        self._lengths.frombytes(lengths.astype(np.uintc).tobytes())
-
     def strings(self) -> StringArray:
         """Return all strings so far, in the order in which they were added."""
-        ends = np.cumsum(np.frombuffer(self._lengths, np.uintc), dtype=np.int64)
-        return StringArray(self._data.getvalue(), narrowed(ends))
+        return StringArray(self._data.getvalue(), _ends_of(np.frombuffer(self._lengths, np.uintc)))
+
+
+def _ends_of(lengths: NDArray[Any]) -> NDArray[Any]:
+    """Return where strings of some lengths end, as `narrowed` has it."""
+    dtype = np.uint32 if int(lengths.sum(dtype=np.int64)) <= 0xFFFFFFFF else np.int64
+    return np.cumsum(lengths, dtype=dtype)
 
 
 def folders_of(names: Sequence[str]) -> tuple[list[str], NDArray[Any]]:

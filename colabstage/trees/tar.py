@@ -130,7 +130,7 @@ def scan_members(source: ByteSource) -> Iterator[TarMember]:
                     "it again."
                 )
                 raise CorruptArchiveError(msg)
-            data = source.pread(header.size, at)
+            data = blocks.read(at, header.size)
             if len(data) < header.size:
                 raise truncated(source, "a long name is cut")
             if header.kind == _LONG_NAME:
@@ -167,15 +167,15 @@ class _Blocks:
         self._latest = 0
         self._close = 0
 
-    def read(self, at: int) -> bytes:
-        """Return the block at `at`; shorter, or nothing, at the end."""
+    def read(self, at: int, length: int = BLOCK) -> bytes:
+        """Return the bytes at `at`, a header's or those that say more; fewer, or none, at the end."""
         self._close = self._close + 1 if at - self._latest <= _NEAR_BYTES else 0
         self._latest = at
         begin = at - self._start
-        if begin > len(self._data) - BLOCK:
-            many = self._close > _CLOSE_HEADERS
-            self._data, self._start, begin = self._source.pread(_WINDOW_BYTES if many else BLOCK, at), at, 0
-        return self._data[begin : begin + BLOCK]
+        if begin + length > len(self._data):
+            window = _WINDOW_BYTES if self._close > _CLOSE_HEADERS else 0
+            self._data, self._start, begin = self._source.pread(max(length, window), at), at, 0
+        return self._data[begin : begin + length]
 
 
 def _padded_size(size: int) -> int:

@@ -347,7 +347,10 @@ class _SortedFiles(NamedTuple):
 
 
 def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
-    """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to."""
+    """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to.
+
+    Takes the facts out of the directory.
+    """
     names, numbers, folders, renamed = _check_members(source.label, directory)
     empty_folders = without_files(folders, names) if folders else ()
     # By the directory alone, so that nothing is staged for an hour before the first locked member.
@@ -375,8 +378,9 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     facts = directory.facts
     executable = (facts["mode"] & stat.S_IXUSR) != 0
     entries, rows = sorted_by_name(names, facts["size"], facts["mtime_ns"], facts["offset"], executable, rows=numbers)
-    packing = {name: narrowed(facts[name][rows]) for name in ("end", "packed_size")}
-    packing |= {name: facts[name][rows] for name in ("crc", "method", "flags", "mode")}
+    # Each column goes when it has been sorted: all of them twice would be the most that listing takes.
+    packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
+    packing |= {name: facts.pop(name)[rows] for name in ("crc", "method", "flags", "mode")}
     stored = _stored_names(directory, entries, rows) if renamed or directory.stored_names else {}
     return _SortedFiles(entries, packing, stored, skipped, empty_folders)
 
@@ -394,7 +398,7 @@ class _Checked(NamedTuple):
 
     names: StringArray
     """Cleaned, `(M,)`."""
-    numbers: NDArray[np.int64]
+    numbers: NDArray[Any]
     """Their places in the directory, `(M,)`."""
     folders: list[str]
     """Cleaned names of the members that are folders."""
@@ -428,7 +432,7 @@ def _check_members(archive: str, directory: ZipDirectory) -> _Checked:
         keep[number] = not is_junk(name)
         if name != raw:
             renamed[number] = name
-    numbers = np.flatnonzero(keep)
+    numbers = narrowed(np.flatnonzero(keep))
     names = directory.names if keep.all() else directory.names.take(numbers)
     if renamed:
         pairs = zip(numbers.tolist(), names, strict=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.trees.entries import StringArray, StringColumn
+    from colabstage.trees.entries import StringArray
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -49,15 +49,16 @@ _RECORD_FIELDS = {
     "attributes": ("<u4", 38),
     "offset": ("<u4", 42),
 }
-# Of millions of members: places in an archive of less than 4 GiB take half of what they take in a longer one.
+# What is kept of each of millions of members. Places in an archive of less than 4 GiB take half of what they take in a
+# longer one.
 _FACTS = {
-    place: [
-        *((name, place) for name in ("offset", "end", "packed_size")),
-        ("size", "<i8"),
-        ("crc", "<u4"),
-        *((name, "<u2") for name in ("method", "flags", "mode")),
-        ("mtime_ns", "<i8"),
-    ]
+    place: {
+        **dict.fromkeys(("offset", "end", "packed_size"), place),
+        "size": "<i8",
+        "crc": "<u4",
+        **dict.fromkeys(("method", "flags", "mode"), "<u2"),
+        "mtime_ns": "<i8",
+    }
     for place in ("<u4", "<i8")
 }
 _MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
@@ -77,7 +78,7 @@ _MAX_DIRECTORY_BYTES = 1 << 30
 _BEYOND = 1 << 61
 # Of a directory, what is read at once, and the members that are taken apart together: one of 70 MB, of a million
 # members, would otherwise be in memory three times over. Longer than any record, which has at most 192 KiB.
-_READ_BYTES = 16 << 20
+_READ_BYTES = 8 << 20
 _PARSED_TOGETHER = 1 << 15
 
 _EXTRA_ZIP64 = 0x0001
@@ -123,8 +124,8 @@ class ZipDirectory:
     """As they stand there, uncleaned."""
     stored_names: dict[int, bytes]
     """The bytes of those, by number, which are not their names in UTF-8."""
-    facts: NDArray[Any]
-    """Structured `(N,)`; offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
+    facts: dict[str, NDArray[Any]]
+    """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -135,7 +136,9 @@ class ZipDirectory:
 
     def member(self, number: int) -> ZipMember:
         """Return all that is said of one member."""
-        offset, end, packed_size, size, crc, method, flags, mode, mtime_ns = self.facts[number].item()
+        offset, end, packed_size, size, crc, method, flags, mode, mtime_ns = (
+            column.item(number) for column in self.facts.values()
+        )
         return ZipMember(
             self.names[number],
             self.stored_name(number),
@@ -286,26 +289,42 @@ def _parse_members(source: ByteSource, read: Callable[[int], bytes], length: int
     """Return what a directory of `length` bytes says. `read`: returns some of it, from a place in it on."""
     import numpy as np
 
-    from colabstage.trees.entries import StringColumn
+    from colabstage.trees.entries import StringArray
 
-    names, stored_names, facts = StringColumn(), dict[int, bytes](), bytearray()
+    names: list[StringArray] = []
+    stored_names: dict[int, bytes] = {}
+    facts = {name: np.empty(0, dtype) for name, dtype in _FACTS[_place_type(source)].items()}
+    done = room = 0
 
     def take_some(at: int) -> int:
+        nonlocal done, room
         piece = read(at)
         if len(piece) < min(_READ_BYTES, length - at):
             raise truncated(source, "its directory is cut")
         found = _record_starts(source, piece, at, is_last=at + len(piece) == length)
+        wanted = done + len(found.starts)
+        if wanted > room:
+            # As many as there will be if the others are as long as these, since a column that grows is there twice.
+            room = wanted + 17 * wanted * (length - at - found.end) // (16 * max(1, at + found.end))
+            for name, column in facts.items():
+                facts[name] = np.empty(room, column.dtype)
+                facts[name][:done] = column[:done]
         for first in range(0, len(found.starts), _PARSED_TOGETHER):
             starts = np.array(found.starts[first : first + _PARSED_TOGETHER], np.int64)
-            facts.extend(_Records(source, piece, starts).take_apart(names, stored_names).tobytes())
+            records = _Records(source, piece, starts)
+            names.append(records.names(done, stored_names))
+            for name, values in records.facts().items():
+                facts[name][done : done + len(starts)] = values
+            done += len(starts)
         return at + found.end
 
     at = 0
     while at < length:
         # In a function, so that one piece is gone before the next is read.
         at = take_some(at)
-    # A view of what has grown in place, and not a copy.
-    return ZipDirectory(names.strings(), stored_names, np.frombuffer(facts, _FACTS[_place_type(source)]))
+    return ZipDirectory(
+        StringArray.joined(names), stored_names, {name: column[:done] for name, column in facts.items()}
+    )
 
 
 def _place_type(source: ByteSource) -> Literal["<u4", "<i8"]:
@@ -329,8 +348,9 @@ class _Records:
             self._records[name].astype(np.int64) for name in ("name_length", "extra_length")
         )
 
-    def take_apart(self, names: StringColumn, stored_names: dict[int, bytes]) -> NDArray[Any]:
-        """Append the names to `names`, those that are stored otherwise to `stored_names`; return the facts, `(N,)`."""
+    def names(self, before: int, stored_names: dict[int, bytes]) -> StringArray:
+        """Return the names; of what is stored otherwise, put the bytes into `stored_names`, by number from `before`
+        on."""
         import numpy as np
 
         from colabstage.trees.entries import StringArray
@@ -343,18 +363,18 @@ class _Records:
         # A field's other bytes may be the same two.
         marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
         says_otherwise = any(_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
-        if says_otherwise or not plain.is_utf8(only_ascii=not says_utf8.all()):
-            for number, (system, flags) in enumerate(
-                zip(records["system"].tolist(), records["flags"].tolist(), strict=True)
-            ):
-                stored = directory[int(begins[number]) : int(begins[number] + self._lengths[number])]
-                name = _decode_name(stored, self._extra(number), flags, system)
-                if name.encode("utf-8", "surrogatepass") != stored:
-                    stored_names[len(names)] = stored
-                names.add(name)
-        else:
-            names.cut(directory, begins, self._lengths)
-        return self._columns(self._places())
+        if not says_otherwise and plain.is_utf8(only_ascii=not says_utf8.all()):
+            return plain
+        decoded: list[str] = []
+        for number, (system, flags) in enumerate(
+            zip(records["system"].tolist(), records["flags"].tolist(), strict=True)
+        ):
+            stored = directory[int(begins[number]) : int(begins[number] + self._lengths[number])]
+            name = _decode_name(stored, self._extra(number), flags, system)
+            if name.encode("utf-8", "surrogatepass") != stored:
+                stored_names[before + number] = stored
+            decoded.append(name)
+        return StringArray.of(decoded)
 
     def _extra(self, number: int) -> bytes:
         begin = int(self._starts[number] + _MEMBER.size + self._lengths[number])
@@ -382,22 +402,22 @@ class _Records:
             places[number] = [min(value, _BEYOND) for value in found]
         return places
 
-    def _columns(self, places: NDArray[np.int64]) -> NDArray[Any]:
+    def facts(self) -> dict[str, NDArray[Any]]:
+        """Return the facts by name, each `(N,)`, without the ends."""
         import numpy as np
 
-        records, place_type = self._records, _place_type(self._source)
-        facts = np.zeros(len(records), _FACTS[place_type])
-        for name, column in zip(_WIDE_FIELDS, places.T, strict=True):
+        records, places = self._records, self._places()
+        found = {name: records[name] for name in ("crc", "method", "flags")}
+        found |= dict(zip(_WIDE_FIELDS, places.T, strict=True))
+        if _place_type(self._source) == "<u4":
             # Behind the end of the archive either way.
-            facts[name] = column if name == "size" or place_type == "<i8" else np.minimum(column, _NARROW_FULL)
-        for name in ("crc", "method", "flags"):
-            facts[name] = records[name]
-        facts["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
+            found |= {name: np.minimum(found[name], _NARROW_FULL) for name in ("offset", "packed_size")}
+        found["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
         # Files are written in the same seconds, so there are far fewer times than members.
         stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
         times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
-        facts["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
-        return facts
+        found["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
+        return found
 
 
 def _record_type() -> np.dtype[Any]:
@@ -473,10 +493,10 @@ def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> Non
         order = np.argsort(offsets, kind="stable")
         ends[order[:-1]], ends[order[-1]] = offsets[order[1:]], directory_at
     worst, place = None, -1
-    for first in range(0, len(facts), _PARSED_TOGETHER):
-        page = facts[first : first + _PARSED_TOGETHER]
-        own, after, size = (page[name].astype(np.int64) for name in ("offset", "end", "packed_size"))
-        over = np.flatnonzero(size > after - own - LOCAL_HEADER_BYTES - lengths[first : first + _PARSED_TOGETHER])
+    for first in range(0, len(found), _PARSED_TOGETHER):
+        page = slice(first, first + _PARSED_TOGETHER)
+        own, after, size = (facts[name][page].astype(np.int64) for name in ("offset", "end", "packed_size"))
+        over = np.flatnonzero(size > after - own - LOCAL_HEADER_BYTES - lengths[page])
         if len(over) and int(own[over].max()) > place:
             worst, place = first + int(over[np.argmax(own[over])]), int(own[over].max())
     if worst is not None:

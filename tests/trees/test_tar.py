@@ -192,6 +192,28 @@ def test_scanning_reads_headers_and_reading_only_the_member(
     assert source.closed
 
 
+def test_headers_close_together_are_read_together(
+    tar_bytes: TarBytes, read_all: ReadAll, recording: Recording, tmp_path: Path
+) -> None:
+    """Small members before and behind a large one, with long names among them: all are found, by few reads; a cut among
+    them is noticed."""
+    draw = random.Random(0)
+    small = {
+        f"a/{'ü' * draw.randrange(120)}{number}.txt": draw.randbytes(draw.randrange(1500)) for number in range(600)
+    }
+    names = list(small)
+    files = {name: small[name] for name in names[:300]} | {"b.npy": bytes(900_000)}
+    files |= {name: small[name] for name in names[300:]}
+    source = recording(tar_bytes(files))
+    with TarTree(source, spool=tmp_path) as tree:
+        assert len(source.reads) < 80
+        assert sum(length for _, length in source.reads) < len(source.content) - 900_000 + 64 * 1024
+        assert read_all(tree) == files
+    for cut in range(100_000, len(source.content) - 20_000, 97_777):
+        with pytest.raises(CorruptArchiveError, match="truncated"):
+            TarTree(recording(source.content[:cut]), spool=tmp_path)
+
+
 def test_every_truncation_is_noticed_when_opening(tar_bytes: TarBytes, tmp_path: Path) -> None:
     """Wherever a copy stopped, down to the missing mark of the end, the archive is not taken for a whole one."""
     whole = tar_bytes(_FILES)
