@@ -126,8 +126,8 @@ def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
     if data is not None and data.pack is not None:
         return f"Read it in part: dataset_h5('{data.path}', {limit}) never has more of it here than that."
     return (
-        f"Give stage_dataset {limit}: it reads the packed copy in the cache in part. Where there is none yet, pack it "
-        "once where there is room, or make it smaller with image_size= or encoding='jpeg:90'."
+        f"Give stage_dataset {limit}: it reads the packed copy in the cache in part, and packs what is not there yet "
+        "in shards, one at a time. Or make the pack smaller with image_size= or encoding='jpeg:90'."
     )
 
 

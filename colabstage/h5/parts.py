@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from colabstage.h5.info import FieldInfo, PackInfo
+    from colabstage.h5.info import FieldInfo, PackInfo, SplitInfo
 
     Files = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -130,6 +130,25 @@ def check_schemas(infos: list[PackInfo], split: str) -> None:
         if difference is not None:
             msg = f"'{other.path}' cannot be read as one with '{first.path.name}': {difference}."
             raise PackFormatError(msg)
+
+
+def joined_info(infos: Sequence[PackInfo]) -> PackInfo:
+    """Return what several files hold together: the first one's facts, with the rows of all."""
+    splits: dict[str, SplitInfo] = {}
+    for info in infos:
+        for name, split in info.splits.items():
+            known = splits.get(name)
+            splits[name] = split if known is None else _joined_split(known, split)
+    return replace(infos[0], splits=splits, skipped=tuple(text for info in infos for text in info.skipped))
+
+
+def _joined_split(first: SplitInfo, second: SplitInfo) -> SplitInfo:
+    y = None if first.y is None or second.y is None else _joined_field(first.y, second.y)
+    return replace(first, x=_joined_field(first.x, second.x), y=y)
+
+
+def _joined_field(first: FieldInfo, second: FieldInfo) -> FieldInfo:
+    return replace(first, rows=first.rows + second.rows, nbytes=first.nbytes + second.nbytes)
 
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[^.]+)?")

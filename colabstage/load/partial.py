@@ -295,7 +295,9 @@ def open_partial(
             pool.results([opening])
         label = "" if isinstance(files, str | os.PathLike) and len(sources) == 1 else _label_of(sources)
         wanted = FileSet(_name_files(sources, manifests), label)
-        folder = _folder_for(sources, wanted, local_dir)
+        content = wanted.digest[:8]
+        # The folder is of this content of these files; those of what they were before are removed.
+        folder = _parts_folder(local_dir) / (forget_parts(addresses, local_dir, but=content) + content)
         make_folder(folder)
         # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
@@ -456,16 +458,27 @@ def _read_json(opener: Callable[[], RemoteFile]) -> object:
     return found
 
 
-def _folder_for(sources: Sequence[SingleSource], files: FileSet, local_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder of this content of these files; those of what they were before are removed."""
-    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
+def forget_parts(
+    files: Sequence[str | os.PathLike[str]], local_dir: str | os.PathLike[str] | None, *, but: str = ""
+) -> str:
+    """Remove what is here of files, of whatever content they were, except of the one whose digits are `but`.
+
+    Returns:
+        The beginning of the names of these folders.
+    """
+    sources = [_source_of(file) for file in files]
     addresses = hashlib.sha256("\n".join(source.address for source in sources).encode()).hexdigest()
     mine = f"{sources[0].name}.part-{addresses[:8]}-"
-    folder = base / PARTS
+    folder = _parts_folder(local_dir)
     for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
-        if other.name != mine + files.digest[:8]:
+        if other.name != mine + but:
             remove_vouched(other, is_part)
-    return folder / (mine + files.digest[:8])
+    return mine
+
+
+def _parts_folder(local_dir: str | os.PathLike[str] | None) -> Path:
+    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
+    return base / PARTS
 
 
 def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:

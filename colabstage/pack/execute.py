@@ -400,7 +400,13 @@ class _PackRun:
                 # Images that are stored as files are looked through as well, to find broken ones.
                 decodes = not kept or isinstance(self.job.table.inputs, Images)
                 tiny = int(coder.costs.sum()) < len(order) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES)
-                limits = pipeline_limits(self.job.tree, slow=self.slow, decodes=decodes, tiny=tiny)
+                limits = pipeline_limits(
+                    self.job.tree,
+                    slow=self.slow,
+                    decodes=decodes,
+                    tiny=tiny,
+                    is_part=self.origin.shard is not None,
+                )
                 if self.torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
@@ -489,7 +495,9 @@ def space_for(out: Path) -> int:
     return free_space(out.parent) + sum(disk_use(orphan) for orphan in find_orphans(out))
 
 
-def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True, tiny: bool = False) -> PipelineLimits:
+def pipeline_limits(
+    tree: Tree | None, *, slow: bool, decodes: bool = True, tiny: bool = False, is_part: bool = False
+) -> PipelineLimits:
     """Return how many readers and workers the pipeline has on this machine.
 
     Args:
@@ -497,13 +505,14 @@ def pipeline_limits(tree: Tree | None, *, slow: bool, decodes: bool = True, tiny
         slow: whether the tree is known to answer slowly.
         decodes: whether samples are decoded, or at least looked through.
         tiny: whether they are so small that most of the work is Python's own.
+        is_part: whether only some of the samples are read, from here and there.
     """
     cores = usable_cores()
     few = min(2, cores)
     if tree is None:
         # The caller's own code, which a DataLoader without workers would call in one thread.
         return PipelineLimits(readers=1, max_readers=1, workers=cores, caller_reads=True)
-    if tree.kind != "folder":
+    if tree.kind != "folder" and not (slow and is_part):
         # An archive is one file, here or arriving: more reads at once would only wake each other whenever some of it
         # arrives.
         return PipelineLimits(readers=few, max_readers=few, workers=cores)

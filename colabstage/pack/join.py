@@ -29,6 +29,7 @@ from colabstage.h5.schema import (
     ReservedDataset,
     create_pack,
     key_name,
+    split_of,
     x_name,
     y_name,
 )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.manifest import Manifest
     from colabstage.io.progress import Progress
     from colabstage.pack.execute import PackReport
     from colabstage.pack.job import PackSource
@@ -81,30 +83,84 @@ def pack_by_executor(
     # Kept after any error: each shard in there has its own manifest, and is checked before it is used again.
     with open_workspace(model) as workspace:
         parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
-        check_space(out.parent, parts.nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
-        joined = workspace.path / "joined.h5"
-        try:
-            join_shards(
-                [Path(file) for file in parts.files],
-                joined,
-                splits=tuple(parts.samples),
-                attributes={"source": address},
-            )
-        except OSError as error:
-            raise translate_write_error(error, joined) from error
-        # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
-        manifest = replace(
-            manifest_of_bytes(joined, threads=usable_cores()),
-            key=key,
-            identity=dict(identity),
-            samples={name: rows for name, rows in parts.samples.items() if rows},
+        manifest = place_joined(
+            [Path(file) for file in parts.files],
+            workspace.path,
+            out,
+            samples=parts.samples,
             skipped=parts.skipped,
-            written_by=version("colabstage"),
+            key=key,
+            identity=identity,
+            address=address,
         )
-        write_manifest(joined, manifest)
-        place_pack(joined, out)
     seconds = time.monotonic() - began
     return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
+
+
+def place_joined(
+    shards: Sequence[Path],
+    folder: Path,
+    out: Path,
+    *,
+    samples: Mapping[str, int],
+    skipped: tuple[str, ...],
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> Manifest:
+    """Join shards in `folder`, and put the pack with its manifest, which is returned, in its place.
+
+    Args:
+        shards: all of one set, in order.
+        folder: a folder on the disk of `out`, to work in.
+        out: the pack.
+        samples: rows of each split, in the order of the file.
+        skipped: one sentence for each sample that was left out.
+        key, identity, address: as for `run_pack`.
+
+    Raises:
+        NotEnoughSpaceError, TargetNotWritableError: it could not be written; what was at `out` is unchanged.
+    """
+    nbytes = sum(shard.stat().st_size for shard in shards)
+    check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
+    joined = folder / "joined.h5"
+    try:
+        join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
+    except OSError as error:
+        raise translate_write_error(error, joined) from error
+    # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
+    manifest = replace(
+        manifest_of_bytes(joined, threads=usable_cores()),
+        key=key,
+        identity=dict(identity),
+        samples={name: rows for name, rows in samples.items() if rows},
+        skipped=skipped,
+        written_by=version("colabstage"),
+    )
+    write_manifest(joined, manifest)
+    place_pack(joined, out)
+    return manifest
+
+
+def splits_in_order(shards: Sequence[Path]) -> list[str]:
+    """Return the splits of a set in the order in which its shards have them, which that of manifests is not."""
+    import h5py
+
+    orders: list[list[str]] = []
+    for path in shards:
+        with h5py.File(path, "r", locking=False) as file:
+            # Each was reserved before those that come after it.
+            places = {split: _begin(file[name]) for name in file if (split := split_of(name)) is not None}
+        orders.append(sorted(places, key=places.__getitem__))
+    # A small split has fewer rows than there are shards; hardly ever are two so small that no shard has both.
+    most = max(orders, key=len)
+    return [*most, *sorted({split for order in orders for split in order} - {*most})]
+
+
+def _begin(node: Any) -> int:
+    """Return where the rows of a dataset, or of a group of bytes, begin in the file."""
+    data = node[BYTES] if hasattr(node, "keys") else node
+    return int(data.id.get_offset() or 0)
 
 
 def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:

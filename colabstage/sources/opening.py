@@ -314,6 +314,11 @@ class OpenSource(Closing):
         for part in self.parts:
             part.start()
 
+    def read_in_place(self) -> None:
+        """Read archives where they are, for whoever has no room for copies. Instead of `start`."""
+        for part in self.parts:
+            part.read_in_place()
+
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Copy these byte ranges `(begin, end)` of a single remote archive first."""
         # The archives of a list have positions of their own, and are copied in order.

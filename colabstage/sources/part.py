@@ -203,6 +203,8 @@ class SourcePart(Closing):
     """The service's name for the state that was downloaded, where it is known."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the report."""
+    in_place: bool = False
+    """Whether an archive is read where it is although each answer takes time, because there is no room for a copy."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What has to be closed before the file or tree itself."""
     _bytes: ByteSource | None = None
@@ -281,7 +283,7 @@ class SourcePart(Closing):
     @property
     def reads_slowly(self) -> bool:
         """Return whether its files, each read by itself, take time to answer."""
-        return self.slow and not self._is_copied
+        return self.slow and (self.in_place or not self._is_copied)
 
     @property
     def archive_bytes(self) -> int:
@@ -435,6 +437,12 @@ class SourcePart(Closing):
         """Begin to copy a remote archive; do nothing for any other source."""
         if self._copy is not None:
             self._copy.start()
+
+    def read_in_place(self) -> None:
+        """Read an archive where it is, which `opens_at_once`. Instead of `start`."""
+        self.in_place = True
+        if self._copy is not None:
+            self._copy.read_in_place()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Copy these byte ranges of a remote archive first; do nothing for any other source."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, SourceError
 from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
+from colabstage.h5.parts import PartName, shards_beside
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import cut_own, remove_own
 from colabstage.io.workspace import only_for, open_workspace
@@ -19,16 +21,25 @@ from colabstage.machine.mounts import silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_watched
+from colabstage.pack.join import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
+from colabstage.sources.identity import compare_states
+from colabstage.sources.parse import local_source
+from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.partial.local import TABLE
 from colabstage.stage.publish import PREVIOUS_SUFFIX
+from colabstage.stage.record import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.load.partial import PartialPack
     from colabstage.stage.request import StageRequest
+
+
+# Manifests that are read at once.
+_READERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +47,37 @@ class CachedPack:
     """A pack in the cache whose manifest is complete and whose length is right."""
 
     path: Path
-    """The packed file in the cache."""
+    """The packed file in the cache; of a set of shards the first."""
+    manifest: Manifest
+    """What it was made from, and the hash of each block; of a set what all shards are together, without hashes."""
+    shards: tuple[CachedShard, ...] = ()
+    """All shards of a set, in order; empty for a single file."""
+
+    @classmethod
+    def of_set(cls, shards: Sequence[CachedShard]) -> CachedPack:
+        """Return the pack that is made of all shards of a set."""
+        files = FileSet([FileOfSet(local_source(one.path), one.path.name, one.manifest) for one in shards])
+        whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
+        return cls(shards[0].path, whole, tuple(shards))
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return all its files."""
+        return [one.path for one in self.shards] or [self.path]
+
+
+class CachedShard(NamedTuple):
+    """A shard in the cache whose manifest is complete and whose length is right."""
+
+    path: Path
+    """The file."""
     manifest: Manifest
     """What it was made from, and the hash of each block."""
+
+    @property
+    def made_of(self) -> str:
+        """Return the digits that all shards of one set have in common."""
+        return self.manifest.shard.partition(" ")[0]
 
 
 class Cache:
@@ -147,6 +186,42 @@ def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
                 return CachedPack(path, manifest)
         except (OSError, ColabstageError):
             continue
+    return _find_set(find_shards(request, cache_dir))
+
+
+def find_shards(request: StageRequest, cache_dir: Path) -> list[CachedShard]:
+    """Find all shards of this request in the cache, whether or not their set is whole, in order."""
+    paths = shards_beside(cache_dir / f"{request.name}.h5")
+    with DaemonPool(_READERS, "colabstage-look") as pool:
+        # Each is a round trip on a mount.
+        found = pool.run(look_at_shard, paths)
+    return [one for one in found if one is not None and one.manifest.key == request.key]
+
+
+def look_at_shard(path: Path) -> CachedShard | None:
+    """Return the shard at a path, if it is complete by its length and its manifest; raises nothing."""
+    try:
+        manifest = read_manifest(path)
+        if manifest is not None and manifest.shard and path.stat().st_size == manifest.size:
+            return CachedShard(path, manifest)
+    except (OSError, ColabstageError):
+        pass
+    return None
+
+
+def _find_set(shards: Sequence[CachedShard]) -> CachedPack | None:
+    """Return the set that is whole, `None` where none is."""
+    sets: dict[tuple[str, int], list[CachedShard]] = {}
+    for one in shards:
+        sets.setdefault((one.made_of, PartName.of(one.path).count), []).append(one)
+    for (_, count), parts in sets.items():
+        # One state of the source: what a set is made of says nothing of the content of files of the same lengths.
+        states = [identity_of(one.manifest) for one in parts]
+        first = states[0]
+        if len(parts) < count or first is None:
+            continue
+        if all(one is not None and compare_states(first, one) != "changed" for one in states):
+            return CachedPack.of_set(parts)
     return None
 
 
@@ -182,6 +257,8 @@ def restore_pack(
 
     make_folder(request.folder)
     try:
+        if cached.shards:
+            return _restore_set(cached, request, progress, cancellation)
         with open_workspace(
             restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
         ) as workspace:
@@ -226,6 +303,50 @@ def restore_pack(
     except BaseException:
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
+    return size, kept
+
+
+def _restore_set(
+    cached: CachedPack, request: StageRequest, progress: Progress, cancellation: Cancellation
+) -> tuple[int, int]:
+    """Copy all shards of a set, and join them to the file that a single process would have made; as `restore_pack`."""
+    size, kept = cached.manifest.size, 0
+
+    def keep(nbytes: int) -> None:
+        nonlocal kept
+        kept += nbytes
+
+    keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
+    with open_workspace(restore_name(request), keeps=keeps) as workspace:
+        here = min(disk_use(workspace.path), size) if workspace.resumed else 0
+        # The shards and the file that is made of them, and whatever a mounted Drive caches.
+        copies = 3 if drive_root(cached.path) is not None else 2
+        check_space(request.folder, copies * size - here, f"Joining the cached shards of '{request.source.name}'")
+        local = [workspace.path / one.path.name for one in cached.shards]
+        with progress.step("copy from cache", total=size, unit="B") as step:
+            for place, one in zip(local, cached.shards, strict=True):
+                copy_blocks(
+                    one.path,
+                    place,
+                    size=one.manifest.size,
+                    block_bytes=one.manifest.block_bytes,
+                    expected=one.manifest.hashes,
+                    step=step,
+                    cancellation=cancellation,
+                    policy=RetryPolicy(),
+                    keep=keep if workspace.resumed else None,
+                )
+        manifest = cached.manifest
+        place_joined(
+            local,
+            workspace.path,
+            request.pack_path,
+            samples={split: manifest.samples[split] for split in splits_in_order(local)},
+            skipped=manifest.skipped,
+            key=request.key,
+            identity=manifest.identity,
+            address=request.address,
+        )
     return size, kept
 
 

@@ -75,13 +75,13 @@ class StagedDataset:
         if not isinstance(asked, str):
             msg = f"data[{split!r}] names no split. {self._by_split()}"
             raise OptionError(msg)
-        path = self._pack().path
+        info = self._pack()
         if self.arriving is not None:
             return self.arriving.open(split)
         # Imported on use, because it imports torch, which staging does not need.
         from colabstage.load.dataset import dataset_h5
 
-        return dataset_h5(path, split=split, arrival=self.part)
+        return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
     def __contains__(self, split: object) -> bool:
         """Tell whether there is a split of that name."""
@@ -221,6 +221,8 @@ class StagedDataset:
     @property
     def _size(self) -> str:
         """Return the size of the packed file as text, or how much of it is packed."""
+        if self.part is not None:
+            return format_bytes(self.part.file.files.size)
         # While data arrives the file is under another name until its last byte is here.
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)

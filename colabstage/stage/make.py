@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import NotEnoughSpaceError, SourceChangedError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import remove_manifest
+from colabstage.h5.parts import joined_info
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
 from colabstage.io.progress import cancellation_of
@@ -28,6 +29,7 @@ from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.report import StageFigures, StageReport
+from colabstage.stage.shards import plan_without_room
 from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.cache import CachedPack
+    from colabstage.stage.report import Origin
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
@@ -87,8 +90,29 @@ def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """A pack that is larger than the disk limit, of a source that can be read where it is: planned, not made."""
+
+    job: PackJob
+    """The plan of all samples, as a machine with enough room would make it."""
+
+
+def exceeds(request: StageRequest, figures: StageFigures) -> bool:
+    """Tell whether what staging takes here is more than the disk limit."""
+    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
+    return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
+
+
+def has_to_come(request: StageRequest, source: OpenSource) -> bool:
+    """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
+    if not source.opens_at_once or source.unpacks_first:
+        return True
+    return request.checksum is not None and source.archive_bytes > 0
+
+
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
-    """Refuse to make what the disk limit does not allow here.
+    """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
 
     `figures`: what it takes; `None` where that is known only once all of it is here.
 
@@ -96,8 +120,7 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         NotEnoughSpaceError: it would take more than `disk_limit`, or might.
     """
     limit = request.disk_limit
-    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
-    if limit is None or (figures is not None and figures.peak_bytes <= limit):
+    if limit is None or (figures is not None and not exceeds(request, figures)):
         return
     takes = "as much of the local disk as shows once it is here and unpacked"
     if figures is not None:
@@ -105,12 +128,13 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
     msg = (
         f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
         "cache yet. Stage it once where there is room, without disk_limit=; every later call opens that pack in part. "
-        "Or make it smaller: image_size=, encoding='jpeg:90'."
+        "Or make it smaller: image_size=, encoding='jpeg:90'; or unpack it into a folder or a zip, which is read where "
+        "it is."
     )
     raise NotEnoughSpaceError(msg)
 
 
-def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
+def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
     """Make the source local in the forms that were asked for.
 
     Args:
@@ -119,7 +143,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         pack: `False` when the pack is here already and only plain files are wanted.
 
     Returns:
-        The plain files, `None` when none were asked for.
+        The plain files, `None` when none were asked for; what is too large under the disk limit is planned only.
 
     Raises:
         TargetExistsError: there is something else in the place of the plain files, or one of them was changed.
@@ -137,11 +161,13 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
     with open_spool(request.folder / _SPOOL) as spool:
         make_folder(spool)
         with report.timed("plan", unit="files", moves=False) as step:
+            # Before anything comes or is unpacked.
+            if request.disk_limit is not None and has_to_come(request, source):
+                unknown = source.unpacks_first
+                check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
             if request.checksum is not None:
                 # Before the listing is believed: a wrong file may well have one.
                 source.verify(request.checksum)
-            # Before anything comes or is unpacked.
-            check_disk_limit(request, None if source.unpacks_first else staging_figures(request, source, None, None))
             tree = source.open_tree(spool)
             step.amount = len(tree.entries)
             # `space_for` counts what an interrupted pack has written already as free.
@@ -150,7 +176,10 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
             report.found = () if job is None else job.table.summary()
             figures = staging_figures(request, source, tree, job)
-            check_disk_limit(request, figures)
+            if exceeds(request, figures) and job is not None:
+                if call.executor is not None or has_to_come(request, source):
+                    check_disk_limit(request, figures)
+                return TooLarge(plan_without_room(tree, request, job))
             # What an interrupted run has written is part of the figures, and does not need its space twice.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
             # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
@@ -198,7 +227,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
             cancellation=call.cancellation,
             policy=RetryPolicy(),
             # Called before the exchange of names, the last moment at which the previous files are still in place.
-            announce=lambda _: _check_listing(source),
+            announce=lambda _: check_listing(source),
         )
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
@@ -209,7 +238,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
     return files
 
 
-def _check_listing(source: OpenSource) -> None:
+def check_listing(source: OpenSource) -> None:
     """Refuse what was made from an incomplete listing.
 
     Raises:
@@ -263,7 +292,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         try:
             # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the
             # first time.
-            _check_listing(source)
+            check_listing(source)
         except SourceListingError:
             remove_manifest(request.pack_path)  # so that a pack of half a source does not count
             raise
@@ -279,11 +308,14 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
 
 
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
-    """Tell whether a pack is larger than the disk limit."""
-    return request.disk_limit is not None and cached.manifest.size > request.disk_limit
+    """Tell whether a pack in the cache is not to be copied here whole."""
+    if request.disk_limit is None:
+        return False
+    # Shards would have to be joined, which takes their space twice.
+    return bool(cached.shards) or cached.manifest.size > request.disk_limit
 
 
-def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
+def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:
     """Open a pack in part: no more than `disk_limit` of it is ever on the local disk.
 
     Raises:
@@ -291,16 +323,19 @@ def open_in_part(call: StageCall, cached: CachedPack) -> StagedDataset:
     """
     request, report, limit = call.request, call.report, call.request.disk_limit
     assert limit is not None
-    report.origin = "cache"
+    report.origin = origin
     report.skipped = cached.manifest.skipped
     with report.timed("open in part", unit="B") as step:
-        part = open_partial(cached.path, limit, local_dir=request.folder.parent)
+        files = cached.paths if cached.shards else cached.path
+        part = open_partial(files, limit, local_dir=request.folder.parent)
         step.amount = part.figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
+    more = f" and {len(cached.shards) - 1:,} more" if len(cached.shards) > 1 else ""
     report.note(
-        f"The pack stays in the cache ('{cached.path}') and is read from there block by block; keep it there and "
+        f"The pack stays in the cache ('{cached.path}'{more}) and is read from there block by block; keep it there and "
         "reachable while loaders run."
     )
     # Looked up when the report is shown: figures grow as long as loaders read.
     report.arrival = partial(getattr, part, "figures")
-    return StagedDataset(path=part.path, files=None, report=report, info=read_info(part.path), part=part)
+    info = joined_info([read_info(path) for path in part.paths])
+    return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionError
 from colabstage.h5.manifest import read_manifest
+from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.temporaries import is_our_name, last_touched
@@ -50,7 +51,7 @@ class StoredDataset:
     name: str
     """The name of its folder, or of its file without `.h5`."""
     path: Path
-    """The folder, or the file."""
+    """The folder, or the file; of shards a pattern that matches all of a set."""
     source: str
     """The address that it was made from."""
     nbytes: int
@@ -175,7 +176,11 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
 def _list_cache(cache: Path) -> Iterator[StoredDataset]:
     # Where publishing was interrupted there may only be the previous version.
     names = {path.name.removesuffix(PREVIOUS_SUFFIX) for path in (*cache.glob("*.h5"), *cache.glob("*.h5.previous"))}
-    for current in (cache / name for name in sorted(names)):
+    files = [cache / name for name in sorted(names)]
+    sets = {shard_pattern(cache / f"{part.stem}.h5", part.count) for part in map(PartName.of, files) if part.count}
+    for pattern in sorted(sets):
+        yield from _list_set(pattern)
+    for current in (path for path in files if not PartName.of(path).count):
         for path in (current, previous_path(current)):
             manifest = _manifest(path)
             name = current.name.removesuffix(".h5")
@@ -196,6 +201,32 @@ def _list_cache(cache: Path) -> Iterator[StoredDataset]:
                     whole=found.st_size == manifest.size,
                     previous=path != current,
                 )
+
+
+def _list_set(pattern: Path) -> Iterator[StoredDataset]:
+    """List all shards of a set as one dataset."""
+    name, count = PartName.of(pattern.with_name(pattern.name.replace("?????", "00000"))).stem, 0
+    nbytes, changed_s, sizes_agree = 0, 0.0, True
+    source, samples = "", dict[str, int]()
+    for path in _shards_of(pattern):
+        manifest = _manifest(path)
+        if manifest is None or not _is_named_by(name, manifest.key):
+            continue
+        # As above.
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat()
+            count, nbytes, changed_s = count + 1, nbytes + found.st_size, max(changed_s, found.st_mtime)
+            sizes_agree &= found.st_size == manifest.size
+            source = str(manifest.identity.get("address", ""))
+            for split, rows in manifest.samples.items():
+                samples[split] = samples.get(split, 0) + rows
+    if count:
+        total = int(pattern.name.removesuffix(".h5")[-5:])
+        yield StoredDataset("cache", name, pattern, source, nbytes, changed_s, samples, sizes_agree and count == total)
+
+
+def _shards_of(pattern: Path) -> list[Path]:
+    return sorted(pattern.parent.glob(pattern.name))
 
 
 def _manifest(pack: Path) -> Manifest | None:
@@ -335,6 +366,12 @@ def _strangers(one: StoredDataset) -> list[str]:
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
+    if "?????" in one.path.name:
+        for path in _shards_of(one.path):
+            if not discard_version(path, ours=lambda shard: _is_ours(shard, one.name)):
+                return f"'{path}' is not what colabstage put there"
+            sweep_leftovers_of(path)
+        return None
     # Recognised by its manifest alone, because people keep other files in the folder of the cache.
     if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
         return f"'{one.path}' is not what colabstage put there"

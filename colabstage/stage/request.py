@@ -142,7 +142,8 @@ def make_request(
             pack. The report says what was compared.
         hash: the checksum of the source, a single archive, as `"sha256:…"`, `"md5:…"` or the digest alone.
         disk_limit: the most that the pack may take on the local disk, as bytes or text such as `"20GB"`. A larger pack
-            in the cache is opened in part: its blocks are fetched as loaders need them, and dropped again.
+            in the cache is opened in part: its blocks are fetched as loaders need them, and dropped again. What is not
+            in the cache yet is packed in shards, each of which goes there when it is finished and is dropped here.
         options: how the pack is made, in one value, for several datasets; arguments given by name take precedence.
         **arguments: those of `colabstage.options.PackOptions`.
 

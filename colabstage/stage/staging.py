@@ -42,12 +42,16 @@ from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import OpenSource, comes_whole
 from colabstage.sources.parse import ManySource
 from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
-from colabstage.stage.cache import Cache, restore_pack
+from colabstage.stage.cache import Cache, CachedPack, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.make import (
     SourceListingError,
+    TooLarge,
     check_disk_limit,
+    check_listing,
+    exceeds,
     exceeds_limit,
+    has_to_come,
     make_local,
     open_in_part,
     staging_figures,
@@ -67,12 +71,14 @@ from colabstage.stage.record import (
 )
 from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import lock_path
+from colabstage.stage.shards import check_cache, divide, pack_into_cache, plan_without_room
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.stage.cache import CachedPack
     from colabstage.stage.make import StageCall
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import Action, Found
@@ -270,7 +276,7 @@ def _is_published(request: StageRequest, cache: Cache) -> bool | None:
     if cache.folder is None:
         return None
     cached = cache.find()
-    return cached is not None and cached.manifest == read_manifest(request.pack_path)
+    return cached is not None and (bool(cached.shards) or cached.manifest == read_manifest(request.pack_path))
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -341,6 +347,10 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
         report.note(f"The cached pack cannot be used: {error}")
         return False
     except NotEnoughSpaceError as error:
+        if cached.shards:
+            cache.leave_as_it_is()
+            report.note(f"The cached shards were left where they are, and the source is read again: {error}")
+            return False
         if lent or request.options.encoding != "auto":
             raise
         # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
@@ -357,10 +367,12 @@ def _finish_restored(call: StageCall, source: SourceOnce, found: _CurrentPack) -
     seal = _seal(request)
     call.report.origin = "cache"
     call.report.skipped = found.pack.manifest.skipped
-    files = _make(call, source, pack=False) if request.wants_files else None
+    files = _make_files(call, source) if request.wants_files else None
     identity = source.opened.identity if source.opened is not None and found.proved else found.identity
-    write_record(request, LocalRecord(request.key, identity, seal, files, published=True))
-    return _finish(call, published_before=True)
+    # Of shards that were joined here there is no such file in the cache, and none is needed there.
+    published = None if found.pack.shards else True
+    write_record(request, LocalRecord(request.key, identity, seal, files, published))
+    return _finish(call, published_before=published is True)
 
 
 def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bool) -> StagedDataset:
@@ -376,7 +388,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if comes_whole(request.source):
         check_disk_limit(request, None)
     try:
-        files = _make(call, source, pack=True)
+        made = _make_or_shard(call, source, cache)
     except SourceListingError as error:
         # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
@@ -384,7 +396,10 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # A mounted Drive sometimes lists only a part of a folder, without an error. The second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
-        files = _make(call, source, pack=True)
+        made = _make_or_shard(call, source, cache)
+    if isinstance(made, CachedPack):
+        return open_in_part(call, made, origin="source")
+    files = made
     seal = _seal(request) if request.wants_pack else {}
     opened = source.open()
     if opened.resumed_bytes:
@@ -410,13 +425,35 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
 
 
-def _make(call: StageCall, source: SourceOnce, *, pack: bool) -> StagedFiles | None:
-    """Make what was asked for, in a folder that is removed again if that fails."""
+def _make_or_shard(call: StageCall, source: SourceOnce, cache: Cache) -> StagedFiles | CachedPack | None:
+    """Make what was asked for; what is larger than the disk limit in shards, in the cache."""
+    opened = source.open()
+    with _in_own_folder(call) as folder:
+        made = make_local(call, opened, pack=True)
+        if not isinstance(made, TooLarge):
+            return made
+        packed = pack_into_cache(call, opened, made.job, cache, partial(check_listing, opened))
+        remove_empty(folder)
+        return packed
+
+
+def _make_files(call: StageCall, source: SourceOnce) -> StagedFiles | None:
+    """Make the plain files."""
+    with _in_own_folder(call):
+        made = make_local(call, source.open(), pack=False)
+    # Only a pack can be too large for a disk limit.
+    assert not isinstance(made, TooLarge)
+    return made
+
+
+@contextlib.contextmanager
+def _in_own_folder(call: StageCall) -> Iterator[Path]:
+    """Make the dataset's folder, which is removed again if the block fails."""
     folder = call.request.folder
     made = not folder.exists()
     make_folder(folder)
     try:
-        return make_local(call, source.open(), pack=pack)
+        yield folder
     except BaseException:
         if made:
             remove_empty(folder)  # it is, unless something was kept for the next try
@@ -564,7 +601,19 @@ def plan_call(call: StageCall) -> StagePlan:
                 reasons.extend(job.table.notes)
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
             found = () if job is None else job.table.summary()
-            return planned("stage", staging_figures(request, opened, tree, job), rows, found)
+            figures = staging_figures(request, opened, tree, job)
+            if job is not None and exceeds(request, figures) and request.disk_limit is not None:
+                if has_to_come(request, opened):
+                    check_disk_limit(request, figures)
+                sizes = divide(plan_without_room(tree, request, job), request.disk_limit)
+                place = check_cache(cache, job, request.disk_limit)
+                reasons.append(
+                    f"It is larger than disk_limit={format_bytes(request.disk_limit)}: its {format_bytes(sizes.total)} "
+                    f"would be packed in {sizes}, each of which goes to the cache in '{place}' when it is finished and "
+                    "is dropped here; then it would be opened in part."
+                )
+                figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
+            return planned("stage", figures, rows, found)
 
 
 # Below this, the wait for the whole pack is short anyway.
@@ -588,4 +637,4 @@ def _limit_advice(request: StageRequest, action: Action, figures: StageFigures, 
         return []
     if action == "restore":
         return ["disk_limit= would open it in part instead: blocks come as they are needed, and never more than that."]
-    return ["It does not fit. Packed once where there is room, it is read from the cache in part with disk_limit=."]
+    return ["It does not fit. With disk_limit= it is packed in shards, which go to the cache and are read from there."]

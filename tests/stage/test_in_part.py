@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -47,13 +48,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_blocks")
 def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
-    """Where nothing is cached yet, it says what to do and makes nothing; afterwards every row comes from the cache."""
+    """What cannot be packed in shards says what to do and makes nothing; a pack in the cache gives every row."""
     source, cache, local = tmp_path / "data.npz", tmp_path / "cache", tmp_path / "local"
     x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
     np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
     places: dict[str, Any] = {"cache_dir": cache, "local_dir": local, "progress": False}
-    with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=3.5 MB.* without\s+disk_limit="):
-        stage_dataset(source, disk_limit=LIMIT, **places)
+    refused = pytest.raises(NotEnoughSpaceError, match=r"disk_limit=3.5 MB.* without\s+disk_limit=")
+    with ProcessPoolExecutor(1) as executor, refused:
+        stage_dataset(source, disk_limit=LIMIT, executor=executor, **places)
     assert not [path for path in local.rglob("*") if path.is_file() and path.stat().st_size > 100_000]
     with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as file:
         file.add(source, "data.npz")
@@ -242,7 +244,7 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
     monkeypatch.setattr(staging, "free_space", lambda _: 100_000)
     assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
-    assert "Packed once where there is room" in str(plan_stage(source, **{**places, "cache_dir": None}))
+    assert "With disk_limit= it is packed in shards" in str(plan_stage(source, **{**places, "cache_dir": None}))
 
 
 def test_a_pack_in_a_bucket_is_read_in_part(source: Path, s3: BucketService, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.make import StageCall
+    from colabstage.stage.make import StageCall, TooLarge
     from colabstage.stage.record import StagedFiles
 
 # The third block of the pack.
@@ -127,7 +127,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     try:
         if awakes == "before the new staging":
 
-            def awake_and_make(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | None:
+            def awake_and_make(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
                 hanging.awake()
                 wait_until_over()
                 assert not call.request.pack_path.exists()

@@ -56,6 +56,12 @@ _BESIDE_BYTES = 2 * 1024 * 1024
 _BESIDE_A_BLOCK = 128
 
 
+def fixed_bytes(kept: int, blocks: int, files: int, block_bytes: int) -> int:
+    """Return what is on the disk in any case: `kept` blocks that stay, of `blocks` in so many files, and what is beside
+    the blocks."""
+    return kept * block_bytes + _BESIDE_BYTES + _BESIDE_A_BLOCK * blocks + PAGE_BYTES * files
+
+
 class BlockwiseFile:
     """Read files of which some blocks are here. Pickles, and works after a fork.
 
@@ -155,14 +161,7 @@ class BlockwiseFile:
         if self.limit is None:
             return self.blocks
         block_bytes = self.files.block_bytes
-        # What is on the disk in any case: blocks that stay, edges of the others, the table and the locks.
-        fixed = (
-            int(kept.sum()) * block_bytes
-            + edges.nbytes
-            + _BESIDE_BYTES
-            + _BESIDE_A_BLOCK * self.blocks
-            + PAGE_BYTES * len(self.files.files)
-        )
+        fixed = edges.nbytes + fixed_bytes(int(kept.sum()), self.blocks, len(self.files.files), block_bytes)
         others = int((~kept).sum())
         # Whole blocks alone: part of one could not be verified.
         capacity = min(others, (self.limit - fixed) // block_bytes)

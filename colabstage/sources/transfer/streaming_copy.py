@@ -101,6 +101,8 @@ class StreamingCopy(Closing):
         self._partial: PartialFile | None = None
         self._transfer: Transfer | None = None
         self._wanted: list[tuple[int, int]] = []
+        # What is read before the copy begins brings so much along, for the next look.
+        self._along_bytes = ALONG_BYTES
         # What was read before the copy began, with what came along.
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
         # Its end is asked for beside the first look at its beginning, which costs no round trip more.
@@ -150,6 +152,10 @@ class StreamingCopy(Closing):
             )
             self._transfer.prefer(self._wanted)
             self._transfer.start()
+
+    def read_in_place(self) -> None:
+        """Expect reads of single members from here and there, and no copy: each brings only what was asked for."""
+        self._along_bytes = 0
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
@@ -261,12 +267,12 @@ class StreamingCopy(Closing):
             return data[offset - self._end_begins : end - self._end_begins]
         if (data := known_bytes(self._source, offset, end)) is not None:
             return data
-        if end - offset > ALONG_BYTES:
+        if end - offset > self._along_bytes:
             return self._read_directly(offset, end)
         for begin, data in tuple(self._looked_at):
             if begin <= offset and end <= begin + len(data):
                 return data[offset - begin : end - begin]
-        data = self._read_directly(offset, min(self.size, offset + ALONG_BYTES))
+        data = self._read_directly(offset, min(self.size, offset + self._along_bytes))
         self._looked_at.append((offset, data))
         return data[: end - offset]
 

@@ -313,7 +313,8 @@ DiskLimit = Annotated[
         "--disk-limit",
         metavar="SIZE",
         show_default=False,
-        help="Keep at most this much of the pack on the local disk, for example 20GB; a larger one is read in part.",
+        help="Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
+        "into the cache, and read from there in part.",
         rich_help_panel=_PLACES,
     ),
 ]

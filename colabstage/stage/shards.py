@@ -1,0 +1,377 @@
+"""A pack larger than the disk limit: made shard by shard, each published to the cache when it is finished, and dropped.
+
+While one shard is packed, the one before it is published, so there are never more than two here. What is finished is
+told by the manifests in the cache: a call that was killed continues with the first shard that has none. What all shards
+are together is the file that a machine with enough room would have made, in parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
+from colabstage.errors import ColabstageError, LayoutError, NotEnoughSpaceError
+from colabstage.h5.manifest import BLOCK_BYTES
+from colabstage.h5.parts import PartName, shard_path
+from colabstage.io.files import make_folder
+from colabstage.io.pipeline import in_thread
+from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.temporaries import remove_own
+from colabstage.io.units import format_bytes, format_count
+from colabstage.io.workspace import open_workspace, unless
+from colabstage.load.partial import forget_parts
+from colabstage.load.places import LEAST_BLOCKS
+from colabstage.machine.drive import drive_root
+from colabstage.machine.resources import check_space
+from colabstage.pack.execute import ShardName, keeps_files, run_pack
+from colabstage.pack.job import prepare_pack, settled
+from colabstage.pack.plan import pack_content
+from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job, shard_splits
+from colabstage.pack.writer import MixedImagesError
+from colabstage.sources.identity import compare_states
+from colabstage.sources.partial.file import fixed_bytes
+from colabstage.stage.cache import CachedPack, find_shards, look_at_shard
+from colabstage.stage.publish import discard_version, publish_file
+from colabstage.stage.record import identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from pathlib import Path
+    from types import TracebackType
+
+    from colabstage.io.progress import Progress, ProgressStep
+    from colabstage.pack.job import PackJob
+    from colabstage.sources.opening import OpenSource
+    from colabstage.stage.cache import Cache, CachedShard
+    from colabstage.stage.make import StageCall
+    from colabstage.stage.publish import PublishReport
+    from colabstage.stage.request import StageRequest
+    from colabstage.trees.tree import Tree
+
+# One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; and
+# a quarter is left for what nobody can know beforehand.
+_SHARDS_OF_LIMIT = 4
+# A limit that would do is looked for in such steps.
+_STEP = 1.1
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSizes:
+    """How a pack is divided."""
+
+    count: int
+    """The number of shards."""
+    most: int
+    """The length of the longest, in bytes."""
+    total: int
+    """The length of all together, in bytes."""
+
+    def __str__(self) -> str:
+        return f"{format_count(self.count, 'shards')} of up to {format_bytes(self.most)}"
+
+
+def divide(job: PackJob, limit: int) -> ShardSizes:
+    """Decide how many shards a pack has under a limit: each so small that packing, publishing and reading have room.
+
+    Raises:
+        NotEnoughSpaceError: no number of shards will do; the message says which limit would.
+    """
+    found = _divide(job, limit)
+    if found is not None:
+        return found
+    needed = limit
+    # A pack of which nothing stays here but its index has room in itself, so this ends.
+    while _divide(job, needed) is None:
+        needed = int(needed * _STEP) + 1
+    msg = (
+        f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
+        f"Give {format_bytes(int(needed * _STEP))} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
+    )
+    raise NotEnoughSpaceError(msg)
+
+
+def _divide(job: PackJob, limit: int) -> ShardSizes | None:
+    plan = job.plan
+    rows = sum(len(split.samples) for split in plan.splits)
+    content = pack_content(job.table, plan, job.options, attributes={}).nbytes
+    samples = plan.nbytes - (plan.open_bytes if plan.x.is_open else 0)
+    # Labels, keys and offsets, which stay here when the pack is read.
+    small = (content - samples) / rows
+    most_count = max(len(split.samples) for split in plan.splits)
+    total = content + plan.open_bytes
+    count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
+    while count <= most_count:
+        most = max(_shard_bytes(job, number, count, small) for number in range(count))
+        if most * _SHARDS_OF_LIMIT <= limit:
+            # The index of each, and blocks in which one split ends and the next begins.
+            kept = count * (1 + len(plan.splits) + int(small * rows / count) // BLOCK_BYTES)
+            blocks = count * -(-most // BLOCK_BYTES)
+            needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
+            return ShardSizes(count, most, total) if needed <= limit else None
+        count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
+    return None
+
+
+def _shard_bytes(job: PackJob, number: int, count: int, small: float) -> int:
+    plan, found, rows = job.plan, 0, 0
+    for split in shard_splits(plan.splits, number, count):
+        found += sum(int(part.lengths_of(split.samples).sum()) for part in plan.fields)
+        rows += len(split.samples)
+    everything = sum(len(split.samples) for split in plan.splits)
+    return found + int(small * rows) + plan.open_bytes * rows // everything
+
+
+def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJob:
+    """Return the plan that a machine with enough room would make; `job` is that of this one."""
+    # What is free here says nothing about a pack that will be in the cache; and the next call, with other free space,
+    # has to continue with the same shards.
+    if request.options.encoding != "auto" or job.plan.encoding != "encoded":
+        return job
+    return prepare_pack(tree, request.options, free_bytes=None)
+
+
+def check_cache(cache: Cache, job: PackJob, limit: int) -> Path:
+    """Return the folder of the cache, where shards go.
+
+    Raises:
+        NotEnoughSpaceError: there is none; the message has the line to write.
+    """
+    if cache.folder is not None:
+        return cache.folder
+    msg = (
+        f"The pack of '{job.label}' takes {format_bytes(job.plan.nbytes)}, and disk_limit={format_bytes(limit)}. It "
+        f"can be made in shards, which go to the cache and are read from there, but there is none: {cache.why}. Mount "
+        'Google Drive, or name a folder that has room for it: cache_dir="/content/drive/MyDrive/colabstage".'
+    )
+    raise NotEnoughSpaceError(msg)
+
+
+def pack_into_cache(
+    call: StageCall, source: OpenSource, job: PackJob, cache: Cache, check_listing: Callable[[], object]
+) -> CachedPack:
+    """Pack shard by shard into the cache, and return the whole set.
+
+    Args:
+        call: what was asked for, with a disk limit.
+        source: where the samples come from; its files are read where they are.
+        job: the plan of all samples, as `plan_without_room` makes it.
+        cache: where shards go.
+        check_listing: raises where the source no longer lists what it did; called before the set is complete.
+
+    Raises:
+        NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
+        TargetExistsError: somebody else's file is in the cache under the name of a shard.
+        Exception: as `stage_dataset`. Shards that are finished stay, and the next call continues.
+    """
+    assert call.request.disk_limit is not None
+    folder = check_cache(cache, job, call.request.disk_limit)
+    source.read_in_place()
+    job = settled(job)
+    encoded = keeps_files(job) if job.options.encoding == "auto" and job.plan.encoding == "pixels" else None
+    try:
+        # An earlier call may have found that images have many sizes, by one that this call has not seen.
+        if encoded is None or not _SetOfShards.of(call, encoded, folder).finished(source):
+            return _SetOfShards.of(call, job, folder).write(source, check_listing)
+    except MixedImagesError as error:
+        if encoded is None:
+            msg = f"These images cannot be stored as pixels: {error}."
+            raise LayoutError(msg) from error
+    assert encoded is not None
+    return _SetOfShards.of(call, encoded, folder).write(source, check_listing)
+
+
+@dataclass(frozen=True, slots=True)
+class _SetOfShards:
+    """One set of shards, planned."""
+
+    call: StageCall
+    """What was asked for."""
+    job: PackJob
+    """The plan of all samples."""
+    sizes: ShardSizes
+    """How it is divided."""
+    names: tuple[ShardName, ...]
+    """All shards, in order."""
+    target: Path
+    """The single file in the cache whose shards these are."""
+
+    @classmethod
+    def of(cls, call: StageCall, job: PackJob, folder: Path) -> Self:
+        """Plan a set whose shards go to `folder`."""
+        assert call.request.disk_limit is not None
+        sizes = divide(job, call.request.disk_limit)
+        made = made_of(job, sizes.count)
+        names = tuple(ShardName(made, number, sizes.count) for number in range(sizes.count))
+        return cls(call, job, sizes, names, folder / f"{call.request.name}.h5")
+
+    def finished(self, source: OpenSource) -> dict[int, CachedShard]:
+        """Return the shards that are in the cache, by number."""
+        wanted = {str(name): name.number for name in self.names}
+        there = find_shards(self.call.request, self.target.parent)
+        return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
+
+    def _is_current(self, shard: CachedShard, source: OpenSource) -> bool:
+        """Tell whether a shard in the cache is one of this set, of the present state of the source."""
+        state = identity_of(shard.manifest)
+        if self.call.request.refresh or shard.made_of != self.names[0].made_of or state is None:
+            return False
+        if PartName.of(shard.path).count != self.sizes.count:
+            return False
+        verdict = compare_states(state, source.identity)
+        return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
+
+    def write(self, source: OpenSource, check_listing: Callable[[], object]) -> CachedPack:
+        """Pack what is not in the cache, publish it, and return the set."""
+        call, request = self.call, self.call.request
+        make_folder(self.target.parent)
+        done = self.finished(source)
+        # First: beside shards of an earlier state, those of this one could make a set that looks whole.
+        for one in find_shards(request, self.target.parent):
+            if one not in done.values():
+                discard_version(one.path)
+        left = [name for name in self.names if name.number not in done]
+        if left:
+            # What is here of an earlier state takes up to the whole limit, and is of no use.
+            forget_parts([shard_path(self.target, *name[1:]) for name in self.names], request.folder.parent)
+        self._check_room(len(left))
+        results = {number: _result_of(one) for number, one in done.items()}
+        with (
+            call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
+            call.progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step,
+            # After the error of mixed images, shards of another form are needed.
+            open_workspace(
+                request.pack_path.with_name(f"{request.name}-shards.h5"), keeps=unless(MixedImagesError)
+            ) as ws,
+        ):
+            step.advance(sum(result.rows for result in results.values()))
+            with _Publisher() as publisher:
+                for name in left:
+                    local = shard_path(ws.path / self.target.name, name.number, name.total)
+                    results[name.number] = self._pack(name, local, source, _Within(step, call.cancellation))
+                    check_share(self.job, list(results.values()))
+                    if name is left[-1]:
+                        # With the last one the set is complete, so this is the last moment to find that it is not.
+                        check_listing()
+                    publisher.publish(local, shard_path(self.target, name.number, name.total))
+            timing.amount = sum(results[name.number].rows - results[name.number].resumed for name in left)
+            timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.target.parent}'"
+            if done:
+                timing.note += f"; {len(done):,} of them were there already"
+        call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
+        call.report.note(*self.job.table.notes)
+        there = {one.manifest.shard: one for one in find_shards(request, self.target.parent)}
+        return CachedPack.of_set([there[str(name)] for name in self.names])
+
+    def _check_room(self, left: int) -> None:
+        request, folder = self.call.request, self.target.parent
+        what = f"Packing '{request.source.name}' in shards"
+        check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
+        # Of a Drive nothing tells what it has room for but the answer to writing; the figures are those of this disk.
+        if drive_root(folder) is None:
+            check_space(folder, left * self.sizes.most, f"The cached pack of '{request.source.name}'")
+
+    def _pack(self, name: ShardName, local: Path, source: OpenSource, progress: Progress) -> ShardResult:
+        """Write one shard, unless an earlier call did, which was killed before it published it."""
+        call = self.call
+        left = look_at_shard(local)
+        if left is not None and left.manifest.shard == str(name) and self._is_current(left, source):
+            with progress.step("pack", total=None, unit=self.job.table.unit) as step:
+                step.advance((done := _result_of(left)).rows)
+            return done
+        options = self.job.options
+        if options.skip_share is not None:
+            options = replace(options, on_error="skip")  # the limit applies to all shards together
+        report = run_pack(
+            shard_job(replace(self.job, options=options), name.number, name.total),
+            local,
+            slow=source.slow,
+            progress=progress,
+            cancellation=call.cancellation,
+            key=call.request.key,
+            identity=source.identity.to_json(),
+            address=call.request.address,
+            shard=name,
+        )
+        return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
+
+
+def _result_of(shard: CachedShard) -> ShardResult:
+    manifest = shard.manifest
+    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+
+
+class _Publisher:
+    """Publish one shard at a time in a thread, and drop it here."""
+
+    def __init__(self) -> None:
+        self._cancellation = Cancellation()
+        self._running: Future[PublishReport] | None = None
+
+    def publish(self, local: Path, target: Path) -> None:
+        """Wait until the shard before this one is published, then begin to publish this one."""
+        self.wait()
+        self._running = in_thread(lambda: self._publish(local, target), "colabstage-publish", daemon=False)
+
+    def wait(self) -> None:
+        """Wait for the shard that is being published; raises as `publish_file`."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def _publish(self, local: Path, target: Path) -> PublishReport:
+        # Not a bar of its own: it would be drawn into that of packing.
+        done = publish_file(local, target, keep_previous=False, progress=_Silent(self._cancellation))
+        remove_own(local)
+        remove_own(local.with_name(f"{local.name}.json"))
+        return done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        # The folder that it reads from is about to get another name.
+        self._cancellation.cancel()
+        with contextlib.suppress(ColabstageError, OSError):
+            self.wait()
+
+
+class _Silent(NullProgress):
+    """Show nothing, but stop."""
+
+    def __init__(self, cancellation: Cancellation) -> None:
+        self.cancellation = cancellation
+
+
+class _Within:
+    """Show the steps of one shard as a part of one step of all."""
+
+    def __init__(self, step: ProgressStep, cancellation: Cancellation) -> None:
+        self._step, self.cancellation = step, cancellation
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        """Return a step that advances that of all; packing has no other."""
+        return _Part(self._step)
+
+
+class _Part:
+    def __init__(self, step: ProgressStep) -> None:
+        self._step = step
+
+    def advance(self, amount: int = 1) -> None:
+        self._step.advance(amount)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the step of all open."""

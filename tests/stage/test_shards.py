@@ -1,0 +1,356 @@
+"""A source whose pack is larger than the disk limit: packed in shards, which go to the cache, and read from there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DamagedPackError, NotEnoughSpaceError
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.load.partial import PartialPack
+from colabstage.pack import execute
+from colabstage.pack.run import pack_dataset
+from colabstage.stage import shards
+from colabstage.stage.purge import list_datasets, purge_datasets
+from colabstage.stage.run import plan_stage, stage_dataset
+from tests.support.http_server import WebServer
+from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.stage.dataset import StagedDataset
+    from tests.sources.servers import BucketService
+
+pytestmark = pytest.mark.torch
+
+# Images of 49 kB each, 15 MB in all: three times the limit.
+COUNT, SIDE, LIMIT, SHARDS = 300, 128, 5_000_000, 12
+
+
+def write_image(path: Path, number: int, *, side: int = SIDE) -> None:
+    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, "PNG", compress_level=0)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_blocks(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images in two classes."""
+    folder = tmp_path_factory.mktemp("source") / "photos"
+    for number in range(COUNT):
+        write_image(folder / ("cat", "dog")[number % 2] / f"{number:04}.png", number)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def archive(photos: Path) -> Path:
+    """The same as a zip."""
+    return zipped(photos, photos.with_name("photos.zip"))
+
+
+def zipped(folder: Path, target: Path) -> Path:
+    with zipfile.ZipFile(target, "w") as file:
+        for path in sorted(folder.rglob("*.png")):
+            file.write(path, path.relative_to(folder))
+    return target
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Any]:
+    """Where the part is, and where the cache is."""
+    return {"local_dir": tmp_path / "local", "cache_dir": tmp_path / "cache", "progress": False}
+
+
+def whole_pack(source: Path | str, folder: Path, **options: Any) -> Path:
+    """Return the pack that a call without a limit makes."""
+    return stage_dataset(source, local_dir=folder, cache_dir=None, progress=False, **options).path
+
+
+def rows_of(data: StagedDataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return all of `train` by a loader in windows, put in the order of the file."""
+    dataset = data["train"]
+    dataset.return_index = True
+    found = [(index.numpy(), x.permute(0, 2, 3, 1).numpy(), y.numpy()) for (x, y), index in make_loader(dataset, 8)]
+    order = np.argsort(np.concatenate([one[0] for one in found]))
+    return np.concatenate([one[1] for one in found])[order], np.concatenate([one[2] for one in found])[order]
+
+
+def check_rows(data: StagedDataset, whole: Path) -> None:
+    x, y = rows_of(data)
+    with h5py.File(whole) as file:
+        np.testing.assert_array_equal(x, file["X_train"][()])
+        np.testing.assert_array_equal(y, file["Y_train"][()])
+
+
+def shards_in(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*-of-*.h5"))
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the shards that are packed, or continued, from now on."""
+    numbers: list[int] = []
+    run_pack = execute.run_pack
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        numbers.append(named["shard"].number)
+        return run_pack(*arguments, **named)
+
+    monkeypatch.setattr(shards, "run_pack", noted)
+    return numbers
+
+
+def test_a_zip_larger_than_the_limit_is_packed_in_shards(
+    archive: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
+) -> None:
+    """The disk never holds more than the limit; rows are those of the pack of one file; the second call reads the
+    cache; and a call without a limit joins the shards to the file that it would have packed, byte for byte."""
+    plan = plan_stage(archive, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
+    assert f"would be packed in {SHARDS} shards" in str(plan)
+    assert plan.figures.peak_bytes <= LIMIT
+    with disk_sampled(places["local_dir"]) as taken:
+        data = stage_dataset(archive, disk_limit=LIMIT, **places)
+        assert (data.report.origin, data.splits, data.classes) == ("source", {"train": COUNT}, ("cat", "dog"))
+        assert packed == list(range(SHARDS))
+        whole = whole_pack(archive, tmp_path / "whole")
+        check_rows(data, whole)
+        assert data.part is not None
+        assert data.part.figures["evicted"] > 0
+        data.part.close()
+    assert 1_000_000 < max(taken) <= LIMIT < whole.stat().st_size / 2
+    assert len(shards_in(places["cache_dir"])) == SHARDS
+    assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
+    again = stage_dataset(archive, disk_limit=LIMIT, **places)
+    assert (again.report.origin, len(packed)) == ("cache", SHARDS)
+    assert again.part is not None
+    again.part.close()
+    joined = stage_dataset(archive, **places)
+    assert (joined.report.origin, joined.part) == ("cache", None)
+    assert joined.path.read_bytes() == whole.read_bytes()
+    assert stage_dataset(archive, **places).report.origin == "local"
+    assert not (places["cache_dir"] / whole.name).exists()
+
+
+def test_a_folder_and_a_web_zip_are_read_where_they_are(
+    photos: Path, archive: Path, places: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nothing of them is copied here first: each image is asked for once, and the limit holds."""
+    data = stage_dataset(photos, disk_limit=LIMIT, **places)
+    check_rows(data, whole_pack(photos, tmp_path / "whole"))
+    assert data.part is not None
+    data.part.close()
+    shutil.rmtree(places["local_dir"])
+    with disk_sampled(places["local_dir"]) as taken:
+        with WebServer({"photos.zip": archive}) as server:
+            web = stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, **places)
+            sent = sum(1 for one in server.requests if one.method == "GET")
+        check_rows(web, whole_pack(archive, tmp_path / "zip"))
+        assert web.part is not None
+        web.part.close()
+    assert max(taken) <= LIMIT
+    assert COUNT <= sent < 1.2 * COUNT
+
+
+KILLED = """
+import sys
+from tests.support.staged import use_small_blocks
+import colabstage.stage.run, colabstage.stage.shards, colabstage.load.dataset
+import pytest
+use_small_blocks(pytest.MonkeyPatch())
+from colabstage import stage_dataset
+stage_dataset(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3], cache_dir=sys.argv[4], progress=False)
+"""
+
+
+def test_a_kill_costs_no_shard_that_was_finished(
+    archive: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
+) -> None:
+    """Killed between and within shards, the next call continues with the first that is not finished."""
+    command = [
+        sys.executable,
+        "-c",
+        KILLED,
+        str(archive),
+        str(LIMIT),
+        str(places["local_dir"]),
+        str(places["cache_dir"]),
+    ]
+    there: list[Path] = []
+    with disk_sampled(places["local_dir"]) as taken:
+        for wanted in (2, 6):
+            child = subprocess.Popen(command)
+            deadline = time.monotonic() + 100
+            while len(shards_in(places["cache_dir"])) < wanted and child.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            before, there = there, shards_in(places["cache_dir"])
+            assert {path.name: path.stat().st_mtime_ns for path in before}.items() <= {
+                path.name: path.stat().st_mtime_ns for path in there
+            }.items()
+        whole = [path for path in there if path.with_name(f"{path.name}.json").exists()]
+        data = stage_dataset(archive, disk_limit=LIMIT, **places)
+        check_rows(data, whole_pack(archive, tmp_path / "whole"))
+        assert data.part is not None
+        data.part.close()
+    assert max(taken) <= LIMIT
+    # One more may have been finished here and not published.
+    assert 6 <= len(whole) < SHARDS
+    assert SHARDS - len(whole) - 1 <= len(packed) <= SHARDS - len(whole)
+    assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
+
+
+def test_what_became_of_the_source_or_of_a_shard_is_noticed(
+    photos: Path, places: dict[str, Any], packed: list[int], tmp_path: Path
+) -> None:
+    """A damaged shard is an error at the batch that needs it; a source that changed is packed again, all of it."""
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    data = stage_dataset(source, disk_limit=LIMIT, **places)
+    assert data.part is not None
+    data.part.close()
+    shutil.rmtree(places["local_dir"])
+    victim = shards_in(places["cache_dir"])[4]
+    content = victim.read_bytes()
+    victim.write_bytes(content[: 3 * SMALL_BLOCK] + bytes(2 * SMALL_BLOCK) + content[5 * SMALL_BLOCK :])
+    damaged = stage_dataset(source, disk_limit=LIMIT, **places)
+    assert damaged.report.origin == "cache"
+    with pytest.raises(DamagedPackError, match=rf"{victim.name}' is damaged"):
+        rows_of(damaged)
+    assert damaged.part is not None
+    damaged.part.close()
+    victim.write_bytes(content)
+    # Of the same length, in the place of another.
+    write_image(source / "cat" / "0000.png", COUNT)
+    with disk_sampled(places["local_dir"]) as taken:
+        changed = stage_dataset(source, disk_limit=LIMIT, **places)
+    assert max(taken) <= LIMIT
+    assert (changed.report.origin, len(packed)) == ("source", 2 * SHARDS)
+    check_rows(changed, whole_pack(source, tmp_path / "whole"))
+    assert changed.part is not None
+    changed.part.close()
+
+
+def test_broken_images_and_images_of_other_sizes_are_as_in_one_file(
+    photos: Path, places: dict[str, Any], tmp_path: Path
+) -> None:
+    """What `on_error="skip"` leaves out is left out of its shard; an image of another size among many has all files
+    kept as they are, also in the shards that were finished."""
+    source = Path(shutil.copytree(photos, tmp_path / "photos"))
+    (source / "dog" / "0277.png").write_bytes(b"nothing")
+    data = stage_dataset(source, disk_limit=LIMIT, on_error="skip:1%", **places)
+    assert data.splits == {"train": COUNT - 1}
+    assert len(data.report.skipped) == 1
+    check_rows(data, whole_pack(source, tmp_path / "whole", on_error="skip:1%"))
+    assert data.part is not None
+    data.part.close()
+    shutil.rmtree(places["cache_dir"])
+    write_image(source / "dog" / "0277.png", 277, side=SIDE + 1)
+    mixed = stage_dataset(source, disk_limit=LIMIT, **places)
+    assert mixed.info is not None
+    assert mixed.info.encoding == "encoded"
+    expected = dataset_h5(whole_pack(source, tmp_path / "mixed"))
+    train = mixed["train"]
+    for start in range(0, COUNT, 10):
+        for mine, other in zip(train[start : start + 10], expected[start : start + 10], strict=True):
+            np.testing.assert_array_equal(mine[0], other[0])
+    expected.close()
+    assert mixed.part is not None
+    mixed.part.close()
+    count = len(shards_in(places["cache_dir"]))
+    assert all(f"-of-{count:05}" in path.name for path in shards_in(places["cache_dir"]))
+
+
+@pytest.mark.fuse
+def test_shards_go_to_a_drive_and_come_from_there(
+    archive: Path, drive: SimulatedDrive, my_drive: Path, tmp_path: Path
+) -> None:
+    """With a zip on a mounted Drive nothing has to be named: its shards are beside it in the cloud."""
+    shutil.copy(archive, drive.cloud / "MyDrive" / "photos.zip")
+    local = tmp_path / "local"
+    with disk_sampled(local) as taken:
+        data = stage_dataset(my_drive / "photos.zip", disk_limit=LIMIT, local_dir=local, progress=False)
+        check_rows(data, whole_pack(archive, tmp_path / "whole"))
+        assert data.part is not None
+        data.part.close()
+    assert max(taken) <= LIMIT
+    assert len(shards_in(my_drive / "colabstage")) == SHARDS
+
+
+def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
+    archive: Path, places: dict[str, Any], tmp_path: Path
+) -> None:
+    """No cache, a limit that is too little, and a checksum, for which all of a remote archive has to come."""
+    nowhere = {**places, "cache_dir": None}
+    with pytest.raises(NotEnoughSpaceError, match=r'no cache was asked for(.|\n)*cache_dir="/content/drive'):
+        stage_dataset(archive, disk_limit=LIMIT, **nowhere)
+    with pytest.raises(NotEnoughSpaceError, match=r"no cache was asked for"):
+        plan_stage(archive, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=None)
+    with pytest.raises(
+        NotEnoughSpaceError, match=r"disk_limit=1 MB is too little(.|\n)*Give ([0-9.]+ MB) or more"
+    ) as caught:
+        stage_dataset(archive, disk_limit="1 MB", **places)
+    named = str(caught.value).partition("Give ")[2].partition(" or more")[0]
+    with WebServer({"photos.zip": archive}) as server, pytest.raises(NotEnoughSpaceError, match=r"takes 1\d.* MB of"):
+        stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, hash="sha256:" + 64 * "0", **places)
+    assert not places["cache_dir"].exists()
+    assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
+    data = stage_dataset(archive, disk_limit=named, **places)
+    check_rows(data, whole_pack(archive, tmp_path / "whole"))
+    assert data.part is not None
+    data.part.close()
+
+
+def test_a_set_in_the_cache_is_one_dataset_to_list_and_to_remove(archive: Path, places: dict[str, Any]) -> None:
+    """It has one line, with the rows of all shards; with one shard gone it is not whole; purging removes every one."""
+    data = stage_dataset(archive, disk_limit=LIMIT, **places)
+    assert data.part is not None
+    data.part.close()
+    cache, local = places["cache_dir"], places["local_dir"]
+
+    def cached() -> list[Any]:
+        return [one for one in list_datasets(local_dir=local, cache_dir=cache) if one.place == "cache"]
+
+    (listed,) = cached()
+    assert (listed.samples, listed.whole) == ({"train": COUNT}, True)
+    assert listed.nbytes == sum(path.stat().st_size for path in shards_in(cache))
+    first = shards_in(cache)[0]
+    first.unlink()
+    first.with_name(f"{first.name}.json").unlink()
+    (listed,) = cached()
+    assert not listed.whole
+    assert purge_datasets([listed]).nbytes == listed.nbytes
+    assert list(cache.iterdir()) == []
+
+
+def test_shards_that_were_packed_into_a_bucket_are_read_in_part(
+    archive: Path, s3: BucketService, tmp_path: Path
+) -> None:
+    """The address that packing reports is the one to read from."""
+    report = pack_dataset(archive, f"s3://{s3.bucket}/packs/photos.h5", shards=6, progress=False)
+    dataset = dataset_h5(str(report.path), disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+    part = dataset.reader.arrival
+    assert isinstance(part, PartialPack)
+    seen = [row for _, index in make_loader(dataset, 8) for row in index.tolist()]
+    assert sorted(seen) == list(range(COUNT))
+    part.close()
