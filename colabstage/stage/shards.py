@@ -291,7 +291,7 @@ class _SetOfShards:
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,
-            identity=source.identity.to_json(),
+            identity=lambda: source.identity.to_json(),
             address=call.request.address,
             shard=name,
         )
