@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from colabstage.errors import ColabstageError, LayoutError, NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES
@@ -284,6 +284,10 @@ class _SetOfShards:
         options = self.job.options
         if options.skip_share is not None:
             options = replace(options, on_error="skip")  # the limit applies to all shards together
+
+        def state() -> dict[str, Any]:
+            return source.identity.to_json()
+
         report = run_pack(
             shard_job(replace(self.job, options=options), name.number, name.total),
             local,
@@ -291,7 +295,7 @@ class _SetOfShards:
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,
-            identity=lambda: source.identity.to_json(),
+            identity=state,
             address=call.request.address,
             shard=name,
         )
