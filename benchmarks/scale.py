@@ -7,7 +7,9 @@ a zip, in a tar, and in the rows of a parquet file. Each step runs once, in a pr
 resident size is printed (`VmHWM`), and what it took of the processor, which other work hardly changes: planning opens
 the source, finds the samples and decides how they are stored; packing is the whole call of `pack_dataset`; opening is
 `dataset_h5` and its length, the first batch 64 rows from all over the file, both the quickest of nine, and the loader's
-first batch is that of `make_loader`, shuffled, from its call on, once. At most 3 GB of disk are in use at a time, and
+first batch is that of `make_loader`, shuffled, from its call on, once. The limit of packing a folder is below it: one
+thread lists the same names, and opens, reads and closes each file, and nothing else. What of the growth is the file
+system's own shows there. At most 3 GB of disk are in use at a time, and
 nothing is left.
 
 Ends with exit code 1 when opening takes 20 ms, planning or packing a sample of the many takes 1.3 times as much of the
@@ -45,6 +47,18 @@ with open_samples(sys.argv[1], PackOptions(), beside=Path(sys.argv[2])) as opene
     seconds = time.perf_counter() - start
     found = {"samples": samples, "seconds": seconds, "cpu_s": cpu_s(), "peak_bytes": peak()}
 """
+_BARE = """
+start = time.perf_counter()
+samples = 0
+for folder in sorted(os.listdir(sys.argv[1])):
+    place = os.path.join(sys.argv[1], folder)
+    for name in sorted(os.listdir(place)):
+        handle = os.open(f"{place}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        os.read(handle, 1 << 20)
+        os.close(handle)
+        samples += 1
+found = {"samples": samples, "seconds": time.perf_counter() - start, "cpu_s": cpu_s(), "peak_bytes": peak()}
+"""
 
 
 class Taken(NamedTuple):
@@ -60,15 +74,25 @@ class Taken(NamedTuple):
     """Of the whole call of `pack_dataset`."""
     opening: Opening
     """Of the pack."""
+    bare: PackMemory | None
+    """Of opening, reading and closing each file of a folder; `None` for other forms."""
 
     def __str__(self) -> str:
         opening = self.opening
         steps = "".join(
             f"{one.seconds:>8.1f}{one.cpu_s:>8.1f}{one.peak_bytes / 2**20:>7,.0f}" for one in (self.plan, self.pack)
         )
-        return (
+        row = (
             f"{self.form:<8}{self.samples:>10,}{steps}"
             f"{opening.open_s * 1000:>9.1f}{opening.batch_s * 1000:>9.1f}{opening.loader_s * 1000:>9.1f}"
+        )
+        if self.bare is None:
+            return row
+        limit = "  limit: open, read and close each file"
+        rates = [self.samples / one.seconds for one in (self.pack, self.bare)]
+        return (
+            f"{row}\n{limit:<41}{self.bare.seconds:>8.1f}{self.bare.cpu_s:>8.1f}{self.bare.peak_bytes / 2**20:>7,.0f}"
+            f"   {rates[0]:,.0f} of {rates[1]:,.0f} files/s"
         )
 
 
@@ -89,9 +113,10 @@ def measure(form: str, count: int, place: Path | None) -> Taken:
         packed = packing(source, pack)
         if not plan.samples == packed.samples == count:
             sys.exit(f"{form}: {plan.samples:,} samples were planned and {packed.samples:,} packed of {count:,}")
+        bare = PackMemory(**run_step(_BARE, source, pack)) if source.is_dir() else None
         # Before the pack is opened, so that what is cached of the source does not take the memory.
         shutil.rmtree(source) if source.is_dir() else source.unlink()
-        return Taken(form, count, plan, packed, opening(pack))
+        return Taken(form, count, plan, packed, opening(pack), bare)
 
 
 def judge(few: Taken, many: Taken) -> list[tuple[bool, str]]:

@@ -518,10 +518,9 @@ def pipeline_limits(
         return PipelineLimits(readers=few, max_readers=few, workers=cores)
     # In a fast folder each worker reads for itself until reads prove slow. Where hardly anything is decoded one worker
     # does that, since several would wait for each other in Python and in the file.
-    alone = not slow and (tiny or not decodes)
     return PipelineLimits(
         readers=SLOW_READERS if slow else 0,
         max_readers=SLOW_READERS,
-        workers=1 if alone else cores,
-        slow_read_s=_COLD_READ_S if alone else _SLOW_READ_S,
+        workers=1 if not slow and (tiny or not decodes) else cores,
+        slow_read_s=_SLOW_READ_S if slow or decodes else _COLD_READ_S,
     )
