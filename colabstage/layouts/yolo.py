@@ -141,7 +141,7 @@ def read_yolo(tree: Tree) -> SampleTable:
     # By exact names: labels are looked for by the thousand, and in the case that the images have.
     texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
-    labels = [_label_of(image.name, texts) for image in images]
+    labels = [_label_file_of(image.name, texts) for image in images]
     files = [label for label in labels if label is not None]
     names, keypoints = read_class_file(tree)
     beside = sum(
@@ -206,7 +206,7 @@ def read_yolo(tree: Tree) -> SampleTable:
     return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
 
 
-def _label_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
+def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
     """Return the file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one
     beside."""
     stem = posixpath.splitext(image)[0]

@@ -123,6 +123,7 @@ def files_module(colab: SimulatedColab) -> ModuleType:
     def download(filename: str) -> None:
         colab.calls.append("files.download")
         _check_there(filename)
+        # Files travel to the browser through the kernel, so that a script without one fails here.
         _ = _kernel()
         colab.downloads[Path(filename).name] = Path(filename).read_bytes()
 

@@ -293,6 +293,7 @@ class Traffic:
         stream.last_block = block
         # A reader that continues where it was finds what came while it was busy; one that jumps finds nothing.
         credit_s = knobs.readahead_bytes / knobs.stream_bytes_per_s if follows and not first_of_open else 0.0
+        # Each byte passes both pipes, so whichever is busier decides.
         arrived = stream.meter.reserve(asked, nbytes, credit_s=credit_s)
         arrived = max(arrived, self._total.reserve(asked, nbytes, credit_s=max(SLACK_S, credit_s)))
         heapq.heappush(self._slots, max(arrived, asked))
@@ -338,6 +339,7 @@ class FaultLedger:
         """Return how the content of the file that is now opened comes wrong. Counts the open."""
         for rule in self.faults.contents:
             if fnmatchcase(path, rule.pattern):
+                # The first rule for a file decides, also once it has run out: a later one would begin in its middle.
                 within = rule.first_opens is None or self._count(rule, "") <= rule.first_opens
                 return rule if within else None
         return None

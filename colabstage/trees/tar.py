@@ -350,7 +350,7 @@ class TarTree(Tree):
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self.source = unpack_into(spool, source, limits, cancellation)
         try:
-            files, skipped, self._empty_folders = _check_headers(
+            files, skipped, self._empty_folders = _check_tar_members(
                 source.label, _within_limits(self.source, source.size, limits, cancellation)
             )
         except BaseException:
@@ -394,7 +394,7 @@ def _within_limits(
         yield member
 
 
-def _check_headers(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
+def _check_tar_members(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
     """Return the files by cleaned name, links resolved; the links that lead to no file; the folders that hold none."""
     files = Listing()
     symlinks: dict[str, str] = {}
