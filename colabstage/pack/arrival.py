@@ -313,8 +313,9 @@ _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.02
 _LOOK_AT_OWNER_S = 1.0
 
 
-# Neighbours in a source are often of one class, so the first batch is of so many units, which are asked for at once.
-FIRST_UNITS = 8
+# Neighbours in a source are often of one class, so training begins when so many units are here; the first batches come
+# of twice as many where a unit has fewer rows than a batch.
+FIRST_UNITS = 4
 
 
 class SplitRows(NamedTuple):

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 COUNT, BATCH = 96, 8
-# What a first batch may be of: eight units, and the one after them.
-FIRST = 72
+# What a first batch may be of: four units of eight, and the one after them.
+FIRST = 40
 
 
 def png(number: int) -> bytes:

@@ -14,6 +14,7 @@ import bisect
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _LONGEST_BYTES = 64 * 1024 * 1024
 # Less than this is not worth a request of its own while there is other work.
 _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
+# The first of what is preferred is asked for in parts of so much of a stretch, and up to so much more.
+_LEAST_PART, _PARTS = 0.35, 0.8
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
@@ -121,7 +124,7 @@ class RangeScheduler:
         self._block_bytes = block_bytes
         self._active: list[ByteRange] = []
         self._wanted: deque[tuple[int, int]] = deque()
-        self._preferred = 0
+        self._preferred = self._stretch_bytes = 0
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
         # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
@@ -145,6 +148,8 @@ class RangeScheduler:
         """Hand out these byte ranges `(begin, end)` first, in this order, as far as nobody has asked for them yet; what
         was preferred before is forgotten."""
         self._wanted = deque(byte_ranges)
+        first = list(islice(self._wanted, self._connections))
+        self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
 
     def is_preferred(self, offset: int, most_bytes: int) -> bool:
         """Return whether a byte is among the first `most_bytes` of what is preferred and not asked for."""
@@ -196,12 +201,19 @@ class RangeScheduler:
     def _cut_gap(self, now: float) -> ByteRange:
         number, begin, end = self._next_gap()
         length = self._length()
+        grain = _GRAIN_BYTES
         if self._wanted:
             # Somebody waits for the first of them: all connections bring it together, and twice as much each time.
             length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
+            if self._preferred < self._connections:
+                # Those that begin at once share the line, and what is wanted first should not come half as fast for
+                # what is wanted later. So two connections bring a stretch; not as much each, or all would ask again,
+                # and wait for their round trips, at the same time.
+                grain, part = _LEAST_TAKEN_BYTES, _LEAST_PART + _PARTS * self._preferred / self._connections
+                length = min(length, max(grain, int(self._stretch_bytes * part)))
             self._preferred += 1
         cut = begin + length
-        if end - cut < _GRAIN_BYTES:
+        if end - cut < grain:
             cut = end
         first, last = self._gaps[number]
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
