@@ -623,7 +623,12 @@ _STREAMING_PAYS = "streaming=True would give batches as soon as"
 
 def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
     """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
-    if request.keep != "pack" or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES:
+    # Under a limit it is no choice: the two cannot be combined.
+    if (
+        request.keep != "pack"
+        or request.disk_limit is not None
+        or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES
+    ):
         return []
     obstacle = PackStream.obstacle(job)
     if obstacle is not None:

@@ -242,6 +242,9 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     assert "streaming=True" not in str(plan_stage(source, **places))
     monkeypatch.setattr(staging, "_WORTH_BYTES", 500_000)
     assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
+    nothing_cached = {**places, "cache_dir": source.parent / "empty"}
+    assert "streaming=True" in str(plan_stage(source, **nothing_cached))
+    assert "streaming=True" not in str(plan_stage(source, disk_limit="1 GB", **nothing_cached))
     monkeypatch.setattr(staging, "free_space", lambda _: 100_000)
     assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
     assert "With disk_limit= it is packed in shards" in str(plan_stage(source, **{**places, "cache_dir": None}))
