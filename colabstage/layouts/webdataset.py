@@ -40,7 +40,7 @@ from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.tar import scan_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -96,6 +96,10 @@ class ShardSamples(NamedTuple):
     """What files of samples end in that are read by nobody."""
 
 
+# The name and place of an image, array, clip or mask; what may be a label; or nothing of any other file.
+_Found = tuple[str, Part] | bytes | None
+
+
 class _Files(NamedTuple):
     """The files of one sample, by the rest of their names."""
 
@@ -105,6 +109,15 @@ class _Files(NamedTuple):
     """The contents of what may be a label."""
     others: set[str]
     """Everything else."""
+
+    @classmethod
+    def of(cls, found: Mapping[str, _Found]) -> _Files:
+        """Return them, of what was found of each."""
+        return cls(
+            {rest: one for rest, one in found.items() if isinstance(one, tuple)},
+            {rest: one for rest, one in found.items() if isinstance(one, bytes)},
+            {rest for rest, one in found.items() if one is None},
+        )
 
     def as_sample(self, address: str) -> PackedSample:
         rest = next(rest for rest in _CONTENTS if rest in self.contents)
@@ -166,30 +179,40 @@ def scan_shard(shard: ShardFile, number: int) -> ShardSamples:
         OSError, SourceReadError: it cannot be read.
     """
     window = ScanWindow(shard.content)
-    groups: dict[str, _Files] = {}
+    # One small dict for each sample: there may be a million, and the words for their kinds are the same for all.
+    groups: dict[str, dict[str, _Found]] = {}
+    kinds: dict[str, str] = {}
     for member in scan_members(window):
         name = clean_member_name(window.label, member.name) if member.kind == "file" else ""
         split = _split_name(name)
         if split is None or is_junk(name):
             continue
-        key, rest = split
-        files = groups.setdefault(key, _Files({}, {}, set()))
+        key, rest = split[0], kinds.setdefault(split[1], split[1])
+        files = groups.setdefault(key, {})
         # Which of the two is meant nobody can tell.
-        if rest in files.contents or rest in files.labels or rest in files.others:
+        if rest in files:
             msg = f"'{shard.name}' holds '{name}' twice; expected one file of each kind for each sample."
             raise BrokenDatasetError(msg)
         if rest in _CONTENTS or rest in _MASKS:
-            files.contents[rest] = (name, Part(number, member.offset, member.size))
+            files[rest] = (name, Part(number, member.offset, member.size))
         # A label is read while the tar is scanned; what is larger is none.
         elif rest in _LABELS and member.size <= _MAX_LABEL_BYTES:
-            files.labels[rest] = window.pread(member.size, member.offset)
+            files[rest] = window.pread(member.size, member.offset)
         else:
-            files.others.add(rest)
+            files[rest] = None
     # Hundreds of shards may follow, and a process may open so many files only.
     rest_shard(shard)
-    samples = [files.as_sample(f"{shard.name}/{key}") for key, files in groups.items() if files.has_content]
-    left = frozenset().union(*(files.left_out for files in groups.values() if files.labels or files.contents))
-    return ShardSamples(samples, len(groups) - len(samples), left)
+    samples: list[PackedSample] = []
+    left: set[str] = set()
+    count = len(groups)
+    for key in list(groups):
+        # What was found of each goes when the sample has been made of it.
+        whole = _Files.of(groups.pop(key))
+        if whole.has_content:
+            samples.append(whole.as_sample(f"{shard.name}/{key}"))
+        if whole.labels or whole.contents:
+            left |= whole.left_out
+    return ShardSamples(samples, count - len(samples), frozenset(left))
 
 
 def _split_name(name: str) -> tuple[str, str] | None:

@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import time
+import tracemalloc
 import warnings
 import wave
 import zipfile
@@ -19,9 +20,11 @@ from PIL import Image
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.layouts.detect import audio_clips, detect_layout
-from colabstage.layouts.shards import ScanWindow, split_of_shard
+from colabstage.layouts.shards import ScanWindow, ShardFile, split_of_shard
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Masks, Values
+from colabstage.layouts.webdataset import scan_shard
 from colabstage.pack.run import pack_dataset
+from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import JoinedTree, open_tree
 
@@ -94,6 +97,24 @@ def labels(table: SampleTable) -> list[Any]:
     """The targets of a table."""
     assert isinstance(table.targets, Values)
     return table.targets.values.tolist()  # type: ignore[no-any-return]
+
+
+def test_a_sample_of_many_is_one_small_object_while_they_are_scanned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 images with a class: at most 700 bytes of memory each."""
+    monkeypatch.setattr("colabstage.layouts.shards._FAR_BYTES", 1 << 15)
+    files = [(f"{n // 2:06d}.{('png', 'cls')[n % 2]}", b"1") for n in range(4_000)]
+    path = write_tar(tmp_path / "shards" / "a.tar", files)
+    shard = ShardFile(path.name, "", LocalBytes(path))
+    tracemalloc.start()
+    try:
+        found = scan_shard(shard, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found.samples) == 2_000
+    assert peak < 700 * 2_000
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
