@@ -1,9 +1,9 @@
 """Telling an image file that can be decoded from one that cannot, for a part of what decoding takes.
 
-Between the header of a sequential JPEG and the mark of its end, nothing stops the decoder: codes that are damaged come
-as grey or shifted blocks, codes that are missing as grey ones, which readers warn of and then take. So whether such a
-file can be decoded shows without its codes, which take nearly all the time. Without that mark in its place it is
-decoded, because how many of the codes are needed is known only to who reads them.
+The codes of a JPEG's pixels do not stop the decoder: codes that are damaged come as grey or shifted blocks, codes that
+are missing as grey ones, which readers warn of and then take. What stops it is in the segments before each scan. So
+whether such a file can be decoded shows without its codes, which take nearly all the time. Without the mark of the end
+in its place it is decoded, because how many of the codes are needed is known only to who reads them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import ImageFacts, check_pixels, decode_image, open_upright, probe_image, upright_size
-from colabstage.images.headers import CodePlace, codes_end_well, find_codes, read_jpeg_header, without_codes
+from colabstage.images.headers import CodePlace, codes_end_well, read_jpeg_header, without_codes
 from colabstage.images.options import ImageOptions
 
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
-_EIGHTH = 8
 _SIZE_BYTES = 4
 
 
@@ -51,10 +50,10 @@ class CompleteCheck:
     def check(self, data: bytes) -> ImageFacts:
         """Check that an image file has a readable header, and pixels that can be decoded.
 
-        A JPEG's header is tried without the codes of its pixels, which are looked through for stray markers; those of a
-        progressive one are unpacked at an eighth of its size. A PNG's checksums are taken. What follows the end
-        (padding, a second picture) is no matter. Whatever fails there, a file of any other format, and a JPEG that is
-        coded as few are, passes when it can be decoded as it will be by its reader.
+        A JPEG's header, and those of its scans, are tried without the codes of its pixels, which are looked through for
+        stray markers. A PNG's checksums are taken. What follows the end (padding, a second picture) is no matter.
+        Whatever fails there, a file of any other format, and a JPEG that is coded as few are, passes when it can be
+        decoded as it will be by its reader.
 
         Returns:
             What its header says.
@@ -86,19 +85,18 @@ class CompleteCheck:
         return ImageFacts(height, width, head.facts.channels, head.facts.dtype, head.facts.format)
 
     def _is_complete(self, data: bytes, facts: ImageFacts) -> bool:
-        if facts.format == "JPEG":
-            place = find_codes(data)
-            if place is None or not codes_end_well(data, place):
-                return _unpacks(data)
-            if not _is_taken(without_codes(data, place)):
-                return False
+        if facts.format != "JPEG":
+            return facts.format == "PNG" and _has_checksums(data)
+        found = without_codes(data)
+        if found is None or not _is_taken(found[0]):
+            return False
+        place = found[1]
+        if place is not None:
             # Behind the precision, one byte.
             size_at = place.frame + 1
             behind = data[size_at + _SIZE_BYTES : place.start]
-            orientation = read_jpeg_header(data).orientation
-            self._head = _SoundHead(data[:size_at], behind, place, facts, orientation)
-            return True
-        return facts.format == "PNG" and _has_checksums(data)
+            self._head = _SoundHead(data[:size_at], behind, place, facts, read_jpeg_header(data).orientation)
+        return True
 
 
 # Where files of several programs take turns.
@@ -110,25 +108,6 @@ def _is_taken(empty: bytes) -> bool:
             return True
     except DecodeError:
         return False
-
-
-def _unpacks(data: bytes) -> bool:
-    """Return whether a JPEG's brightness at an eighth of its size comes without a complaint.
-
-    All its codes are read for it.
-    """
-    import simplejpeg
-
-    header = read_jpeg_header(data)
-    # Of CMYK no brightness is to be had, and 12 bits are not read.
-    if not header.is_common or header.components not in (1, 3):
-        return False
-    height, width = -(-header.height // _EIGHTH), -(-header.width // _EIGHTH)
-    try:
-        simplejpeg.decode_jpeg(data, "GRAY", min_height=height, min_width=width)
-    except ValueError:
-        return False
-    return True
 
 
 def _has_checksums(data: bytes) -> bool:

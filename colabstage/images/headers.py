@@ -40,7 +40,7 @@ _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 _RESTART_INTERVAL = 0xDD
 # What libjpeg takes, in pixels.
 _MOST_SIDE, _BLOCK_SIDE = 65_500, 8
-_HEADER = frozenset((*_SEQUENTIAL_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
+_SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
 # So much of a scan is looked through at once that the looks stay in the processor's cache.
 _LOOK_BYTES = 128 * 1024
 _END_BYTES = bytes((0xFF, _END))
@@ -247,7 +247,7 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
 
 
 class CodePlace(NamedTuple):
-    """Where the codes of a sequential JPEG are."""
+    """Where the codes of a JPEG with one scan are."""
 
     frame: int
     """Where the frame's contents begin, in bytes."""
@@ -257,24 +257,38 @@ class CodePlace(NamedTuple):
     """Whether marks to restart at may be among them."""
 
 
-def find_codes(data: bytes) -> CodePlace | None:
-    """Return where the codes are in a file that is coded as nearly all are; `None` for any other.
+def without_codes(data: bytes) -> tuple[bytes, CodePlace | None] | None:
+    """Return a file's segments and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
 
-    That is: a header, whose segments follow each other, of a sequential file with one scan.
+    Returns:
+        What any decoder takes if it takes the segments, with a warning, as if the codes were damaged; and where the
+        codes are, `None` where there are several scans, as in progressive files. Nothing where the file is not as
+        nearly all are: segments and the codes of scans that follow each other, up to the mark of the end.
     """
-    frame, position, restarts = 0, 2, False
-    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _HEADER:
-        marker, body = data[position + 1], position + 4
+    kept, place, restarts, scans = bytearray(data[:2]), CodePlace(0, 0, restarts=False), False, 0
+    position = 2
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
+        marker, begin, body = data[position + 1], position, position + 4
         position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
+        if position > len(data):
+            return None
         if marker == _RESTART_INTERVAL:
             restarts = any(data[body : body + 2])
-        elif marker in _SEQUENTIAL_FRAMES:
-            if frame or position > len(data):
+        elif marker in _COMMON_FRAMES:
+            if place.frame or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
                 return None
-            frame = body
-        elif marker == _SCAN:
-            return CodePlace(frame, position, restarts) if frame else None
-    return None
+            place = place._replace(frame=body)
+        kept += data[begin:position]
+        if marker == _SCAN:
+            if not place.frame:
+                return None
+            place, scans = CodePlace(place.frame, position, restarts), scans + 1
+            position = _end_of_codes(data, position, restarts=restarts)
+    if not scans or data[position : position + 2] != _END_BYTES:
+        return None
+    # As small as can be: whether a decoder takes the segments does not depend on the size.
+    struct.pack_into(">HH", kept, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    return bytes(kept) + _END_BYTES, place if scans == 1 else None
 
 
 def codes_end_well(data: bytes, place: CodePlace) -> bool:
@@ -283,17 +297,6 @@ def codes_end_well(data: bytes, place: CodePlace) -> bool:
         return False
     end = _end_of_codes(data, place.start, restarts=place.restarts)
     return data[end : end + 2] == _END_BYTES
-
-
-def without_codes(data: bytes, place: CodePlace) -> bytes:
-    """Return a file's header and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
-
-    Any decoder takes that if it takes the header, with a warning, as if the codes were damaged.
-    """
-    empty = bytearray(data[: place.start])
-    # As small as can be: whether a decoder takes the header does not depend on the size.
-    struct.pack_into(">HH", empty, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
-    return bytes(empty) + _END_BYTES
 
 
 def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images import headers
+from colabstage.images import complete, headers
 from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import ImageFacts, decode_image
 from colabstage.images.options import ImageOptions
@@ -114,13 +114,17 @@ def test_what_lacks_only_its_last_bytes_passes_just_when_it_decodes(kind: str, m
     assert _passes(check_complete, data) == _passes(lambda cut: decode_image(cut, ImageOptions()), data)
 
 
-@pytest.mark.parametrize("how", [{}, {"restart_marker_blocks": 3}, {"quality": 98}], ids=["plain", "restarts", "fine"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"restart_marker_blocks": 3}, {"quality": 98}, {"progressive": True}],
+    ids=["plain", "restarts", "fine", "progressive"],
+)
 def test_every_bit_of_a_jpegs_header_is_judged_as_its_reader_does(how: dict[str, int]) -> None:
     """A header is tried without the codes behind it; damaged codes leave the last word to the more patient reader."""
     sound = _encoded("JPEG", **how)
     start = sound.index(b"\xff\xda") + 14
     damaged = bytearray(sound)
-    damaged[start + 100 : start + 140] = b"\x5a" * 40
+    damaged[start + 20 : start + 40] = b"\x5a" * 20
     outcomes = set()
     for bit in range(16, start * 8, 7):
         data = bytearray(damaged)
@@ -185,6 +189,15 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
     """Empty files, zeros and pages saved as images are no images."""
     with pytest.raises(DecodeError):
         check_complete(data)
+
+
+def test_the_codes_of_many_scans_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes ten times as long as to look through them; damaged ones come as grey blocks, as those of one scan."""
+    monkeypatch.setattr(complete, "decode_image", pytest.fail)
+    whole = bytearray(WHOLE["progressive jpeg"])
+    check_complete(bytes(whole))
+    whole[-300:-200] = b"\x5a" * 100
+    check_complete(bytes(whole))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "restarts", "progressive", "PNG", "WEBP", "BMP", "TIFF"])
