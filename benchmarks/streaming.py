@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks._timeline import Timeline
 from colabstage import stage_dataset
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.units import format_bytes
@@ -44,13 +45,15 @@ from tests.support.staged import disk_sampled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchmarks._timeline import Seconds
+
 BATCH = 64
 LATENCY_S = 0.4
 SAMPLE = (100, 1000)
 ROUNDS = 3
 FILES = 5_000
 FIRST_BATCH_S, FIRST_FILES_S, SECOND_BATCH_S = 3.0, 5.0, 2.0
-EPOCH_RATIO, FETCHED_RATIO, RESUME_S = 1.05, 1.02, 2.0
+EPOCH_RATIO, AGAIN_RATIO, FETCHED_RATIO, RESUME_S = 1.05, 1.03, 1.02, 2.0
 LIMITED = 10_000
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -96,6 +99,7 @@ class Epoch:
     batches: int
     labels: np.ndarray
     mixing: float | None
+    parts: Seconds | None = None
 
 
 class Bench:
@@ -125,16 +129,18 @@ class Bench:
         epochs: int = 0,
         cache: Path | None = None,
         streaming: bool = True,
+        timed: bool = False,
     ) -> Epoch:
-        """Stage, and train for so many epochs; 0 for no more than the first batch."""
+        """Stage, and train for so many epochs; 0 for no more than the first batch. `timed`: say where the time goes."""
         began, place = time.perf_counter(), self.place()
         data = stage_dataset(source, local_dir=place, cache_dir=cache, progress=False, streaming=streaming)
+        timeline = Timeline(data, began) if timed else None
         loader = data.loader("train", BATCH)
-        first, batches = 0.0, 0
+        first, batches, parts = 0.0, 0, None
         seconds: list[float] = []
         labels: list[np.ndarray] = []
         for epoch in range(max(1, epochs)):
-            for _, y in loader:
+            for _, y in loader if timeline is None else timeline.watch(loader):
                 first = first or time.perf_counter() - began
                 if not epochs:
                     break
@@ -142,6 +148,7 @@ class Bench:
                 batches += not epoch
                 time.sleep(step_s)
             seconds.append(time.perf_counter() - began - sum(seconds))
+            parts = timeline.seconds() if timeline is not None else None
             # Later epochs are those once nothing is packed or published beside them.
             if not epoch and epochs > 1:
                 data.wait_published()
@@ -152,7 +159,7 @@ class Bench:
             data.cancel()
         shutil.rmtree(place)
         found = np.concatenate([*labels, np.zeros(0, np.int64)])
-        return Epoch(first, seconds, batches, found, loader.plan.order.mixing)
+        return Epoch(first, seconds, batches, found, loader.plan.order.mixing, parts)
 
 
 @contextmanager
@@ -215,7 +222,7 @@ def epochs(bench: Bench) -> None:
     with on_web(archive, rate) as url:
         for part in (0.5, 1.0, 1.5):
             step_s = part * fetch_s / batches
-            run = bench.train(url, step_s, epochs=1)
+            run = bench.train(url, step_s, epochs=1, timed=True)
             unit_bytes = stretch_bytes(size, far=True)
             facts = StreamFacts(
                 samples=count,
@@ -240,14 +247,18 @@ def epochs(bench: Bench) -> None:
                 f"{train_s:8.1f} s  {ratio:>20}  {said.epochs[0].ratio:9.2f}  {run.first_batch_s:10.1f} s  "
                 f"{said.first_batch_s:7.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
             )
+            print(f"            {run.parts}")
     with on_web(archive, 100e6) as url:
         streamed = bench.train(url, 0, epochs=4, cache=bench.home / "cache").seconds[1:]
-        again = bench.train(url, 0.02, epochs=1, cache=bench.home / "cache")
+        again = bench.train(url, 0.25, epochs=1, cache=bench.home / "cache")
         whole = bench.train(url, 0, epochs=4, cache=bench.home / "cache", streaming=False).seconds[1:]
     later = statistics.median(streamed) / statistics.median(whole)
     print(f"\nlater epochs, once all is here, over those of a pack that was staged first: {later:.2f}")
     told = bench.check("second session, first batch", again.first_batch_s, SECOND_BATCH_S)
     print(f"second session, from a cache on this disk: first batch after {told} s")
+    over = again.seconds[0] / (0.25 * batches)
+    told = bench.check("second session, epoch over training", over, AGAIN_RATIO)
+    print(f"second session, {0.25 * batches:.0f} s of training, longer than the copy takes: epoch over training {told}")
 
 
 def limited(bench: Bench) -> None:
