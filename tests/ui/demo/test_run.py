@@ -53,7 +53,7 @@ def check_result(done: Done, folder: Path) -> dict[str, Any]:
 @pytest.mark.fuse
 @pytest.mark.slow
 def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
-    """It trains four times, stages from folder, zip and cache, and its claims hold."""
+    """It trains five times, stages from folder, zip and cache, and its claims hold."""
     done = subprocess.run(
         [*COMMAND, *WORDS],
         cwd=tmp_path,
@@ -66,7 +66,13 @@ def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
     result = check_result(done, tmp_path)
     assert result["mounted"] is True
     assert result["zip"]["origin"] == "source"
-    for expected in ("15.0 ms until its first byte", "Straight from the Drive folder", "copy from cache", "accuracy"):
+    for expected in (
+        "15.0 ms until its first byte",
+        "Straight from the Drive folder",
+        "copy from cache",
+        "accuracy",
+        "fastest, and count",
+    ):
         assert expected in done.stderr
 
 
