@@ -231,8 +231,7 @@ class UnitOrder:
 
     The rows of a unit are drawn in random order, one from each of as many equal parts of its window as it has rows. So
     each has the same chance of every moment, but a batch does not happen to have many of one unit and none of another:
-    classes are as even as after moments drawn one by one from a window twice as long, of which twice as much would be
-    left when the last unit comes.
+    the classes of a batch are as even as after moments drawn one by one from a window twice as long.
 
     A row that is in two units comes after the later one of them. Rank r of W takes every W-th row: all ranks of one
     machine read the same window, which is fetched once.

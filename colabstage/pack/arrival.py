@@ -43,18 +43,18 @@ _LEAST_FAR_BYTES, _MOST_FAR_BYTES = 2**20, 4 * 2**20
 _STRETCHES_OF = 8_000
 # Of an archive that is here: a disk with a head, too, reads so much in the time of a few seeks.
 _NEAR_BYTES = 2**18
-_WINDOW_PART = 10
-_LEAST_WINDOW, _MOST_WINDOW = 32, 256
+_LEAST_WINDOW, _MOST_WINDOW = 64, 512
 
 
 def window_units(units: int) -> int:
     """Return the number of units in a window of the first epoch, of so many units.
 
-    A tenth, so that a source that is sorted by class is mixed. It costs time only where training takes about as long as
-    arrival: then half a window is left to train on when the last unit has come, a twentieth of the epoch. In short
-    sources more, since fewer units would mix badly; in long ones less, since more would mix no better.
+    A quarter, so that a source that is sorted by class is mixed. It costs time only where training takes as long as
+    arrival, to within a half: then half a window is left to train on when the last unit has come. A tenth would mix
+    single batches as well, but not those of some time: of a hundred classes a small network learned less in the first
+    epoch (top-1 0.59, with a quarter 0.69), and as much after the second.
     """
-    return min(max(units // _WINDOW_PART, _LEAST_WINDOW), _MOST_WINDOW)
+    return min(max(units // 4, _LEAST_WINDOW), _MOST_WINDOW)
 
 
 def stretch_bytes(nbytes: int, *, far: bool) -> int:

@@ -16,7 +16,7 @@ def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None
     assert pack_units(np.full(20, 10), mebibyte).tolist() == [0] * 20
     assert pack_units(np.full(20, 10), 0).tolist() == [0] * 8 + [1] * 8 + [2] * 4
     assert pack_units(np.zeros(0, np.int64), mebibyte).tolist() == []
-    assert [window_units(count) for count in (1, 640, 1600, 10**6)] == [32, 64, 160, 256]
+    assert [window_units(count) for count in (1, 640, 1600, 10**6)] == [64, 160, 400, 512]
     # Short where requests cost nothing, and no longer than it takes to hide their round trips where they do.
     assert stretch_bytes(10**12, far=False) == mebibyte // 4
     assert [stretch_bytes(size, far=True) for size in (10**6, 2 * 10**9, 10**12)] == [mebibyte, 4_000_000, 4 * mebibyte]
