@@ -512,12 +512,12 @@ class ThreadPool:
         self._demand = self.cancellation if isinstance(self.cancellation, Demand) else Demand()
         self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-pool") if self.threads > 1 else None
 
-    def share(self, count: int, work: Callable[[int, int], None], *, patient: bool = False) -> None:
+    def share(self, count: int, work: Callable[[int, int], None], *, alone: int = 0) -> None:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
 
-        `patient`: the caller's thread begins alone, and the others join it when the result is urgent (`Demand`). For
-        work that a consumer who computes should not notice: a training step that holds Python's lock waits for each
-        trip of another thread through it, and more threads than cores take turns with the step's own.
+        `alone`: the caller's thread does so many at a time by itself, and the others join it when the result is urgent
+        (`Demand`). For work that a consumer who computes should not notice: a training step that holds Python's lock
+        waits for each trip of another thread through it, and more threads than cores take turns with the step's own.
 
         Raises:
             Exception: one that a part raised, after all parts that had begun have ended; no other is begun then.
@@ -530,8 +530,15 @@ class ThreadPool:
         if threads < 2 or self._pool is None:
             work(0, count)
             return
-        parts = min(threads * _PARTS_A_THREAD, count)
-        edges = [count * part // parts for part in range(parts + 1)]
+        done = 0
+        while alone and done < count and not self._demand.urgent:
+            self.cancellation.check()
+            begin, done = done, min(count, done + alone)
+            work(begin, done)
+        if done == count:
+            return
+        parts = min(threads * _PARTS_A_THREAD, count - done)
+        edges = [done + (count - done) * part // parts for part in range(parts + 1)]
         left = deque(range(parts))
 
         def take_parts() -> None:
@@ -545,11 +552,6 @@ class ThreadPool:
 
         others: list[Future[None]] = []
         try:
-            # Half of what is left at once: few trips through the lock, and soon enough a look at who waits.
-            while patient and len(left) > 1 and not self._demand.urgent:
-                self.cancellation.check()
-                taken = [left.popleft() for _ in range(len(left) // 2)]
-                work(edges[taken[0]], edges[taken[-1] + 1])
             others += [self._pool.submit(take_parts) for _ in range(1, min(threads, len(left)))]
             take_parts()
         finally:

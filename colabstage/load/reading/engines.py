@@ -77,6 +77,9 @@ def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, i
 
 # One thread copies this in less time than waking another takes.
 _SHARE_BYTES = 1024 * 1024
+# What one thread copies alone in one go while nobody waits: a few milliseconds. More trips through Python's lock, of
+# halves and quarters of a batch, cost a training step that holds it more than the copy itself.
+_ALONE_BYTES = 16 * 1024 * 1024
 # Most that is decoded beside the result at once. A chunk may hold many times more than a batch.
 _SCRATCH_BYTES = 64 * 1024 * 1024
 
@@ -126,7 +129,7 @@ class GatherEngine:
         if out.nbytes < _SHARE_BYTES:
             gather(0, len(rows))
         else:
-            pool.share(len(rows), gather, patient=True)
+            pool.share(len(rows), gather, alone=max(1, _ALONE_BYTES // self._table.shape[1]))
 
 
 def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:

@@ -102,7 +102,8 @@ def test_closing_ends_the_threads() -> None:
 
 
 def names_of_parts(*, urgent: list[bool]) -> tuple[list[tuple[int, int]], set[str]]:
-    """The parts of a patient share of 40 by two threads, whose consumer answers in turn, and the threads they ran in.
+    """The parts of a patient share of 40 by two threads, 20 at a time while nobody waits, whose consumer answers in
+    turn, and the threads they ran in.
 
     Once it is urgent, the threads wait for each other, so that each takes a part.
     """
@@ -121,16 +122,16 @@ def names_of_parts(*, urgent: list[bool]) -> tuple[list[tuple[int, int]], set[st
             assert begun[other].wait(30)
 
     with ThreadPool(2, demand) as pool:
-        pool.share(40, work, patient=True)
+        pool.share(40, work, alone=20)
     return sorted(parts), {name for name, event in begun.items() if event.is_set()}
 
 
 @pytest.mark.parametrize(
     ("urgent", "parts", "threads"),
     [
-        ([False, False], [(0, 20), (20, 30), (30, 40)], {"own"}),
+        ([False, False], [(0, 20), (20, 40)], {"own"}),
         ([True], [(0, 10), (10, 20), (20, 30), (30, 40)], {"own", "pool"}),
-        ([False, True], [(0, 20), (20, 30), (30, 40)], {"own", "pool"}),
+        ([False, True], [(0, 20), (20, 25), (25, 30), (30, 35), (35, 40)], {"own", "pool"}),
     ],
     ids=["nobody waits", "somebody waits", "somebody comes to wait"],
 )
@@ -149,7 +150,7 @@ def test_without_a_demand_a_patient_share_is_everybodys() -> None:
         meeting.wait(timeout=30)
 
     with ThreadPool(2) as pool:
-        pool.share(2, work, patient=True)
+        pool.share(2, work, alone=1)
 
 
 def test_a_patient_share_stops_when_nobody_wants_it() -> None:
@@ -163,5 +164,5 @@ def test_a_patient_share_stops_when_nobody_wants_it() -> None:
         demand.cancel()
 
     with ThreadPool(2, demand) as pool, pytest.raises(CancelledError):
-        pool.share(40, work, patient=True)
+        pool.share(40, work, alone=20)
     assert parts == [0]
