@@ -26,6 +26,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.simulate.knobs import Meter, cold_listing_s, listing_gives_up
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from colabstage.io.progress import Clock
@@ -133,9 +134,11 @@ class Folders:
             return snapshot
         with snapshot.lock:
             if snapshot.entries is None:
+                began = self._clock.now()
                 entries = self._scan(folder)
                 self._stats.listings_cold += 1
-                self._clock.sleep(cold_listing_s(self._knobs, len(entries)))
+                # Looking takes time of its own, which counts towards the waiting.
+                sleep_until(began + cold_listing_s(self._knobs, len(entries)), self._clock)
                 snapshot.taken_at = self._clock.now()
                 snapshot.entries = entries
             elif self._clock.now() >= snapshot.taken_at + self._knobs.visibility_s:
@@ -192,6 +195,12 @@ class Folders:
             self._stats.listings_warm += 1
             self._clock.sleep(self._knobs.warm_listing_s)
         return [(name, entry.is_folder) for name, entry in entries.items()]
+
+    def known(self, folder: str) -> Mapping[str, Entry]:
+        """Return what the folder's snapshot has, without taking one and without waiting."""
+        with self._lock:
+            snapshot = self._snapshots.get(folder)
+        return {} if snapshot is None or snapshot.entries is None else snapshot.entries
 
     def _stat(self, path: str) -> Entry | None:
         try:

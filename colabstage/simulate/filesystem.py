@@ -37,7 +37,7 @@ from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, Dri
 from colabstage.simulate.uploads import Account, Pending, UploadQueue, note_quota_exceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from colabstage.simulate.cache import Key
 
@@ -190,7 +190,7 @@ class FuseDrive:
         self._opens = 0
         self._lock = threading.Lock()
         self._handles: dict[int, ReadHandle | LocalHandle] = {}
-        self._listings: dict[int, list[tuple[str, int, int]]] = {}
+        self._listings: dict[int, tuple[str, list[tuple[str, bool]]]] = {}
         self._numbers = itertools.count(1)
         # Drive stores no modes; those set by `chmod` last as long as the client, as with the real one.
         self._modes: dict[str, int] = {}
@@ -272,7 +272,10 @@ class FuseDrive:
             return self._handles[fi.fh].entry().attributes()
         path = canonical(path or "/")
         self._enter("stat", path)
-        attributes = self._find(path).attributes()
+        return self._attributes_of(path, self._find(path))
+
+    def _attributes_of(self, path: str, entry: Entry) -> dict[str, Any]:
+        attributes = entry.attributes()
         mode = self._modes.get(path)
         if mode is not None:
             attributes["st_mode"] = stat_bits.S_IFMT(attributes["st_mode"]) | mode
@@ -296,7 +299,7 @@ class FuseDrive:
         return []
 
     def opendir(self, path: str) -> int:
-        """Take a folder's listing, which `readdir` then returns."""
+        """Take a folder's listing, which `readdir` then hands out."""
         path = canonical(path)
         self._enter("list", path)
         self._count_open(path)
@@ -306,8 +309,7 @@ class FuseDrive:
             # A mounted Drive sometimes lists only a part of a folder, without an error.
             kept = self.ledger.kept_of_listing(path[1:], len(names))
         number = next(self._numbers)
-        folder, file = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
-        self._listings[number] = [(name, folder if is_folder else file, 0) for name, is_folder in names[:kept]]
+        self._listings[number] = (path, names[:kept])
         return number
 
     def _list_roots(self) -> list[tuple[str, bool]]:
@@ -321,9 +323,21 @@ class FuseDrive:
         names.update(self._folders.listing(path))
         return sorted(names.items())
 
-    def readdir(self, path: str | None, number: int) -> list[tuple[str, int, int]]:
-        """Return the listing that `opendir` took."""
-        return self._listings[number]
+    def readdir(self, number: int, first: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
+        """Yield the names that `opendir` took, from one on: each with what `stat` answers, and whether that is all of
+        it or no more than what kind of file it is."""
+        folder, names = self._listings[number]
+        # A stat that is meant to fail has to be made.
+        known = {} if self.dying or self.ledger.faults.ops else self._folders.known(folder)
+        prefix = f"{folder.rstrip('/')}/"
+        for name, is_folder in names[first:]:
+            path = prefix + name
+            # As of now and not of `opendir`: the kernel takes it for the truth, also of a file that was written since.
+            entry = None if path in self.queue.by_path else known.get(name)
+            if entry is None:
+                yield name, {"st_mode": stat_bits.S_IFDIR if is_folder else stat_bits.S_IFREG}, False
+            else:
+                yield name, self._attributes_of(path, entry), True
 
     def releasedir(self, path: str | None, number: int) -> int:
         """Forget a listing."""

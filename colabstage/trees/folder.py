@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import block_ranges, pread_exactly
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import left_out
 from colabstage.trees.archive_bytes import LocalBytes
@@ -47,6 +48,9 @@ _ODD_NAMES = re.compile(
 )
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
+# Entries of a folder by which its pace shows, and the seconds for one above which it is that of round trips, of which
+# several at once take no longer than one.
+_FIRST_LOOKS, _SLOW_LOOK_S = 4, 0.001
 # Folders that are listed before what is in them is put in its place: enough for every worker, and a bound on what of a
 # listing is held as objects.
 _LIST_FOLDERS = 512
@@ -440,21 +444,25 @@ class _LevelWalk:
         while level:
             deeper: list[_UnlistedFolder] = []
             for first in range(0, len(level), at_once):
-                for listed, looks in self._threads.list_each(self._list, level[first : first + at_once]):
-                    inside = _sort_folder(found, listed, [*listed.looked, *self._threads.results(looks)])
+                for listed in self._threads.list_each(self._list, level[first : first + at_once]):
+                    inside = _sort_folder(found, listed)
                     deeper += (folder for folder in inside if folder.name not in leave_out)
                     found.own += [folder.name for folder in inside if folder.name in leave_out]
             level = deeper
         return found
 
-    def _list(self, folder: _UnlistedFolder) -> tuple[_ListedFolder, list[Future[_Looked]]]:
-        """List one folder, and have what is in it looked at."""
-        look = None if self._threads.many else self._look
+    def _list(self, folder: _UnlistedFolder) -> _ListedFolder:
+        """List one folder, and look at what is in it."""
         name = _path_below(self._root, folder.name)
-        listed = read_with_retry(lambda: _list_folder(self._root, folder, look), name, policy=self._retry)
+        alone = not self._threads.many
+        listed = read_with_retry(
+            lambda: _list_folder(self._root, folder, self._look, alone=alone), name, policy=self._retry
+        )
         self._heard()
         batches = _batches(listed, self._threads.workers)
-        return listed, [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
+        looks = [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
+        listed.looked.extend(self._threads.results(looks))
+        return listed
 
     def _look(self, batch: _EntriesToLookAt) -> _Looked:
         looked = _look_at(self._root, batch, self._retry)
@@ -474,9 +482,9 @@ def _batches(listed: _ListedFolder, workers: int) -> list[_EntriesToLookAt]:
 
 
 def _list_folder(
-    root: str, folder: _UnlistedFolder, look: Callable[[_EntriesToLookAt], _Looked] | None
+    root: str, folder: _UnlistedFolder, look: Callable[[_EntriesToLookAt], _Looked], *, alone: bool
 ) -> _ListedFolder:
-    """Read one folder. `look`: at its entries while it is read; `None` leaves that to many workers."""
+    """Read one folder, and look at its entries while it is read; unless `alone`, only until that proves slow."""
     path = _path_below(root, folder.name)
     # Asked before the listing: a change while the folder is being listed then shows in the stamp.
     status = os.stat(path)  # noqa: PTH116
@@ -485,19 +493,23 @@ def _list_folder(
     listed = _ListedFolder(folder, status.st_mtime_ns, identity, looped, [], [])
     if looped:
         return listed
-    if look is None:
-        # On a mount that leaves out the entries' types each look is a round trip of its own.
-        with os.scandir(path) as scan:
-            listed.entries.extend(scan)
-        return listed
-    # Entries of an open folder are looked up in it; those of a path each from the root of the file system.
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Entries of an open folder are looked up in it; those of a path each from the root of the file system, but also
+    # later and by others.
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if alone else None
     try:
-        with os.scandir(handle) as scan:
-            while batch := list(islice(scan, _LOOK_BATCH)):
+        with os.scandir(path if handle is None else handle) as scan:
+            count = _FIRST_LOOKS
+            # At once: a mount that tells sizes with the names keeps them for a second or less.
+            while batch := list(islice(scan, count)):
+                began = SYSTEM_CLOCK.now()
                 listed.looked.append(look(_EntriesToLookAt(folder, batch)))
+                # On a mount that leaves them out each look is a round trip of its own.
+                if not alone and SYSTEM_CLOCK.now() - began > count * _SLOW_LOOK_S:
+                    listed.entries.extend(scan)
+                count = _LOOK_BATCH
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
     return listed
 
 
@@ -555,16 +567,16 @@ def _look_at_entry(entry: os.DirEntry[str]) -> _SeenEntry:
     return _SeenEntry("file", status.st_size, status.st_mtime_ns)
 
 
-def _sort_folder(found: _WalkResult, listed: _ListedFolder, looked: list[_Looked]) -> list[_UnlistedFolder]:
+def _sort_folder(found: _WalkResult, listed: _ListedFolder) -> list[_UnlistedFolder]:
     """Put what was seen in a folder where it belongs; returns the folders in it."""
     folder = listed.folder
     if listed.looped:
         found.looped.append(folder.name)
         return []
-    found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in looked))
+    found.stamp[folder.name] = (listed.mtime_ns, sum(some.total for some in listed.looked))
     ancestors = folder.ancestors | {listed.identity}
     inside: list[_UnlistedFolder] = []
-    for some in looked:
+    for some in listed.looked:
         found.files.extend(some.files)
         for name, (kind, _, _, through_link) in some.others:
             if kind == "folder":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -9,6 +10,7 @@ import hashlib
 import math
 import os
 import shutil
+import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -304,6 +306,35 @@ def test_modification_times_are_kept(drive: SimulatedDrive, mine: Path, tmp_path
     with (mine / "copy").open("rb") as handle:
         os.utime(handle.fileno())
     assert (mine / "copy").stat().st_mtime >= before - 1
+
+
+def test_a_listing_brings_what_stat_answers(make_drive: MakeDrive, mountpoint: Path) -> None:
+    """Size, time and mode of each name come with it, over many pages: the kernel asks for none of them one by one."""
+    drive = make_drive(DriveKnobs(listing_latency_s=0, listing_per_entry_s=0))
+    cloud, mine = drive.cloud / "MyDrive" / "many", mountpoint / "MyDrive" / "many"
+    cloud.mkdir()
+    for number in range(1_000):
+        (cloud / f"{number:03}").write_bytes(bytes(number))
+    drive.mount(mountpoint)
+    (mine / "007").chmod(0o755)
+    (mine / "008").write_bytes(b"not uploaded")
+    wanted = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in cloud.iterdir()}
+    found: dict[str, tuple[int, int]] = {}
+    # The kernel knows them for half a second, which may pass before they are asked for on a busy machine.
+    for _ in range(20):
+        drive.set_faults(DriveFaults())
+        with os.scandir(mine) as scan:
+            entries = list(scan)
+        drive.set_faults(DriveFaults(ops=(OpFault(op="stat", errno=errno.EIO),)))
+        with contextlib.suppress(OSError):
+            answers = {entry.name: entry.stat() for entry in entries if entry.name != "008"}
+            found = {name: (answer.st_size, answer.st_mtime_ns) for name, answer in answers.items()}
+            break
+    assert found == {name: facts for name, facts in wanted.items() if name != "008"}
+    assert answers["007"].st_mode == stat.S_IFREG | 0o755
+    # What is written here is not in the cloud's listing yet.
+    drive.set_faults(DriveFaults())
+    assert {entry.name: entry.stat().st_size for entry in os.scandir(mine)}["008"] == len(b"not uploaded")
 
 
 def test_names_of_any_script_work(drive: SimulatedDrive, mine: Path) -> None:
