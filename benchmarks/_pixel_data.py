@@ -50,6 +50,11 @@ class Shape:
         """Bytes of one target."""
         return int(np.prod(self.y_shape)) * np.dtype(self.y_dtype).itemsize
 
+    def as_written(self, x: Any) -> NDArray[Any]:
+        """A batch of inputs in the order of axes in which they were written."""
+        x = np.asarray(x)
+        return np.ascontiguousarray(x if x.shape[1:] == self.x_shape else np.moveaxis(x, 1, -1))
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
@@ -93,6 +98,11 @@ def touch(x: Any, y: Any) -> int:
     return int(x[(slice(None), *[0] * (x.ndim - 1))].sum()) + int(y[(slice(None), *[0] * (y.ndim - 1))].sum())
 
 
+def row_numbers(x: NDArray[Any]) -> NDArray[np.int64]:
+    """The rows that a batch has, by its inputs as they were written."""
+    return x.reshape(len(x), -1).view(np.uint8)[:, :4].copy().view("<u4")[:, 0].astype(np.int64)
+
+
 class Checker:
     """Whether an epoch had every row once, with the bytes that were written, in another order than theirs."""
 
@@ -108,11 +118,8 @@ class Checker:
         Raises:
             ValueError: it has other bytes.
         """
-        x, y = np.asarray(x), np.asarray(y)
-        if x.shape[1:] != self._shape.x_shape:
-            x = np.moveaxis(x, 1, -1)
-        x = np.ascontiguousarray(x)
-        rows = x.reshape(len(x), -1).view(np.uint8)[:, :4].copy().view("<u4")[:, 0].astype(np.int64)
+        x, y = self._shape.as_written(x), np.asarray(y)
+        rows = row_numbers(x)
         if x.dtype != self._x.dtype or not np.array_equal(x, self._x[rows]) or not self._targets_equal(y, rows):
             msg = f"a batch of {len(rows)} rows is not what was written"
             raise ValueError(msg)

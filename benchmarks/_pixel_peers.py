@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # None comes last: LMDB refuses to be opened in a process whose parent has it open.
 WORKERS = (1, 2, 0)
+# Of what LitData and MosaicML Streaming write.
+SHARD_BYTES = 64_000_000
 
 
 def _as_is(batch: Any) -> Any:
@@ -217,12 +219,12 @@ def _stack(samples: list[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[Any, Any]:
 
 
 class LitData:
-    """LitData: raw bytes, optimised into chunks of 64 MB, read from the local folder."""
+    """LitData: raw bytes, optimised into chunks, read from the local folder."""
 
     packages = ("litdata",)
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        self._place, self._shape, self._folder = folder / "litdata", shape, folder
+    def __init__(self, folder: Path, shape: Shape, shard_bytes: int = SHARD_BYTES) -> None:
+        self._place, self._shape, self._folder, self._shard_bytes = folder / "litdata", shape, folder, shard_bytes
 
     def store(self) -> None:
         from litdata import optimize
@@ -232,7 +234,7 @@ class LitData:
             list(range(self._shape.samples)),
             output_dir=str(self._place),
             num_workers=1,
-            chunk_bytes="64MB",
+            chunk_bytes=self._shard_bytes,
         )
 
     def settings(self) -> Settings:
@@ -248,7 +250,7 @@ class LitData:
             drop_last=False,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=partial(_stack_bytes, shape=self._shape),
+            collate_fn=partial(stack_bytes, shape=self._shape),
         )
         return loader
 
@@ -258,23 +260,26 @@ def _lit_sample(folder: Path, row: int) -> dict[str, bytes]:
     return {"x": x[row].tobytes(), "y": y[row].tobytes()}
 
 
-def _stack_bytes(samples: list[dict[str, bytes]], shape: Shape) -> tuple[Any, Any]:
+def stack_bytes(samples: list[dict[str, bytes]], shape: Shape) -> tuple[Any, Any]:
+    """A batch of what LitData and MosaicML Streaming store."""
     return _stack([_parse(sample["x"], sample["y"], shape) for sample in samples])
 
 
 class Mosaic:
-    """MosaicML Streaming: raw bytes in MDS shards of 64 MB, read from the local folder."""
+    """MosaicML Streaming: raw bytes in MDS shards, read from the local folder."""
 
     packages = ("mosaicml-streaming",)
 
-    def __init__(self, folder: Path, shape: Shape) -> None:
-        self._place, self._shape, self._folder = folder / "mosaic", shape, folder
+    def __init__(self, folder: Path, shape: Shape, shard_bytes: int = SHARD_BYTES) -> None:
+        self._place, self._shape, self._folder, self._shard_bytes = folder / "mosaic", shape, folder, shard_bytes
 
     def store(self) -> None:
         from streaming import MDSWriter
 
         x, y = read_samples(self._folder)
-        with MDSWriter(out=str(self._place), columns={"x": "bytes", "y": "bytes"}, size_limit="64mb") as writer:
+        with MDSWriter(
+            out=str(self._place), columns={"x": "bytes", "y": "bytes"}, size_limit=self._shard_bytes
+        ) as writer:
             for row in range(self._shape.samples):
                 writer.write({"x": x[row].tobytes(), "y": y[row].tobytes()})
 
@@ -289,7 +294,7 @@ class Mosaic:
         clean_stale_shared_memory()
         dataset = StreamingDataset(local=str(self._place), shuffle=True, batch_size=BATCH)
         loader: Batches = _data_loader(
-            dataset, workers, batch_size=BATCH, collate_fn=partial(_stack_bytes, shape=self._shape)
+            dataset, workers, batch_size=BATCH, collate_fn=partial(stack_bytes, shape=self._shape)
         )
         return loader
 

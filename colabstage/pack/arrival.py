@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 # mostly, and a first batch is of a few.
 _LEAST_FAR_BYTES, _MOST_FAR_BYTES = 2**20, 4 * 2**20
 _STRETCHES_OF = 8_000
+# Rows that are packed one by one, as a reader needs them, before whole units are: where each file costs a round trip,
+# the first batch does not wait for its rows' neighbours. Few, because a kill loses what units lack rows of by then.
+FIRST_ROWS = 128
 # Of an archive that is here: a disk with a head, too, reads so much in the time of a few seeks.
 _NEAR_BYTES = 2**18
 _LEAST_WINDOW, _MOST_WINDOW = 64, 512
@@ -113,11 +116,17 @@ class PackingOrder(Sequence[int]):
             self._taken = max(self._taken, number + 1)
             return int(self._left[number])
 
-    def sort(self, turns: NDArray[np.int64]) -> None:
-        """Sort what is left by the turn of each unit, `(U,)`, and within a unit in the order of the source."""
+    def sort(self, turns: NDArray[np.int64], first: NDArray[np.int64] | None = None) -> None:
+        """Sort what is left: the positions `first`, `(F,)`, in their order; then by the turn of each unit, `(U,)`, and
+        within a unit in the order of the source."""
         with self._lock:
             rest = self._left[self._taken :]
-            self._left[self._taken :] = rest[np.lexsort((rest, turns[self._units[rest]]))]
+            keys: list[NDArray[Any]] = [rest, turns[self._units[rest]]]
+            if first is not None:
+                ranks = np.full(len(self._units), len(first), np.int32)
+                ranks[first] = np.arange(len(first))
+                keys.append(ranks[rest])
+            self._left[self._taken :] = rest[np.lexsort(keys)]
 
     def units_left(self) -> NDArray[np.bool_]:
         """Return which units have samples that were not taken yet."""
@@ -131,21 +140,22 @@ class PackingOrder(Sequence[int]):
 class Needs:
     """What readers will read, of which the next is packed first; readers take turns."""
 
-    def __init__(self, units: int, changed: Callable[[NDArray[np.int64]], None]) -> None:
+    def __init__(self, units: int, changed: Callable[[NDArray[np.int64], NDArray[np.int64]], None]) -> None:
         """Begin without needs.
 
         Args:
             units: how many there are.
-            changed: called with the turn of each unit, `(units,)`, whenever needs change.
+            changed: called whenever needs change, with the turn of each unit, `(units,)`, and with the rows that come
+                first, `(F,)`.
         """
         self._units = units
         self._changed = changed
         self._lock = threading.Lock()
         self._needs: list[_Need] = []
 
-    def add(self, units: NDArray[np.int32]) -> _Need:
-        """Add units that a reader will read, in order; they may be repeated."""
-        need = _Need(self, units)
+    def add(self, rows: NDArray[np.int64], units: NDArray[np.int32]) -> _Need:
+        """Add rows that a reader will read, in order, and the unit of each; both may be repeated."""
+        need = _Need(self, rows[:FIRST_ROWS].copy(), units)
         with self._lock:
             self._needs.append(need)
         self._tell()
@@ -169,16 +179,19 @@ class Needs:
             needs = list(self._needs)
         for need in needs:
             np.minimum(turns, need.turns(self._units), out=turns)
-        self._changed(turns)
+        # The first row of each reader, then the second of each, and so on.
+        together = np.argsort(np.concatenate([np.arange(len(need.first)) for need in needs]), kind="stable")
+        self._changed(turns, np.concatenate([need.first for need in needs])[together])
 
 
 class _Need:
-    """Units that one reader will read, in order."""
+    """Units that one reader will read, in order, and the `first` of its rows."""
 
-    def __init__(self, needs: Needs, units: NDArray[np.int32]) -> None:
+    def __init__(self, needs: Needs, first: NDArray[np.int64], units: NDArray[np.int32]) -> None:
         # A finalizer of the reader refers to this object. A strong reference would keep the packing alive, and with it
         # the reader.
         self._needs = weakref.ref(needs)
+        self.first = first
         self._units = units
 
     def turns(self, count: int) -> NDArray[np.int64]:
@@ -466,7 +479,8 @@ class PackArrival:
         # After a fork the thread that packs belongs to another process.
         if self._needs is None or os.getpid() != self._pid or self.complete:
             return _Nothing()
-        return self._needs.add(self._splits[split].units[rows])
+        known = self._splits[split]
+        return self._needs.add(known.start + rows, known.units[rows])
 
     @contextlib.contextmanager
     def hold(

@@ -9,6 +9,7 @@ import numpy as np
 
 from colabstage.layouts.table import Boxes
 from colabstage.pack.arrival import (
+    FIRST_ROWS,
     FIRST_UNITS,
     ArrivalPlan,
     Needs,
@@ -62,6 +63,7 @@ class PackStream:
         self._begun = begun
         self._source: OpenSource | None = None
         self._order: PackingOrder | None = None
+        self._first: NDArray[np.int64] | None = None
         self._turns: NDArray[np.int64] | None = None
         self._rows: RowMap | None = None
         self._lock = threading.Lock()
@@ -90,6 +92,7 @@ class PackStream:
         costs = coder.costs[order]
         far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
         length = 0 if apart else stretch_bytes(int(costs.sum()), far=far)
+        self._by_row = apart and source.slow
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = by_position = pack_units(costs, length)
@@ -100,6 +103,7 @@ class PackStream:
         self._source = source
         self._costs = costs
         count = int(units.max(initial=-1)) + 1
+        self._window = window_units(count)
         self._needs = Needs(count, self._change)
         starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
         self._splits = {
@@ -111,8 +115,7 @@ class PackStream:
         for split, start in zip(job.plan.splits, starts, strict=False):
             self._row_of[split.samples] = start + np.arange(len(split.samples))
         # A guess, in which packing begins at once; a reader's own order replaces it as soon as there is one.
-        self._first = self._first_turns(count)
-        self._change(self._first)
+        self._change(*self._first_needs(count))
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
@@ -138,12 +141,10 @@ class PackStream:
         self._kept_bytes = self._bytes_of_rows()
         self._order = PackingOrder(left, self._by_position)
         if self._turns is not None:
-            self._order.sort(self._turns)
+            self._order.sort(self._turns, self._first_positions())
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
-        plan = ArrivalPlan(
-            job.table.unit, window_units(len(self._first)), job.options.skip_share is not None, job.plan.y is None
-        )
+        plan = ArrivalPlan(job.table.unit, self._window, job.options.skip_share is not None, job.plan.y is None)
         self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
 
     def let_in(self) -> None:
@@ -196,29 +197,30 @@ class PackStream:
             # After the bytes of the row are in the file: readers look at this byte alone.
             self._rows.rows[row] = state
 
-    def _first_turns(self, count: int) -> NDArray[np.int64]:
-        """Return the turn of each unit in the most likely order of the first reader: split after split, train first."""
+    def _first_needs(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the turn of each unit in the most likely order of the first reader, split after split and train first;
+        and the rows that are then first."""
         turns = np.full(count, count, np.int64)
-        seen = 0
+        seen, wanted = 0, np.arange(0)
         for split in sorted(self._splits, key=lambda name: name != "train"):
             units = self._splits[split].units.astype(np.intp)
             own = np.unique(units, return_inverse=True)[1]
             # Loaders shuffle `train` by default, and nothing else.
-            rows = (
-                self._first_rows(own, window_units(count), FIRST_UNITS) if split == "train" else np.arange(len(units))
-            )
+            rows = self._first_rows(own, self._window, FIRST_UNITS) if split == "train" else np.arange(len(units))
+            if not seen:
+                wanted = self._splits[split].start + rows[:FIRST_ROWS]
             named, first = np.unique(units[rows], return_index=True)
             named = named[np.argsort(first, kind="stable")]
             new = named[turns[named] == count]
             turns[new] = seen + np.arange(len(new))
             seen += len(new)
-        return turns
+        return turns, wanted
 
-    def _change(self, turns: NDArray[np.int64]) -> None:
-        """Pack and fetch units in this order from now on."""
-        self._turns = turns
+    def _change(self, turns: NDArray[np.int64], first: NDArray[np.int64]) -> None:
+        """Pack and fetch units in this order from now on, after the rows `first`."""
+        self._turns, self._first = turns, first
         if self._order is not None:
-            self._order.sort(turns)
+            self._order.sort(turns, self._first_positions())
         if self._ranges and self._source is not None:
             units = np.argsort(turns, kind="stable")
             if self._order is not None:
@@ -226,6 +228,16 @@ class PackStream:
                 # What is packed need not be fetched again; telling the source so frees its connections for the rest.
                 units = units[left[units]]
             self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
+
+    def _first_positions(self) -> NDArray[np.int64] | None:
+        """Return the positions of the rows that are read one by one before whole units are; `None` where none is."""
+        # In an archive what one row needs has come with its unit, and a fast folder gives whole units soon.
+        if not self._by_row or self._first is None:
+            return None
+        turns = {row: turn for turn, row in enumerate(self._first.tolist())}
+        found = np.flatnonzero(np.isin(self._positions_to_rows, self._first))
+        wanted = sorted(found.tolist(), key=lambda position: turns[int(self._positions_to_rows[position])])
+        return np.array(wanted, np.int64)
 
 
 def _byte_ranges(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:

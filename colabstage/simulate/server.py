@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 # More than anybody reads at once, since every call that waits holds a thread.
 _THREADS = 256
 _LOOK_AT_PARENT_S = 0.5
-# How long the kernel may answer a stat by itself. As short as this, a death or a change elsewhere shows soon.
-ATTRIBUTES_S = 0.5
+# How long the kernel may answer a stat by itself: libfuse's default. As short as this, a death or a change elsewhere
+# shows soon; any shorter, and what came with a long listing would have to be asked for again.
+ATTRIBUTES_S = 1.0
 # libfuse's names: `FUSE_FILL_DIR_PLUS`, `FUSE_CAP_READDIRPLUS_AUTO`.
 _FILL_PLUS, _PLUS_WHEN_ASKED = 1 << 1, 1 << 14
 

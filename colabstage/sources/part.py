@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from colabstage.sources.tree import Transport
     from colabstage.trees.tree import ByteSource, Tree
 
-# Folder listings on a Drive mount take 0.3 s and more each; sixteen at once is what the mount answers at full rate.
-SLOW_LISTERS = 16
+# Folder listings on a Drive mount take 0.3 s and more each; like reads, about twenty at once are answered at full rate.
+SLOW_LISTERS = 24
 _HASH_BYTES = 8 * 1024 * 1024
 _STATE = "state.json"
 _CONTENT = "content"

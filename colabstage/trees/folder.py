@@ -153,8 +153,8 @@ class FolderTree(Tree):
 
     Args:
         path: the folder.
-        workers: how many folders are listed, or files looked up, at once. 16 is right for a Drive mount, where each
-            answer takes 0.3 s and more; a local disk gains nothing from more than one.
+        workers: how many folders are listed, or files looked up, at once. Some twenty are right for a Drive mount,
+            where each answer takes 0.3 s and more; a local disk gains nothing from more than one.
         retry: how long a listing that fails is tried again.
         heard: called, in any thread, whenever a folder has been read: the disk or mount is slow, not dead.
         found: called, in any thread, with the paths of some files as soon as these are known to be there, while others

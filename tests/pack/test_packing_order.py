@@ -33,19 +33,25 @@ def test_what_is_taken_stays_and_the_rest_is_packed_by_unit_then_in_the_order_of
     order = PackingOrder(range(6), units)
     order.sort(np.array([1, 2, 0]))
     assert order[0] == 4
+    # Of a folder the first rows are read one by one.
+    order.sort(np.array([1, 2, 0]), np.array([3, 0]))
+    assert order[0:6] == [4, 3, 0, 5, 1, 2]
+    order = PackingOrder(range(6), units)
+    order.sort(np.array([1, 2, 0]))
+    assert order[0] == 4
     assert order.units_left().tolist() == [True, True, True]
 
 
 def test_needs_of_several_readers_take_turns_and_what_nobody_needs_comes_last() -> None:
-    told: list[list[int]] = []
-    needs = Needs(5, lambda turns: told.append(turns.tolist()))
-    train = needs.add(np.array([3, 3, 1, 3, 0], np.int32))
-    assert told[-1] == [2, 1, 5, 0, 5]
-    val = needs.add(np.array([4, 0], np.int32))
-    assert told[-1] == [1, 1, 5, 0, 0]
+    told: list[tuple[list[int], list[int]]] = []
+    needs = Needs(5, lambda turns, first: told.append((turns.tolist(), first.tolist())))
+    train = needs.add(np.array([30, 31, 10, 32, 1]), np.array([3, 3, 1, 3, 0], np.int32))
+    assert told[-1] == ([2, 1, 5, 0, 5], [30, 31, 10, 32, 1])
+    val = needs.add(np.array([40, 0]), np.array([4, 0], np.int32))
+    assert told[-1] == ([1, 1, 5, 0, 0], [30, 40, 31, 0, 10, 32, 1])
     train.close()
     train.close()
-    assert told[-1] == [1, 5, 5, 5, 0]
+    assert told[-1] == ([1, 5, 5, 5, 0], [40, 0])
     before = len(told)
     val.close()
     # The last order stays: what is left is still wanted by somebody, later.
