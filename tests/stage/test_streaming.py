@@ -21,6 +21,7 @@ from colabstage import stage_dataset
 from colabstage.errors import CancelledError, LayoutError, OptionError, SourceReadError
 from colabstage.io.panel import Board
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.trees.folder import FolderTree
 from tests.io.test_board import wait_until
 from tests.support.staged import contents
@@ -191,6 +192,21 @@ def _second_epoch(path: Path) -> Any:
     loader = make_loader(dataset_h5(path), BATCH)
     loader.set_epoch(1)
     return loader
+
+
+def test_arrays_for_other_frameworks_come_from_what_is_being_packed_as_batches_do(
+    gated: GatedTree, tmp_path: Path
+) -> None:
+    """What `to_keras` and `to_tf_data` hand out waits for its rows, and has the order of a loader's batches."""
+    data = stage(gated, tmp_path / "a", streaming=True)
+    batches = ArrayBatches(data["train"], ArrayRequest(BATCH, seed=0, num_workers=2))
+    gated.gate.tickets.release(FIRST)
+    seen = [values(batches.read(0, 0)[0])]
+    assert data.ready.rows <= FIRST
+    gated.gate.open()
+    seen += [values(batches.read(0, number)[0]) for number in range(1, len(batches))]
+    assert seen == [values(x) for x, _ in data.loader("train", BATCH, num_workers=0)]
+    data.wait(progress=False)
 
 
 def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedTree, tmp_path: Path) -> None:
