@@ -288,7 +288,11 @@ class Fetcher:
             if victim is None:
                 return False
             let_go[victim] = False
-            used -= part.let_go(victim)
+            # As with writing: after `close` nothing is let go that whoever fetches next, or looks, counts on.
+            with self._writing:
+                if self._stop.is_set():
+                    return False
+                used -= part.let_go(victim)
         return True
 
     def _fetch(self, block: int) -> None:
