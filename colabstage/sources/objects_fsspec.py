@@ -47,11 +47,14 @@ class ObjectFile:
     and what was read before the question was read while the version was still the one of the beginning.
     """
 
-    def __init__(self, store: ObjectStore, path: str, facts: RemoteFacts, *, owns_store: bool = True) -> None:
+    def __init__(
+        self, store: ObjectStore, path: str, facts: RemoteFacts, *, owns_store: bool = True, asks_version: bool = True
+    ) -> None:
         self._store = store
         self._path = path
         self._facts = facts
         self._owns_store = owns_store
+        self._asks_version = asks_version
 
     @property
     def facts(self) -> RemoteFacts:
@@ -89,12 +92,17 @@ class ObjectFile:
             # An object that shrank or vanished answers in many ways.
             self._check_version()
             raise
-        self._check_version()
+        if self._asks_version:
+            self._check_version()
         if end is not None and at < end:
             msg = f"'{self._facts.label}' was cut off at byte {at:,} of {end:,}."
             raise TransientError(msg)
         if held:
             yield held
+
+    def without_version_check(self) -> ObjectFile:
+        """Return the same object for a reader that compares hashes; closed with this one."""
+        return ObjectFile(self._store, self._path, self._facts, owns_store=False, asks_version=False)
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""

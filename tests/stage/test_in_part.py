@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from colabstage.errors import CancelledError, NotEnoughSpaceError, OptionError
+from colabstage.errors import (
+    CancelledError,
+    DamagedPackError,
+    NotEnoughSpaceError,
+    OptionError,
+    SourceChangedError,
+)
 from colabstage.h5.manifest import manifest_path
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
+from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import MountedFile
 from colabstage.stage import staging
 from colabstage.stage.purge import list_datasets, purge_datasets
@@ -250,8 +257,22 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     assert "With disk_limit= it is packed in shards" in str(plan_stage(source, **{**places, "cache_dir": None}))
 
 
-def test_a_pack_in_a_bucket_is_read_in_part(source: Path, s3: BucketService, tmp_path: Path) -> None:
-    """Rows come by requests for blocks, each once an epoch, and the part has room for some of them only."""
+def test_a_pack_in_a_bucket_is_read_in_part(
+    source: Path, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows come by requests for blocks, each once an epoch, and the part has room for some of them only.
+
+    The bucket is asked what an object is when it is opened, and not again for each block: its hash says that it is the
+    right one, and where it is not, the error comes at the batch that needs it.
+    """
+    asked: list[str] = []
+    ask = ObjectStore.info
+
+    def counted(self: ObjectStore, path: str = "") -> Any:
+        asked.append(path)
+        return ask(self, path)
+
+    monkeypatch.setattr(ObjectStore, "info", counted)
     (cached,) = (source.parent / "cache").glob("*.h5")
     for path in (cached, manifest_path(cached)):
         s3.put(f"packs/{path.name}", path.read_bytes())
@@ -261,4 +282,8 @@ def test_a_pack_in_a_bucket_is_read_in_part(source: Path, s3: BucketService, tmp
     rows = numbers(make_loader(dataset, BATCH))
     assert sorted(row for batch in rows for row in batch) == list(range(COUNT))
     assert part.figures["evicted"] > 0
+    assert len(asked) <= 3
+    s3.put(f"packs/{cached.name}", bytes(cached.stat().st_size))
+    with pytest.raises((SourceChangedError, DamagedPackError)):
+        numbers(make_loader(dataset, BATCH))
     part.close()

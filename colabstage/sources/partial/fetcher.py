@@ -25,6 +25,7 @@ from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
+from colabstage.sources.remote import without_version_check
 from colabstage.sources.transfer.connections import read_directly, stopped_error
 
 if TYPE_CHECKING:
@@ -320,12 +321,14 @@ class Fetcher:
         (number, offset, length), wanted = self._part.files.locate(block), self._part.files.hashes[block]
         changed: SourceChangedError | None = None
         label = ""
-        for _ in range(_BLOCK_TRIES):
+        for turn in range(_BLOCK_TRIES):
             # A file that was written again may have the same content: each block's hash tells.
             try:
                 with self._lent(number) as remote:
                     changed, label = None, remote.facts.label
-                    data = read_directly(remote, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
+                    # After a wrong hash the question is worth a round trip: "changed" says more than "damaged".
+                    asked = remote if turn else without_version_check(remote)
+                    data = read_directly(asked, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
                     if hash_block(data) == wanted:
                         return data
                     self._drop(number, remote)
