@@ -11,6 +11,8 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from colabstage.errors import ColabstageError, LayoutError, NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.h5.parts import PartName, shard_path
@@ -27,7 +29,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
-from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job, shard_splits
+from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
 from colabstage.sources.partial.file import fixed_bytes
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
     from types import TracebackType
+
+    from numpy.typing import NDArray
 
     from colabstage.io.progress import Progress, ProgressStep
     from colabstage.pack.job import PackJob
@@ -79,12 +83,13 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
     Raises:
         NotEnoughSpaceError: no number of shards will do; the message says which limit would.
     """
-    found = _divide(job, limit)
+    lengths = _RowLengths.of(job)
+    found = lengths.divide(limit)
     if found is not None:
         return found
     needed = limit
     # A pack of which nothing stays here but its index has room in itself, so this ends.
-    while _divide(job, needed) is None:
+    while lengths.divide(needed) is None:
         needed = int(needed * _STEP) + 1
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
@@ -93,35 +98,54 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
     raise NotEnoughSpaceError(msg)
 
 
-def _divide(job: PackJob, limit: int) -> ShardSizes | None:
-    plan = job.plan
-    rows = sum(len(split.samples) for split in plan.splits)
-    content = pack_content(job.table, plan, job.options, attributes={}).nbytes
-    samples = plan.nbytes - (plan.open_bytes if plan.x.is_open else 0)
-    # Labels, keys and offsets, which stay here when the pack is read.
-    small = (content - samples) / rows
-    most_count = max(len(split.samples) for split in plan.splits)
-    total = content + plan.open_bytes
-    count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
-    while count <= most_count:
-        most = max(_shard_bytes(job, number, count, small) for number in range(count))
-        if most * _SHARDS_OF_LIMIT <= limit:
-            # The index of each, and blocks in which one split ends and the next begins.
-            kept = count * (1 + len(plan.splits) + int(small * rows / count) // BLOCK_BYTES)
-            blocks = count * -(-most // BLOCK_BYTES)
-            needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
-            return ShardSizes(count, most, total) if needed <= limit else None
-        count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
-    return None
+@dataclass(frozen=True, slots=True)
+class _RowLengths:
+    """What the rows of a pack take, added up once, so that many limits can be tried on a million of them."""
 
+    content: int
+    """Bytes of everything but what is spooled first."""
+    spooled: int
+    """Bytes of that."""
+    small: float
+    """Labels, keys and offsets, which stay here when the pack is read; in bytes for each row."""
+    sums: tuple[NDArray[np.int64], ...]
+    """For each split the bytes of samples before each row, and of all; `(rows + 1,)`."""
 
-def _shard_bytes(job: PackJob, number: int, count: int, small: float) -> int:
-    plan, found, rows = job.plan, 0, 0
-    for split in shard_splits(plan.splits, number, count):
-        found += sum(int(part.lengths_of(split.samples).sum()) for part in plan.fields)
-        rows += len(split.samples)
-    everything = sum(len(split.samples) for split in plan.splits)
-    return found + int(small * rows) + plan.open_bytes * rows // everything
+    @classmethod
+    def of(cls, job: PackJob) -> Self:
+        """Add up the lengths of a plan's rows."""
+        plan = job.plan
+        content = pack_content(job.table, plan, job.options, attributes={}).nbytes
+        samples = plan.nbytes - (plan.open_bytes if plan.x.is_open else 0)
+        sums = []
+        for split in plan.splits:
+            lengths = sum(part.lengths_of(split.samples) for part in plan.fields)
+            sums.append(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+        rows = sum(len(split.samples) for split in plan.splits)
+        return cls(content, plan.open_bytes, (content - samples) / rows, tuple(sums))
+
+    def divide(self, limit: int) -> ShardSizes | None:
+        """Return the fewest shards that leave enough room under a limit; `None` where no number does."""
+        everything = sum(len(one) - 1 for one in self.sums)
+        most_count = max(len(one) - 1 for one in self.sums)
+        total = self.content + self.spooled
+        count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
+        while count <= most_count:
+            nbytes, rows = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            for one in self.sums:
+                # Where `shard_splits` cuts.
+                ends = (len(one) - 1) * np.arange(count + 1) // count
+                nbytes += np.diff(one[ends])
+                rows += np.diff(ends)
+            most = int((nbytes + (self.small * rows).astype(np.int64) + self.spooled * rows // everything).max())
+            if most * _SHARDS_OF_LIMIT <= limit:
+                # The index of each, and blocks in which one split ends and the next begins.
+                kept = count * (1 + len(self.sums) + int(self.small * everything / count) // BLOCK_BYTES)
+                blocks = count * -(-most // BLOCK_BYTES)
+                needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
+                return ShardSizes(count, most, total) if needed <= limit else None
+            count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
+        return None
 
 
 def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJob:
