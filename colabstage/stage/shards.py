@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 _SHARDS_OF_LIMIT = 4
 # A limit that would do is looked for in such steps.
 _STEP = 1.1
-_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
