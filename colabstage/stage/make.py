@@ -328,7 +328,12 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     with report.timed("open in part", unit="B") as step:
         files = cached.paths if cached.shards else cached.path
         part = open_partial(files, limit, local_dir=request.folder.parent)
-        step.amount = part.figures["fetched"]
+        figures = part.figures
+        if figures["kept"]:
+            # The table beside the part counts on from call to call, so it does not tell what this one fetched.
+            step.unit = ""
+        else:
+            step.amount = figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
     more = f" and {len(cached.shards) - 1:,} more" if len(cached.shards) > 1 else ""
     report.note(
