@@ -148,7 +148,7 @@ class ColabstageError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this: in a cell, what is below the caller's own line explains nothing to the caller.
-        from colabstage.io.page import lines_of
+        from colabstage.io.arguments import lines_of
 
         return lines_of(self)
 

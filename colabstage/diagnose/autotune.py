@@ -18,8 +18,8 @@ from colabstage.diagnose.facts import batch_size_of, usable
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.arguments import takes
-from colabstage.io.page import NOTHING_DONE, notes, page, stops_with, table
+from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.page import notes, page, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

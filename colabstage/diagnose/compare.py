@@ -26,10 +26,10 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.images.decode import decode_image
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
-from colabstage.io.page import COLOURS, NOTHING_DONE, notes, page, stops_with
+from colabstage.io.page import COLOURS, notes, page
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import RetryPolicy, read_with_retry

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
-from colabstage.io.page import COLOURS, NOTHING_DONE, page, stops_with
+from colabstage.io.arguments import NOTHING_DONE, stops_with
+from colabstage.io.page import COLOURS, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.share_download import gdown_problem
 

@@ -16,8 +16,8 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
-from colabstage.io.arguments import takes
-from colabstage.io.page import NOTHING_DONE, facts_table, heading, new_figure, notes, page, stops_with
+from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.page import facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from colabstage.images.options import ImageOptions, MaskOptions
 from colabstage.io.files import Closing
 from colabstage.io.retry import translate_read_error
 from colabstage.io.units import format_count
-from colabstage.trees.archive_bytes import HEAD_BYTES, describe_contents
+from colabstage.trees.tree import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

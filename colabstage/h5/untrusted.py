@@ -26,7 +26,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.io.retry import translate_read_error
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

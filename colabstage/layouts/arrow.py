@@ -43,8 +43,8 @@ from colabstage.layouts.shards import (
     splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
-from colabstage.trees.archive_bytes import LocalBytes, SourceFile
 from colabstage.trees.entries import StringArray, files_ending_in
+from colabstage.trees.tree import LocalBytes, SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

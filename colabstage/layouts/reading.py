@@ -14,9 +14,9 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space
-from colabstage.trees.archive_bytes import HEAD_BYTES, LocalBytes, compression_of
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.names import DEFAULT_LIMITS
+from colabstage.trees.tree import HEAD_BYTES, LocalBytes, compression_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,8 +21,8 @@ from colabstage.layouts.published_arrays import published_arrays, published_file
 from colabstage.layouts.reading import open_member, read_head, stamp_of
 from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
 from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values
-from colabstage.trees.archive_bytes import SourceFile
 from colabstage.trees.entries import files_ending_in
+from colabstage.trees.tree import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -34,7 +34,7 @@ from colabstage.h5.untrusted import (
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices
-from colabstage.trees.archive_bytes import LocalBytes, SourceFile
+from colabstage.trees.tree import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

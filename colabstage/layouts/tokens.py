@@ -19,7 +19,7 @@ from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, NearMissError, SampleTable
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -43,10 +43,15 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
+    DEFAULT_MOUNTPOINT,
+    DRIVE_TYPE,
+    OLD_DRIVE_CLIENT,
+    OLD_DRIVE_TYPE,
     PRACTICE_SOURCE,
     WAITS_IN_CACHE,
     Mount,
     check_unused,
+    drive_root,
     follow_links,
     hang_words,
     list_mounts,
@@ -58,13 +63,6 @@ from colabstage.machine.mounts import (
 )
 from colabstage.machine.platforms import detect_platform, system_root
 
-DEFAULT_MOUNTPOINT = "/content/drive"
-
-_TYPE = "fuse.drive"
-_OLD_CLIENT = "google-drive-ocamlfuse"
-_OLD_TYPE = f"fuse.{_OLD_CLIENT}"
-# The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
-_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 _PROBE_TIMEOUT_S = 15.0
 # Shorter where a Drive is only looked for, because the work can do without one.
 _ANSWER_S = 10.0
@@ -92,29 +90,6 @@ class FlushReport:
     """Whether Drive is mounted there again."""
     problem: str | None = None
     """Why it is not, where that was asked for and failed; everything has been uploaded nevertheless."""
-
-
-def drive_root(path: str | os.PathLike[str]) -> Path | None:
-    """Return the mount point of the Google Drive that contains `path`; `None` when it is elsewhere.
-
-    Links are followed, nothing on Drive itself is touched, and the path need not exist.
-    """
-    mount = mount_of(path)
-    return mount.mountpoint if mount.fstype in {_TYPE, _OLD_TYPE} else None
-
-
-def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
-    """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
-
-    Links that lead there are resolved. A path elsewhere is returned unchanged.
-    """
-    root = drive_root(path)
-    if root is None:
-        return Path(path)
-    place = follow_links(path)
-    # The root itself has no first part.
-    first, *rest = [*place.relative_to(root).parts, ""]
-    return root.joinpath(_SPELLINGS.get(first, first), *rest)
 
 
 def find_drive(*, timeout_s: float = _ANSWER_S) -> Path | None:
@@ -211,7 +186,7 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """
     _check_main_thread("refresh_drive")
     drive = _the_drive("refresh_drive")
-    if drive.fstype == _OLD_TYPE:
+    if drive.fstype == OLD_DRIVE_TYPE:
         _clear_old_cache()
         return drive.mountpoint
     client = _colab_client("refresh_drive")
@@ -244,10 +219,9 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
     """
     _check_main_thread("flush_drive")
     drive = _the_drive("flush_drive")
-    if drive.fstype == _OLD_TYPE:
-        msg = (
-            f"{_OLD_CLIENT} at '{drive.mountpoint}' cannot be flushed. Unmount it: fusermount -u '{drive.mountpoint}'."
-        )
+    if drive.fstype == OLD_DRIVE_TYPE:
+        place = f"'{drive.mountpoint}'"
+        msg = f"{OLD_DRIVE_CLIENT} at {place} cannot be flushed. Unmount it: fusermount -u {place}."
         raise NotSupportedHereError(msg)
     client = _colab_client("flush_drive")
     if _is_dead(drive):
@@ -274,7 +248,7 @@ def is_readonly(drive: Mount) -> bool:
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
     # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
     asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
-    if drive.readonly or drive.fstype != _TYPE:
+    if drive.readonly or drive.fstype != DRIVE_TYPE:
         return drive.readonly
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # of a process that has just ended
@@ -298,7 +272,7 @@ def _visible_mounts() -> list[Mount]:
 def _drives() -> list[Mount]:
     """Return the user's own Drives; a practice Drive counts only on its practice machine."""
     # Otherwise a command in a terminal would publish into the temporary Drive of a notebook, and call that an upload.
-    found = [mount for mount in _visible_mounts() if mount.fstype in {_TYPE, _OLD_TYPE}]
+    found = [mount for mount in _visible_mounts() if mount.is_drive]
     return [mount for mount in found if mount.source != PRACTICE_SOURCE or system_root() != Path("/")]
 
 
@@ -309,7 +283,7 @@ def _mount_at(place: Path) -> Mount | None:
 
 
 def _my_drive(drive: Mount) -> Path:
-    return drive.mountpoint if drive.fstype == _OLD_TYPE else drive.mountpoint / "MyDrive"
+    return drive.mountpoint if drive.fstype == OLD_DRIVE_TYPE else drive.mountpoint / "MyDrive"
 
 
 def _the_drive(verb: str) -> Mount:
@@ -333,7 +307,7 @@ def _is_dead(mount: Mount) -> bool:
         DriveError: it is a Drive that neither works nor is dead.
     """
     place = mount.mountpoint
-    if mount.fstype not in {_TYPE, _OLD_TYPE}:
+    if not mount.is_drive:
         msg = f"Something else is mounted at '{place}' already ({mount.fstype}). Choose another mount point."
         raise TargetExistsError(msg)
     probe = probe_mount(_my_drive(mount), _PROBE_TIMEOUT_S)
@@ -404,7 +378,7 @@ def _check_no_other_drive(place: Path) -> None:
     """Refuse while another Drive is in use: mounting kills every running client."""
     here = _mount_at(place)
     for mount in _drives():
-        if mount.fstype == _TYPE and mount != here and not _is_dead(mount):
+        if mount.fstype == DRIVE_TYPE and mount != here and not _is_dead(mount):
             msg = (
                 f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
                 f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call "
@@ -494,17 +468,17 @@ def _flush(client: Any, drive: Mount, timeout_s: float) -> float:
 
 
 def _clear_old_cache() -> None:
-    program = shutil.which(_OLD_CLIENT)
+    program = shutil.which(OLD_DRIVE_CLIENT)
     if program is None:
-        msg = f"Drive is mounted by {_OLD_CLIENT}, but that program is not on the PATH, so its cache cannot be cleared."
+        msg = f"Drive is mounted by {OLD_DRIVE_CLIENT}, which is not on the PATH, so its cache cannot be cleared."
         raise NotSupportedHereError(msg)
     try:
         done = subprocess.run(
             [program, "-cc"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False, cwd="/"
         )
     except subprocess.TimeoutExpired as error:
-        msg = f"'{_OLD_CLIENT} -cc' did not finish in 60 s. Unmount Drive and mount it again instead."
+        msg = f"'{OLD_DRIVE_CLIENT} -cc' did not finish in 60 s. Unmount Drive and mount it again instead."
         raise DriveError(msg) from error
     if done.returncode:
-        msg = f"'{_OLD_CLIENT} -cc' failed ({done.stderr.strip()}). Unmount Drive and mount it again instead."
+        msg = f"'{OLD_DRIVE_CLIENT} -cc' failed ({done.stderr.strip()}). Unmount Drive and mount it again instead."
         raise DriveError(msg)

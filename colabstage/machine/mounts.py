@@ -1,4 +1,4 @@
-"""Which mount a path is on, whether that is a slow one, whether it still answers, and how this process uses it.
+"""Which mount a path is on, whether that is a slow one or Google Drive, whether it still answers, and who uses it.
 
 The kernel's mount table answers the first two questions without touching the file system itself, which matters because
 a mount whose client hangs blocks every caller for good. The third question has to touch it, so a child process asks.
@@ -42,6 +42,13 @@ _LOCAL_FUSE_TYPES = frozenset(
         *("fuse.mergerfs", "fuse.ntfs-3g", "fuse.portal", "fuse.snapfuse", "fuse.squashfuse", "fuse.unionfs"),
     }
 )
+DEFAULT_MOUNTPOINT = "/content/drive"
+DRIVE_TYPE = "fuse.drive"
+# What mounted Drive before Google had a client for it, and still does here and there.
+OLD_DRIVE_CLIENT = "google-drive-ocamlfuse"
+OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
+# The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
+DRIVE_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 # The source of a simulated Drive in the mount table, so that it is never taken for the user's own.
 PRACTICE_SOURCE = "colabstage-practice"
 # A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
@@ -79,6 +86,11 @@ class Mount:
     """What is mounted, as the file system describes it."""
     readonly: bool = False
     """Whether nothing there can be changed."""
+
+    @property
+    def is_drive(self) -> bool:
+        """Return whether it is a Google Drive, whichever client mounted it."""
+        return self.fstype in {DRIVE_TYPE, OLD_DRIVE_TYPE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +166,35 @@ def follow_links(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None
     return current
 
 
+def drive_root(path: str | os.PathLike[str]) -> Path | None:
+    """Return the mount point of the Google Drive that contains `path`; `None` when it is elsewhere.
+
+    Links are followed, nothing on Drive itself is touched, and the path need not exist.
+    """
+    mount = mount_of(path)
+    return mount.mountpoint if mount.is_drive else None
+
+
+def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
+    """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
+
+    Links that lead there are resolved. A path elsewhere is returned unchanged.
+    """
+    root = drive_root(path)
+    if root is None:
+        return Path(path)
+    place = follow_links(path)
+    # The root itself has no first part.
+    first, *rest = [*place.relative_to(root).parts, ""]
+    return root.joinpath(DRIVE_SPELLINGS.get(first, first), *rest)
+
+
 def slow_reason(mount: Mount) -> str | None:
     """Say why reading from `mount` is likely to be slow; `None` for a local disk."""
     kind = mount.fstype
     if kind == "9p" and mount.mountpoint == Path("/"):
         return None  # gVisor shows a container's own disk like this
-    if kind == "fuse.drive":
+    if kind == DRIVE_TYPE:
         return "Google Drive"
     # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
     if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
@@ -244,7 +279,7 @@ def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = Non
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:
     """Return the call that mounts a dead Drive again."""
-    usual = os.fspath(mountpoint) == "/content/drive"
+    usual = os.fspath(mountpoint) == DEFAULT_MOUNTPOINT
     return "mount_drive()" if usual else f"mount_drive('{os.fspath(mountpoint)}')"
 
 

@@ -34,9 +34,9 @@ from colabstage.errors import (
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import speaks_of_a_mount, translate_read_error
-from colabstage.machine.drive import drive_root, is_readonly, mount_drive
+from colabstage.machine.drive import is_readonly, mount_drive
 from colabstage.machine.drive_client import drive_log_size, quota_error
-from colabstage.machine.mounts import is_slow_mount, mount_of, probe_mount, silence_of
+from colabstage.machine.mounts import drive_root, is_slow_mount, mount_of, probe_mount, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:

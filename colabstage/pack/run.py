@@ -32,9 +32,8 @@ from colabstage.h5.parts import (
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
 from colabstage.images.options import ImageOptions
-from colabstage.io.arguments import read_options, takes
+from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
-from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import require_answer

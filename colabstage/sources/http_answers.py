@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.redaction import is_signed_address
 from colabstage.sources.remote import Checksum, TransientError, parse_checksum
-from colabstage.trees.archive_bytes import is_html
+from colabstage.trees.tree import is_html
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,10 +25,9 @@ from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
 from colabstage.sources.transfer.connections import RetryBudget, final_error
-from colabstage.trees.archive_bytes import RequestedBytes
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
-from colabstage.trees.tree import FileEntry, Tree, unknown_entry
+from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

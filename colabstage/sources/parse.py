@@ -19,8 +19,14 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.redaction import names_secret, show_address
-from colabstage.machine.drive import DEFAULT_MOUNTPOINT, drive_root, normalise_drive_path
-from colabstage.machine.mounts import require_answer, silence_of
+from colabstage.machine.mounts import (
+    DEFAULT_MOUNTPOINT,
+    DRIVE_SPELLINGS,
+    drive_root,
+    normalise_drive_path,
+    require_answer,
+    silence_of,
+)
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
 from colabstage.trees.tree import as_tree
@@ -46,12 +52,6 @@ _CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
 # As Linux' file systems and system calls have it.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
-_DRIVE_FOLDERS = {
-    "MyDrive": "MyDrive",
-    "My Drive": "MyDrive",
-    "Shareddrives": "Shareddrives",
-    "Shared drives": "Shareddrives",
-}
 # Public: keys have to be the same on every machine.
 _SALT = b"colabstage address"
 # What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
@@ -278,8 +278,9 @@ def local_address(path: Path) -> str:
         return f"drive:{normalise_drive_path(path).relative_to(root)}"
     if path.is_relative_to(DEFAULT_MOUNTPOINT):
         first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
-        if first in _DRIVE_FOLDERS:
-            return f"drive:{PurePosixPath(_DRIVE_FOLDERS[first], *rest)}"
+        folder = DRIVE_SPELLINGS.get(first, first)
+        if folder in DRIVE_SPELLINGS.values():
+            return f"drive:{PurePosixPath(folder, *rest)}"
     return str(path)
 
 

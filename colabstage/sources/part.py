@@ -33,10 +33,10 @@ from colabstage.sources.look import drive_md5s
 from colabstage.sources.parse import LocalSource, TreeSource
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.transfer.whole_file import fetch_file
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import entry_names, total_size
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_archive, recognise_archive
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

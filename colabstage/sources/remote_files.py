@@ -21,10 +21,9 @@ from colabstage.sources.transfer.connections import (
     read_directly,
     sleep_unless,
 )
-from colabstage.trees.archive_bytes import RequestedBytes
 from colabstage.trees.names import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
-from colabstage.trees.tree import FileEntry, Tree, unknown_entry
+from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

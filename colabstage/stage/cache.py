@@ -16,8 +16,8 @@ from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import cut_own, remove_own
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.load.partial import open_restored
-from colabstage.machine.drive import ask_drives, drive_root
-from colabstage.machine.mounts import silence_of
+from colabstage.machine.drive import ask_drives
+from colabstage.machine.mounts import drive_root, silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_watched

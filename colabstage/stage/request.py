@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, get_args
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.units import parse_bytes
-from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
 from colabstage.sources.parse import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of

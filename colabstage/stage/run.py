@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Unpack
 
-from colabstage.io.arguments import takes
-from colabstage.io.page import GOES_ON, NOTHING_DONE, stops_with
+from colabstage.io.arguments import GOES_ON, NOTHING_DONE, stops_with, takes
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.machine.watched import run_watched, run_with_one_remount
 from colabstage.stage.make import StageCall

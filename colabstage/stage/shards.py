@@ -24,7 +24,7 @@ from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import open_workspace, unless
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
-from colabstage.machine.drive import drive_root
+from colabstage.machine.mounts import drive_root
 from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled

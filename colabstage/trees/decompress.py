@@ -20,8 +20,8 @@ from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError
 from colabstage.io.files import make_folder
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
-from colabstage.trees.archive_bytes import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
 from colabstage.trees.names import ArchiveLimits, check_limits
+from colabstage.trees.tree import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

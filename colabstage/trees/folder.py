@@ -18,10 +18,9 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import left_out
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, count_by
+from colabstage.trees.tree import PIECE_BYTES, FileEntry, LocalBytes, Tree, count_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

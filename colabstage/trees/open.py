@@ -22,25 +22,28 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.trees.archive_bytes import (
-    HEAD_BYTES,
-    ArchiveKind,
-    Compression,
-    LocalBytes,
-    SharedBytes,
-    compression_of,
-    describe_contents,
-    is_tar_head,
-    is_zip_head,
-    tool_archive_kind,
-)
 from colabstage.trees.decompress import open_stream, unpack_into
 from colabstage.trees.entries import FileEntries, Listing, narrowed
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, parent_folders, refuse_member
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tool_archives import ToolArchiveTree
-from colabstage.trees.tree import FileEntry, Tree, TreeView, unknown_entry
+from colabstage.trees.tree import (
+    HEAD_BYTES,
+    ArchiveKind,
+    Compression,
+    FileEntry,
+    LocalBytes,
+    SharedBytes,
+    Tree,
+    TreeView,
+    compression_of,
+    describe_contents,
+    is_tar_head,
+    is_zip_head,
+    tool_archive_kind,
+    unknown_entry,
+)
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -12,14 +12,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.archive_bytes import (
-    HEAD_BYTES,
-    RangeBytes,
-    compression_of,
-    describe_contents,
-    header_checksums,
-    truncated,
-)
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import Listing
 from colabstage.trees.names import (
@@ -35,7 +27,17 @@ from colabstage.trees.names import (
     resolve_links,
     without_files,
 )
-from colabstage.trees.tree import Tree, skipped_links, unknown_entry
+from colabstage.trees.tree import (
+    HEAD_BYTES,
+    RangeBytes,
+    Tree,
+    compression_of,
+    describe_contents,
+    header_checksums,
+    skipped_links,
+    truncated,
+    unknown_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -31,7 +31,6 @@ from colabstage.errors import (
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.temporaries import remove_own, temp_beside
-from colabstage.trees.archive_bytes import HEAD_BYTES, LocalBytes, owners_bytes, tool_archive_kind
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
@@ -43,7 +42,16 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
 )
-from colabstage.trees.tree import PIECE_BYTES, FileEntry, Tree, unknown_entry
+from colabstage.trees.tree import (
+    HEAD_BYTES,
+    PIECE_BYTES,
+    FileEntry,
+    LocalBytes,
+    Tree,
+    owners_bytes,
+    tool_archive_kind,
+    unknown_entry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

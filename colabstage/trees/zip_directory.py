@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
-from colabstage.trees.archive_bytes import HEAD_BYTES, describe_contents, truncated
 from colabstage.trees.names import refuse_member
+from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable

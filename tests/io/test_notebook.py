@@ -116,7 +116,7 @@ def test_a_cell_that_ends_early_shows_what_its_reader_wrote(tmp_path: Path, nurs
     """The stop button ends in a cancelled panel, and of a verb in one sentence; an error shows no frame of ours."""
     stop = "import os, signal\nwith progress.step('read', total=2, unit='B'): os.kill(os.getpid(), signal.SIGINT)"
     stopped = (
-        "from colabstage.io.page import GOES_ON, stops_with\n"
+        "from colabstage.io.arguments import GOES_ON, stops_with\n"
         "stops_with(GOES_ON)(lambda: os.kill(os.getpid(), signal.SIGINT))()"
     )
     packs = "colabstage.pack_dataset(Odd(), 'odd.h5', progress=False)"

@@ -15,8 +15,8 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import detect
 from colabstage.layouts.detect import READERS, LayoutReader, check_layout_name, detect_layout
 from colabstage.layouts.table import Boxes, BrokenDatasetError, NearMissError
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

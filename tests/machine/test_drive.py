@@ -22,15 +22,9 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.machine import drive as drive_module
-from colabstage.machine.drive import (
-    drive_root,
-    find_drive,
-    flush_drive,
-    mount_drive,
-    normalise_drive_path,
-    refresh_drive,
-)
+from colabstage.machine.drive import find_drive, flush_drive, mount_drive, refresh_drive
 from colabstage.machine.drive_client import mount_error
+from colabstage.machine.mounts import drive_root, normalise_drive_path
 from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 

@@ -12,7 +12,7 @@ from PIL import Image
 from colabstage.errors import DecodeError, LayoutError
 from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.archive_bytes import LocalBytes
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

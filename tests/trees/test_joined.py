@@ -8,10 +8,9 @@ from zipfile import ZipFile
 import pytest
 
 from colabstage.errors import SourceReadError
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import JoinedTree, plan_joining
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.tree import FileEntry, LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

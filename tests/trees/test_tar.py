@@ -32,11 +32,10 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.progress import Cancellation
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import CompressedFileTree, open_archive
 from colabstage.trees.tar import TarTree
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.tree import FileEntry, LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

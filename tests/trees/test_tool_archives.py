@@ -12,10 +12,10 @@ import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
 from colabstage.trees import tool_archives as foreign_tools
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
 from colabstage.trees.open import open_tree, recognise
 from colabstage.trees.tool_archives import ToolArchiveTree
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

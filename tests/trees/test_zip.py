@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.names import ArchiveLimits
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.tree import FileEntry, LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
+from colabstage.io.arguments import GOES_ON, stops_with
 from colabstage.io.files import hash_block, make_folder
 from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
-from colabstage.io.page import GOES_ON, stops_with
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
@@ -30,8 +30,7 @@ from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace
-from colabstage.machine.drive import drive_root
-from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.machine.mounts import drive_root, is_slow_mount, require_answer
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
@@ -39,9 +38,9 @@ from colabstage.sources.parse import absolute_path
 from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
-from colabstage.trees.archive_bytes import LocalBytes, SharedBytes
 from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import open_archive
+from colabstage.trees.tree import LocalBytes, SharedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,8 +30,8 @@ from colabstage.io.temporaries import current_world, remove_own, rename_own
 from colabstage.io.workspace import Journal, read_journal
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders
-from colabstage.trees.archive_bytes import LocalBytes, TemporaryBytes, owners_bytes
 from colabstage.trees.decompress import ReadAhead
+from colabstage.trees.tree import LocalBytes, TemporaryBytes, owners_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

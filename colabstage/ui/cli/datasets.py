@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from colabstage.errors import OptionError
-from colabstage.io.page import NOTHING_DONE
+from colabstage.io.arguments import NOTHING_DONE
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_files, complete_kept, complete_words
 from colabstage.ui.cli.outcome import exit_codes, fail, print_json, show, shows_progress

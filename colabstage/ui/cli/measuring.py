@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from colabstage.io.page import NOTHING_DONE
+from colabstage.io.arguments import NOTHING_DONE
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
 from colabstage.ui.cli.options import complete_splits
 from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, show, shows_progress

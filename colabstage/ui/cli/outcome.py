@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from colabstage.errors import ColabstageError, OptionError, printable
-from colabstage.io.page import NOTHING_DONE
+from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.redaction import hide_secrets
 
 if TYPE_CHECKING:

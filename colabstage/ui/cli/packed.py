@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import PackFormatError, SourceNotFoundError, printable
+from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.files import hash_ranges
-from colabstage.io.page import NOTHING_DONE
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up

@@ -21,9 +21,9 @@ from colabstage.layouts.detect import array_rows, detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
 from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
+from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

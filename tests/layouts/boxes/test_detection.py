@@ -19,8 +19,8 @@ from colabstage.layouts.detection import POSES, read_detection
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.layouts.yolo import parse_class_file
 from colabstage.pack.run import pack_dataset
-from colabstage.trees.archive_bytes import LocalBytes
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:

@@ -32,9 +32,8 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.extract.archive import extract_archive, extract_bytes, identify
 from colabstage.sources.extract.batches import plan_extract
-from colabstage.trees.archive_bytes import TemporaryBytes
 from colabstage.trees.names import DEFAULT_LIMITS
-from colabstage.trees.tree import FileEntry
+from colabstage.trees.tree import FileEntry, TemporaryBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
