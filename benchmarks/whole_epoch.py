@@ -33,7 +33,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from colabstage.trees.tree import Tree
-    from colabstage.ui.demo.run import Machine, Machines
+    from colabstage.ui.demo.run import FreshMachine, Machine
 
     Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -147,7 +147,7 @@ def train_unzipped(machine: Machine, workers: int) -> Session:
         return train(f"cp, unzip, ImageFolder, {workers} workers", loader, staging_s=unpacking_s)
 
 
-def train_staged(machine: Machine, name: str, source: Path | Tree, cache_dir: Path | Literal["auto"] | None) -> Session:
+def train_staged(machine: Machine, name: str, source: Path | Tree, cache_dir: Path | None) -> Session:
     """Stage, then train; then wait for the upload."""
     start = time.perf_counter()
     data = stage_dataset(
@@ -162,22 +162,22 @@ def train_staged(machine: Machine, name: str, source: Path | Tree, cache_dir: Pa
     return session
 
 
-def measure(machines: Machines) -> tuple[list[Session], list[Session], list[Session]]:
+def measure(fresh_machine: FreshMachine) -> tuple[list[Session], list[Session], list[Session]]:
     """The sessions straight from Drive, those that stage, and those with the zip: unpacked, and staged last."""
     straight, staged, zipped = [], [], []
     for workers in WORKERS:
-        with machines.fresh() as machine:
+        with fresh_machine() as machine:
             straight.append(train_straight(machine, workers))
         print(straight[-1], flush=True)
     for name in ("staged, first session", "staged, second session"):
-        with machines.fresh() as machine:
+        with fresh_machine() as machine:
             staged.append(train_staged(machine, name, machine.source, machine.cache_dir))
         print(staged[-1], flush=True)
     for workers in LOCAL_WORKERS:
-        with machines.fresh() as machine:
+        with fresh_machine() as machine:
             zipped.append(train_unzipped(machine, workers))
         print(zipped[-1], flush=True)
-    with machines.fresh() as machine:
+    with fresh_machine() as machine:
         assert machine.zip_source is not None
         zipped.append(train_staged(machine, "staged, no cache", machine.zip_source, None))
     print(zipped[-1], flush=True)
@@ -224,13 +224,13 @@ def main() -> int:
     def fill(drive: Path) -> None:
         written.append(write_digits(drive, images=QUICK_IMAGES if arguments.quick else None, seed=_SEED))
 
-    with tempfile.TemporaryDirectory(prefix="whole-epoch-") as home, mounted_machines(Path(home), KNOBS, fill) as drive:
+    with tempfile.TemporaryDirectory(prefix="whole-epoch-") as home, mounted_machines(Path(home), KNOBS, fill) as fresh:
         images, nbytes = written[0]
         print(f"{images:,} JPEGs, {nbytes / 1e6:.1f} MB, four fifths of them to train on; {os.cpu_count()} cores")
         print(f"simulated Drive: {KNOBS.cold_open_latency_s * 1000:.0f} ms a cold open, ", end="")
         print(f"{KNOBS.warm_open_latency_s * 1000:.0f} ms a warm one, {KNOBS.parallel_requests} at once\n")
         print(f"{'seconds':44}{'staging':>10}{'first epoch':>12}{'later epoch':>12}{'all':>10}{'right':>8}")
-        holds = judge(*measure(drive))
+        holds = judge(*measure(fresh))
     return 0 if holds else 1
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from colabstage.io.page import COLOURS
 from colabstage.io.panel import Board, panel_text
-from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.practice import zip_digits
+from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
     from colabstage.io.panel import Row

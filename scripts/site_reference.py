@@ -137,12 +137,10 @@ REFERENCE = {
     ),
     "practising": ReferencePage(
         "Practising",
-        "A Google Drive and a `google.colab` to try things on, where there is neither.",
+        "A Google Drive to try things on, where there is none.",
         (
             "colabstage.simulate.practice.open_drive",
             "colabstage.simulate.practice.practice_source",
-            "colabstage.simulate.colab.simulated_colab",
-            "colabstage.simulate.colab_machine.ColabKnobs",
             "colabstage.simulate.drive.SimulatedDrive",
             "colabstage.simulate.knobs.DriveKnobs",
         ),

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from colabstage import errors, pack_dataset
 from colabstage.h5.info import read_info
-from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.ui.cli.app import app
 from tests.pages import DOCS, README, Block, anchors, blocks, links
 from tests.pictures import make_picture, write_photos
+from tests.support.colab import simulated_colab
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.simulate.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 from tests.pages import README, ROOT, blocks, links
 from tests.pictures import write_photos
+from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,15 +25,15 @@ from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import find_drive, flush_drive, mount_drive, refresh_drive
 from colabstage.machine.drive_client import mount_error
 from colabstage.machine.mounts import drive_root, normalise_drive_path
-from colabstage.simulate.colab import simulated_colab
-from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
+from tests.support.colab import simulated_colab
+from tests.support.colab_machine import ColabKnobs, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.simulate.colab_machine import Preset
     from colabstage.simulate.drive import SimulatedDrive
     from tests.machine.conftest import MakeSilentMount
+    from tests.support.colab_machine import Preset
 
 
 class FolderDrive:

@@ -21,10 +21,10 @@ from colabstage.errors import DriveAuthError, DriveDisconnectedError, DriveError
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import flush_drive, is_readonly, mount_drive, refresh_drive
 from colabstage.machine.mounts import check_unused, list_mounts, mount_of
-from colabstage.simulate.colab import simulated_colab
-from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from tests.support.colab import simulated_colab
+from tests.support.colab_machine import ColabKnobs, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,11 +17,11 @@ from colabstage.errors import DamagedPackError, DriveAuthError, DriveDisconnecte
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
 from colabstage.machine.mounts import MountProbe, probe_mount
 from colabstage.machine.watched import RemountFacts, remount_obstacle, run_with_one_remount
-from colabstage.simulate.colab import simulated_colab
-from colabstage.simulate.colab_machine import ColabKnobs, SimulatedColab
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from colabstage.stage.run import stage_dataset
+from tests.support.colab import simulated_colab
+from tests.support.colab_machine import ColabKnobs, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

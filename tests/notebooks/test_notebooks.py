@@ -20,13 +20,14 @@ import pytest
 from colabstage.simulate.drive import fuse_problem
 from tests.notebooks.checks import CHECKS
 from tests.nurseries import ONE_THREAD
+from tests.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.nurseries import Nurseries
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What a person is promised is under a minute; the rest is for a busy machine.
 CELL_TIMEOUT_S = 80
 NOTEBOOK_TIMEOUT_S = 110
@@ -39,9 +40,11 @@ LARGE = {
 # What the kernel does before the notebook's first cell.
 MACHINES = {
     "practice Colab": """
-import atexit, contextlib
+import atexit, contextlib, sys
 from pathlib import Path
-from colabstage.simulate.colab import simulated_colab
+
+sys.path.append({root!r})
+from tests.support.colab import simulated_colab
 from colabstage.simulate.drive import SimulatedDrive
 
 stack = contextlib.ExitStack()
@@ -62,7 +65,7 @@ def environment(home: Path, temporary: Path, fonts: Path, kernels: Path, machine
     """The kernel's environment: a home of its own, nothing from any network, one thread a library."""
     startup = home / "ipython/profile_default/startup"
     startup.mkdir(parents=True)
-    (startup / "00-machine.py").write_text(MACHINES[machine].format(home=str(home)), encoding="utf-8")
+    (startup / "00-machine.py").write_text(MACHINES[machine].format(home=str(home), root=str(ROOT)), encoding="utf-8")
     folders = {"HOME": home, "IPYTHONDIR": home / "ipython", "TMPDIR": temporary, "XDG_CACHE_HOME": home / "cache"}
     for folder in folders.values():
         folder.mkdir(exist_ok=True)

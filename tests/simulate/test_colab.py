@@ -17,8 +17,8 @@ from colabstage.errors import OptionError
 from colabstage.machine.drive import flush_drive, mount_drive, refresh_drive
 from colabstage.machine.mounts import probe_mount
 from colabstage.machine.platforms import detect_platform
-from colabstage.simulate.colab import simulated_colab
-from colabstage.simulate.colab_machine import ColabKnobs, Preset, SimulatedColab
+from tests.support.colab import simulated_colab
+from tests.support.colab_machine import ColabKnobs, Preset, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -161,9 +161,7 @@ class Narrator:
             "their staging,\n  and the training of a small network on one core of this computer."
         )
         if problem is None:
-            self.say(
-                "Simulated: Google Drive, really mounted (with FUSE), and the Colab machine around it. The figures:"
-            )
+            self.say("Simulated: Google Drive, really mounted (with FUSE). The figures:")
         else:
             self.say(
                 f"Nothing can be mounted here. {problem}\n"

@@ -1,25 +1,26 @@
 """`colabstage demo`: one dataset on a simulated Drive, sessions that train from it, and the machines they run on.
 
 The dataset is scikit-learn's 1,797 handwritten digits, as a JPEG image folder and as a zip of it. Each session has a
-fresh machine: a practice Colab with a mounted Drive, or what comes near where nothing can be mounted.
+fresh machine: one with a mounted Drive, or what comes near where nothing can be mounted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
-from colabstage.errors import MissingDependencyError
+from colabstage.errors import DriveError, MissingDependencyError
 from colabstage.io.files import make_folder
 from colabstage.io.units import format_duration
 from colabstage.simulate.knobs import DriveKnobs
@@ -27,10 +28,9 @@ from colabstage.simulate.practice import digit_files
 from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator
 
-    from colabstage.simulate.colab_machine import SimulatedColab
+    from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.dataset import StagedDataset
     from colabstage.stage.report import StageReport
     from colabstage.trees.tree import Tree
@@ -116,9 +116,9 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
         # The folder exists only once the machines are open; the numbers are for the table.
         written.append(write_digits(folder, images=size.images, seed=_SEED))
 
-    with open_machines(home, knobs, fill) as machines:
+    with open_machines(home, knobs, fill) as fresh_machine:
         narrator.open(*written[0], knobs, problem)
-        demo = _Demo(machines, size, narrator)
+        demo = _Demo(fresh_machine, size, narrator)
         straight = demo.train_straight()
         unzipped = demo.train_unzipped()
         first, upload_s = demo.train_staged("staged, first session", "Staged: the first session")
@@ -143,8 +143,8 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
 class _Demo:
     """The sessions; each has a fresh machine, on which nothing has been read."""
 
-    machines: Machines
-    """What gives out fresh machines."""
+    fresh_machine: FreshMachine
+    """Gives out machines, one for each session."""
     size: DemoSize
     """How much is done."""
     narrator: Narrator
@@ -152,7 +152,7 @@ class _Demo:
 
     def train_straight(self) -> Session:
         """Train straight from the folder on Drive."""
-        with self.machines.fresh() as machine:
+        with self.fresh_machine() as machine:
             workers = f"{machine.workers} workers" if machine.workers else "no workers"
             self.narrator.begin(f"Straight from the Drive folder: a stock DataLoader with {workers}")
             self.narrator.foretell_opening(machine.workers)
@@ -161,7 +161,7 @@ class _Demo:
 
     def train_unzipped(self) -> Session | None:
         """Train as most people do: copy the zip here, unpack it, and read its files."""
-        with self.machines.fresh() as machine, tempfile.TemporaryDirectory(prefix="colabstage-demo-") as here:
+        with self.fresh_machine() as machine, tempfile.TemporaryDirectory(prefix="colabstage-demo-") as here:
             # Archives are not throttled, so their time would say nothing of Drive.
             if machine.zip_source is None:
                 return None
@@ -211,7 +211,7 @@ class _Demo:
         from colabstage.ui.demo.train import BATCH_SIZE, train
 
         self.narrator.begin(f"{title}: stage_dataset('…/MyDrive/digits', color_mode='grayscale')")
-        with self.machines.fresh() as machine:
+        with self.fresh_machine() as machine:
             began = time.perf_counter()
             data = self._stage(machine, machine.source)
             test = data.loader("test", BATCH_SIZE, dtype=torch.float32)
@@ -225,20 +225,16 @@ class _Demo:
                     told=self.narrator.epoch,
                 )
             self.narrator.tested(training)
+            upload_s = 0.0
             # Only the session that packed has anything to upload.
-            upload_s = self._upload(machine) if data.report.origin == "source" else 0.0
+            if machine.flush is not None and data.report.origin == "source":
+                upload_s = machine.flush()
+                self.narrator.say(f"  the pack is in the cloud, after {format_duration(upload_s)} more")
         return Session(name, training, data.report), upload_s
-
-    def _upload(self, machine: Machine) -> float:
-        if machine.flush is None:
-            return 0.0
-        seconds = machine.flush()
-        self.narrator.say(f"  flush_drive(): the pack is in the cloud, after {format_duration(seconds)} more")
-        return seconds
 
     def stage_zip(self) -> tuple[StageReport | None, float]:
         """Stage the same images from the zip, on a machine of its own; and how many seconds that took."""
-        with self.machines.fresh() as machine:
+        with self.fresh_machine() as machine:
             # Archives are not throttled, so their time would say nothing of Drive.
             if machine.zip_source is None:
                 return None, 0.0
@@ -294,87 +290,74 @@ class Machine:
     """The folder to stage."""
     zip_source: Path | None
     """The zip to stage; `None` where only reads of single files are simulated."""
-    local_dir: Path | None
+    local_dir: Path
     """Where `stage_dataset` puts the pack."""
-    cache_dir: Path | Literal["auto"]
+    cache_dir: Path
     """Where it publishes the pack."""
     flush: Callable[[], float] | None
     """Waits for uploads and returns the seconds it took; `None` without a mount."""
 
 
-class Machines(Protocol):
-    """Gives out fresh machines over one cloud."""
-
-    def fresh(self) -> AbstractContextManager[Machine]:
-        """Give out a machine that is gone at the end, with all that is on its disk."""
+# Gives out a machine that is gone at the end, with all that is on its disk.
+FreshMachine = Callable[[], AbstractContextManager[Machine]]
 
 
 @contextlib.contextmanager
-def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[Machines]:
-    """Give out practice Colabs with a mounted Drive; `fill` is called with the `MyDrive` folder in the cloud."""
-    from colabstage.simulate.colab import simulated_colab
+def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[FreshMachine]:
+    """Give out machines with a mounted Drive; `fill` is called with the `MyDrive` folder in the cloud."""
     from colabstage.simulate.drive import SimulatedDrive
+    from colabstage.ui.demo.train import FolderOfImages
 
     with SimulatedDrive(home / "account", knobs=knobs) as drive:
         fill(drive.cloud / "MyDrive")
-        with simulated_colab(home / "machine", drive=drive) as colab:
-            yield _Colabs(colab)
+        local, my_drive = home / "local", home / "drive" / "MyDrive"
+
+        @contextlib.contextmanager
+        def fresh() -> Iterator[Machine]:
+            drive.mount(my_drive.parent)
+            try:
+                yield Machine(
+                    images=lambda split: FolderOfImages(my_drive / "digits" / split),
+                    # What torch suggests on Colab's two cores.
+                    workers=2,
+                    source=my_drive / "digits",
+                    zip_source=my_drive / "digits.zip",
+                    local_dir=local,
+                    # On Drive, so that the next machine finds the pack.
+                    cache_dir=my_drive / "colabstage",
+                    flush=lambda: _flushed(drive),
+                )
+            finally:
+                # Nothing of this session may be warm for the next one.
+                drive.new_machine()
+                shutil.rmtree(local, ignore_errors=True)
+
+        yield fresh
 
 
-@dataclass(frozen=True, slots=True)
-class _Colabs:
-    colab: SimulatedColab
-    """The practice Colab, created for each session."""
-
-    @contextlib.contextmanager
-    def fresh(self) -> Iterator[Machine]:
-        from colabstage.machine.drive import flush_drive, mount_drive
-        from colabstage.ui.demo.train import FolderOfImages
-
-        # The stand-in for google.colab says "Mounted at …", as the real one does; here it would only be noise.
-        with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
-            my_drive = mount_drive(self.colab.marker("/content/drive"))
-        try:
-            yield Machine(
-                images=lambda split: FolderOfImages(my_drive / "digits" / split),
-                # What torch suggests on Colab's two cores.
-                workers=2,
-                source=my_drive / "digits",
-                zip_source=my_drive / "digits.zip",
-                local_dir=None,
-                # As a person would leave it: on Drive, so that the next machine finds the pack.
-                cache_dir="auto",
-                flush=lambda: flush_drive(timeout_s=_FLUSH_TIMEOUT_S, remount=False).seconds,
-            )
-        finally:
-            # Nothing of this session may be warm for the next one.
-            self.colab.delete_machine()
+def _flushed(drive: SimulatedDrive) -> float:
+    """Wait for the uploads; return the seconds that this took."""
+    began = time.perf_counter()
+    if not drive.flush(timeout_s=_FLUSH_TIMEOUT_S):
+        msg = f"The simulated Drive has not uploaded everything within {_FLUSH_TIMEOUT_S:g} s. Run the demo again."
+        raise DriveError(msg)
+    return time.perf_counter() - began
 
 
 @contextlib.contextmanager
-def throttled_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[Machines]:
+def throttled_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]) -> Iterator[FreshMachine]:
     """Give out machines whose reads of single files take as long as on Drive; the cache is a plain folder."""
-    cloud = home / "cloud"
+    from colabstage.simulate.knobs import ThrottledTree
+    from colabstage.trees.folder import FolderTree
+    from colabstage.ui.demo.train import ImagesOfTree
+
+    cloud, local = home / "cloud", home / "local"
     cloud.mkdir()
     fill(cloud)
-    yield _Throttled(home, knobs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Throttled:
-    home: Path
-    """The folder for the cloud, the local disk and the cache."""
-    knobs: DriveKnobs
-    """How long a read takes."""
 
     @contextlib.contextmanager
-    def fresh(self) -> Iterator[Machine]:
-        from colabstage.simulate.knobs import ThrottledTree
-        from colabstage.trees.folder import FolderTree
-        from colabstage.ui.demo.train import ImagesOfTree
-
-        local = self.home / "local"
-        with ThrottledTree(FolderTree(self.home / "cloud" / "digits"), self.knobs) as tree:
+    def fresh() -> Iterator[Machine]:
+        with ThrottledTree(FolderTree(cloud / "digits"), knobs) as tree:
             try:
                 yield Machine(
                     images=lambda split: ImagesOfTree(tree, split),
@@ -382,9 +365,11 @@ class _Throttled:
                     source=tree,
                     zip_source=None,
                     local_dir=local,
-                    cache_dir=self.home / "cache",
+                    cache_dir=home / "cache",
                     flush=None,
                 )
             finally:
                 # The cache stays: it is what the second session starts from.
                 shutil.rmtree(local, ignore_errors=True)
+
+    yield fresh

@@ -5,7 +5,6 @@ Types of errors and their bases, arguments, names and what is refused are those 
 people is only noted.
 """
 
-# ruff: noqa: ARG001 - the parameters are those of the real functions, used here or not
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from colabstage.simulate.colab_machine import (
+from tests.support.colab_machine import (
     AuthorizationError,
     Error,
     MessageError,

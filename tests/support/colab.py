@@ -24,7 +24,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.machine.mounts import list_mounts
-from colabstage.simulate.colab_machine import (
+from tests.support.colab_machine import (
     ColabKnobs,
     PracticeDrive,
     Preset,
@@ -33,7 +33,7 @@ from colabstage.simulate.colab_machine import (
     environment,
     make_machine,
 )
-from colabstage.simulate.colab_modules import (
+from tests.support.colab_modules import (
     auth_module,
     display_modules,
     errors_module,
