@@ -306,3 +306,40 @@ def resolve_progress(progress: bool | Progress) -> Progress:
         msg = f"progress={progress!r} cannot show progress. Pass True, False, or an object with a method step()."
         raise OptionError(msg)
     return progress
+
+
+class LateStep:
+    """A step from the first byte to the last: most copies never begin, and one that is here is read for long after."""
+
+    def __init__(self, progress: Progress, name: str, total: int) -> None:
+        self._progress = progress
+        self._name = name
+        self._total = total
+        self._lock = threading.Lock()
+        self._done = 0
+        self._step: ProgressStep | None = None
+
+    def advance(self, amount: int = 1) -> None:
+        with self._lock:
+            # What came twice is no further copy.
+            if self._done >= self._total > 0:
+                return
+            if self._step is None:
+                self._step = self._progress.step(self._name, total=self._total, unit="B")
+                self._step.__enter__()
+            self._done += amount
+            self._step.advance(amount)
+            if self._done >= self._total:
+                self._step.__exit__(None, None, None)
+                self._step = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(kind, error, trace)

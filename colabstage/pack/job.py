@@ -33,9 +33,8 @@ from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
 from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
-from colabstage.sources.opening import open_part
+from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
-from colabstage.sources.part import Opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +116,7 @@ def open_samples(
     with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
         facts = None if part.file is None else part.file.facts
         identity = {} if facts is None else {"nbytes": facts.size or 0, "mtime_ns": facts.mtime_ns}
-        tree = part.open_tree(spool, alone=True)
+        tree = part.open_tree(spool)
         yield OpenSamples(tree, detect_layout(tree, layout, is_more=is_more), part.reads_slowly, identity)
 
 

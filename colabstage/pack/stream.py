@@ -92,7 +92,7 @@ class PackStream:
         costs = coder.costs[order]
         far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
         length = 0 if apart else stretch_bytes(int(costs.sum()), far=far)
-        self._by_row = apart and source.slow
+        self._by_row = apart and source.reads_slowly
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
         units[order] = by_position = pack_units(costs, length)

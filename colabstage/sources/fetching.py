@@ -1,57 +1,52 @@
 """`fetch_files`: bring any source to this machine as the files that it is, once.
 
 What is at the target is looked at first: what is whole and whose source is the same is not fetched again, and what
-is not ours is never replaced unasked.
+is not ours is never replaced unasked. A hidden record beside the target says what was fetched from which state.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
 from colabstage.io.arguments import GOES_ON, stops_with
-from colabstage.io.files import disk_use, make_folder
-from colabstage.io.ownership import look_at, put_back, put_file, put_folder
+from colabstage.io.files import block_ranges, disk_use, hash_ranges, make_folder
+from colabstage.io.ownership import look_at, put_back, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
+from colabstage.io.records import RecordFile
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.temporaries import find_orphans
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.mounts import drive_root, require_answer
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.sources.identity import (
-    FETCHED,
-    FetchRecord,
-    announce_record,
-    compare_states,
-    file_seal,
-    settle_record,
-)
+from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
 from colabstage.sources.look import Look, check_freshness
-from colabstage.sources.opening import OpenSource, comes_whole
+from colabstage.sources.opening import SLOW_LISTERS, Opening, SourcePart, open_source
 from colabstage.sources.parse import (
     LocalSource,
     ManySource,
     absolute_path,
+    comes_whole,
     drive_path_of,
     parse_source,
+    parts_of,
     paths_of,
 )
-from colabstage.sources.part import SLOW_LISTERS, Opening
 from colabstage.sources.remote import parse_checksum
+from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, unfinished_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import Source, SourceArgument
-    from colabstage.sources.part import SourcePart
     from colabstage.sources.remote import Checksum
     from colabstage.sources.tree import TransferPlan
 
@@ -200,6 +195,70 @@ def _read_target(target: str | os.PathLike[str]) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchRecord:
+    """What was fetched to one place."""
+
+    address: str
+    """From where."""
+    identity: SourceIdentity
+    """The source's state then."""
+    seal: dict[str, int | str]
+    """Of a file, the facts that change when anything writes to it; of a folder, the name of its deed."""
+    hashes: tuple[str, ...]
+    """Of a file, the xxh3-64 of each 8 MiB block."""
+    files: int
+    """How many files the target holds."""
+    nbytes: int
+    """Their bytes together."""
+    transport: str
+    """How it came."""
+
+    def fits(self, target: Path, *, thorough: bool = False) -> bool:
+        """Return whether what was fetched is there as it was left, and in a folder nothing else.
+
+        By sizes and times, or by a file's content where its times say nothing, or with `thorough` whatever they say.
+        """
+        if "deed" in self.seal:
+            here = look_at(target)
+            return here.is_as_made and here.deed == self.seal["deed"]
+        # A link is somebody's way to something else, even where that is as it was.
+        if target.is_symlink() or not target.is_file():
+            return False
+        sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
+        if sealed and not (thorough and self.hashes):
+            return True
+        # The length is free to ask, the hashes read everything.
+        if not self.hashes or target.stat().st_size != self.nbytes:
+            return False
+        ranges = block_ranges(self.nbytes, BLOCK_BYTES)
+        return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as JSON values; of the source's state, what is known."""
+        return {**asdict(self), "identity": self.identity.to_json()}
+
+
+FETCHED = RecordFile(FetchRecord, ("version", 1), FetchRecord.fits, FetchRecord.to_json)
+
+
+def announce_record(target: Path, record: FetchRecord) -> None:
+    """Say what is about to be put at `target`.
+
+    The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
+    """
+    # Renaming changes it.
+    seal = {name: value for name, value in record.seal.items() if name != "ctime_ns"}
+    FETCHED.announce(target, replace(record, seal=seal))
+
+
+def settle_record(target: Path, record: FetchRecord) -> None:
+    """Finish what runs left that died once the work was in place, by them or by an earlier one."""
+    if FETCHED.announced_path(target).exists():
+        FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
+    sweep_orphans(target.parent, name=target.name)
+
+
+@dataclass(frozen=True, slots=True)
 class _FetchCall:
     """One call of `fetch_files`."""
 
@@ -267,7 +326,7 @@ class _FetchCall:
             return None
         try:
             opening = Opening(self.target.parent, self.progress, self.cancellation)
-            with OpenSource(self.source, opening, unpack=False) as source:
+            with open_source(self.source, opening, unpack=False) as source:
                 now = source.identity
         # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
@@ -285,8 +344,11 @@ class _FetchCall:
         """
         make_folder(self.target if self.into else self.target.parent)
         opening = Opening(self.target.parent, self.progress, self.cancellation, self.checksum)
-        with OpenSource(self.source, opening, unpack=False) as source:
-            report = self._fetch_tree(source) if source.file is None else self._fetch_file(source.file)
+        with open_source(self.source, opening, unpack=False) as source:
+            if isinstance(source, SourcePart) and source.file is not None:
+                report = self._fetch_file(source)
+            else:
+                report = self._fetch_tree(source)
             # What was brought here only to be read is of no use once the result stands.
             source.discard()
         return report
@@ -306,7 +368,7 @@ class _FetchCall:
         # source.
         identity = replace(opened.identity, checksum=str(self.checksum or ""))
         # On the same disk and ours: a rename instead of a copy.
-        if opened.movable:
+        if opened.brought is not None and opened.brought.movable:
             return self._move(opened, place, identity, 1, facts.size or 0)
 
         def record_of(seal: dict[str, Any], hashes: tuple[str, ...], nbytes: int) -> FetchRecord:
@@ -347,14 +409,17 @@ class _FetchCall:
                 )
                 record = replace(coming, seal={"deed": deed})
         FETCHED.write(place, record)
-        return self._report(place, record, nbytes if opened.resumed else 0, opened.notes)
+        return self._report(
+            place, record, nbytes if opened.brought is not None and opened.brought.resumed else 0, opened.notes
+        )
 
     def _fetch_tree(self, source: OpenSource) -> FetchReport:
         """Bring a folder, or of a list files under their names and folders under theirs."""
         place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
+        assert tree is not None
         self._check_replaceable(place)
         # The parts of a list are put together, so none of them is the target.
-        if opened.movable and not isinstance(self.source, ManySource):
+        if opened.brought is not None and opened.brought.movable and not isinstance(self.source, ManySource):
             return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
         fingerprint = identity.fingerprint
         sizes = [entry.size for entry in tree.entries]
@@ -409,7 +474,7 @@ class _FetchCall:
         if not os.path.lexists(place):
             return
         real = os.path.realpath(place)
-        for part in self.source.parts if isinstance(self.source, ManySource) else (self.source,):
+        for part in parts_of(self.source):
             # With links resolved: a target above the source would take it along.
             if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
                 msg = f"'{place}' holds the source '{part.path}', which would go with it. Choose another target."

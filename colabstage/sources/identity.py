@@ -1,5 +1,4 @@
-"""The state of a source at one time: enough to tell later whether it is still the same; and the record of what was
-fetched from it, a hidden file by which `fetch_files` knows its own work again.
+"""The state of a source at one time: enough to tell later whether it is still the same.
 
 Two states are the same when something proves it: a service's version, the checksums of every member of a zip or of
 every file, or names, sizes and times of all files where times can be trusted. What is left open is said, not assumed.
@@ -11,20 +10,19 @@ import itertools
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.io.files import block_ranges, hash_block, hash_ranges
-from colabstage.io.ownership import look_at, sweep_orphans
-from colabstage.io.records import RecordFile, read_fields
+from colabstage.io.files import hash_block
+from colabstage.io.records import read_fields
 from colabstage.io.temporaries import current_world
-from colabstage.machine.resources import usable_cores
-from colabstage.sources.transfer.partial_file import BLOCK_BYTES
-from colabstage.trees.entries import FileEntries
+from colabstage.trees.entries import FileEntries, entry_names
 from colabstage.trees.zip_directory import directory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from colabstage.machine.drive_client import Md5Questions
     from colabstage.sources.remote import RemoteFacts
+    from colabstage.trees.folder import FolderTree
     from colabstage.trees.tree import ByteSource, Tree
 
 # The first and last bytes of a file that are compared where nothing vouches for all of them.
@@ -176,6 +174,11 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
     )
 
 
+def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
+    """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
+    return questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)])
+
+
 def _read_clock(seconds: Sequence[int]) -> str:
     # Groups, because a time for each of a million files would be most of the record.
     groups = min(len(seconds), _GROUPS)
@@ -274,75 +277,6 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         return "same"
     # Some other times are somebody's work. All of them may be a remount's; a few files are read again to be sure.
     return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
-
-
-def is_same(recorded: SourceIdentity, now: SourceIdentity) -> bool:
-    """Return whether two full identities may be of the same content; `compare_states` says what is proved."""
-    return compare_states(recorded, now) != "changed"
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRecord:
-    """What was fetched to one place."""
-
-    address: str
-    """From where."""
-    identity: SourceIdentity
-    """The source's state then."""
-    seal: dict[str, int | str]
-    """Of a file, the facts that change when anything writes to it; of a folder, the name of its deed."""
-    hashes: tuple[str, ...]
-    """Of a file, the xxh3-64 of each 8 MiB block."""
-    files: int
-    """How many files the target holds."""
-    nbytes: int
-    """Their bytes together."""
-    transport: str
-    """How it came."""
-
-    def fits(self, target: Path, *, thorough: bool = False) -> bool:
-        """Return whether what was fetched is there as it was left, and in a folder nothing else.
-
-        By sizes and times, or by a file's content where its times say nothing, or with `thorough` whatever they say.
-        """
-        if "deed" in self.seal:
-            here = look_at(target)
-            return here.is_as_made and here.deed == self.seal["deed"]
-        # A link is somebody's way to something else, even where that is as it was.
-        if target.is_symlink() or not target.is_file():
-            return False
-        sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
-        if sealed and not (thorough and self.hashes):
-            return True
-        # The length is free to ask, the hashes read everything.
-        if not self.hashes or target.stat().st_size != self.nbytes:
-            return False
-        ranges = block_ranges(self.nbytes, BLOCK_BYTES)
-        return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; of the source's state, what is known."""
-        return {**asdict(self), "identity": self.identity.to_json()}
-
-
-FETCHED = RecordFile(FetchRecord, ("version", 1), FetchRecord.fits, FetchRecord.to_json)
-
-
-def announce_record(target: Path, record: FetchRecord) -> None:
-    """Say what is about to be put at `target`.
-
-    The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
-    """
-    # Renaming changes it.
-    seal = {name: value for name, value in record.seal.items() if name != "ctime_ns"}
-    FETCHED.announce(target, replace(record, seal=seal))
-
-
-def settle_record(target: Path, record: FetchRecord) -> None:
-    """Finish what runs left that died once the work was in place, by them or by an earlier one."""
-    if FETCHED.announced_path(target).exists():
-        FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
-    sweep_orphans(target.parent, name=target.name)
 
 
 def file_seal(file: Path) -> dict[str, int | str]:

@@ -13,7 +13,7 @@ from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
-from colabstage.sources.identity import MD5_PROOF, compare_states, identify_tree
+from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_tree
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -24,8 +24,9 @@ from colabstage.sources.parse import (
     TreeSource,
     WebSource,
     expand_pattern,
+    paths_of,
 )
-from colabstage.trees.entries import entry_names
+from colabstage.sources.remote_files import open_remote
 from colabstage.trees.folder import FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.remote import RemoteFile
 
 # How long nothing at all may come from a mount or a service. What answers, however slowly, is waited for.
 _SILENCE_S = 20.0
@@ -66,8 +66,7 @@ def check_freshness(source: Source, recorded: SourceIdentity, *, workers: int, s
 
     Ends when nothing has come for `silence_s` seconds, 20 by default.
     """
-    parts = source.parts if isinstance(source, ManySource) else (source,)
-    silence = silence_of(*(part.path for part in parts if isinstance(part, LocalSource)))
+    silence = silence_of(*paths_of(source))
     if silence is not None:
         return Look("silent", str(silence))
     last = time.monotonic()
@@ -99,9 +98,8 @@ def _ask_source(source: Source, recorded: SourceIdentity, workers: int, heard: H
     match source:
         case LocalSource():
             expanded = expand_pattern(source)
-            parts = expanded.parts if isinstance(expanded, ManySource) else ()
-            if parts:
-                answer = _ask_many(parts, recorded, workers, heard)
+            if isinstance(expanded, ManySource):
+                answer = _ask_many(expanded.parts, recorded, workers, heard)
             else:
                 answer = _ask_disk(source.path, recorded, workers, heard, source.leave_out)
         case WebSource() | ObjectSource():
@@ -171,11 +169,6 @@ def _untold(why: str) -> str:
     return f"Drive's client tells no MD5 to compare: {why}"
 
 
-def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
-    """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
-    return questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)])
-
-
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
     if recorded.kind != "archive":
         seen = "its address; of a list of single files none is asked again, and another would not show"
@@ -228,21 +221,6 @@ def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, he
     if newest is None:
         return Look("silent", "Kaggle did not tell which version is the newest")
     return Look("same", f"version {newest} is the newest") if recorded.version == newest else Look("changed")
-
-
-def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
-    """Open one file at an address; its service is asked for the facts.
-
-    Raises:
-        As `open_http` and `open_object`.
-    """
-    if isinstance(source, WebSource):
-        from colabstage.sources.http_file import open_http
-
-        return open_http(source.url, policy=policy)
-    from colabstage.sources.objects_fsspec import open_object
-
-    return open_object(source.url)
 
 
 def _ask_many(parts: Sequence[SingleSource], recorded: SourceIdentity, workers: int, heard: Heard) -> Look:

@@ -1,25 +1,35 @@
-"""A source, opened: one or several parts, together one tree of files with one identity.
+"""A source, opened: a file any part of which can be read, or a tree of files; what has to be copied here first is.
 
-`fetch_files` takes files as they are: of a list, archives stay archives, and thousands of addresses are opened when
-each is read. Staging and packing take what is in archives. Both are one `OpenSource`, because what a list is made of,
-how its files are named and what state it is in have to be one answer.
+Every copy has a name that identifies its source (`copy_name`), so the call after a kill finds it. Several sources that
+are one dataset are opened by `many`, and answer the same questions.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.io.files import Closing
-from colabstage.io.pipeline import DaemonPool
+from colabstage.errors import ChecksumMismatchError, OptionError
+from colabstage.io.files import Closing, disk_use
+from colabstage.io.ownership import sweep_orphans
+from colabstage.io.progress import LateStep
 from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.temporaries import find_orphans
+from colabstage.io.units import format_count
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
-from colabstage.sources.identity import SourceIdentity, identify_many
-from colabstage.sources.look import open_remote
+from colabstage.machine.resources import check_space
+from colabstage.sources.download import Download, bring
+from colabstage.sources.identity import (
+    SourceIdentity,
+    drive_md5s,
+    identify_archive,
+    identify_remote,
+    identify_tree,
+)
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -29,185 +39,126 @@ from colabstage.sources.parse import (
     TreeSource,
     WebSource,
     expand_pattern,
-    local_source,
+    is_on_drive,
 )
-from colabstage.sources.part import SLOW_LISTERS, Download, Opening, SourcePart, copy_name, is_on_drive
-from colabstage.sources.remote import MountedFile, check_file, given_up
-from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
-from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ends_with_contents
+from colabstage.sources.remote import MountedFile, given_up
+from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, StreamingCopy, ends_with_contents
+from colabstage.sources.transfer.whole_file import fetch_file
+from colabstage.trees.entries import entry_names, total_size
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.open import JoinedTree, Joining, distinct_names, recognise
+from colabstage.trees.open import open_archive, recognise, recognise_archive
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from colabstage.io.progress import Cancellation, Progress
+    from colabstage.sources.download import Brought
+    from colabstage.sources.many import OpenList
     from colabstage.sources.parse import SingleSource, Source
     from colabstage.sources.remote import Checksum, RemoteFile
     from colabstage.sources.tree import Transport
-    from colabstage.trees.tree import Tree
+    from colabstage.trees.tree import ByteSource, Tree
 
-# Sources of a list that are opened at once.
-_OPENERS = 8
+OpenSource: TypeAlias = "SourcePart | OpenList"
 
-
-def comes_whole(source: Source) -> bool:
-    """Return whether opening a source may mean to download all of it."""
-    parts = source.parts if isinstance(source, ManySource) else (source,)
-    return any(isinstance(part, ShareSource | KaggleSource) for part in parts)
+# Folder listings on a Drive mount take 0.3 s and more each; like reads, about twenty at once are answered at full rate.
+SLOW_LISTERS = 24
+_HASH_BYTES = 8 * 1024 * 1024
 
 
-class OpenSource(Closing):
-    """An open source; a context manager that releases everything.
+def copy_name(address: str, name: str) -> str:
+    """Return what is called for what comes of a source: the same for every try, and no other source's.
 
-    `parts`: the sources that it consists of. `files`: the single files of a list, each opened when it is read; `None`
-    where there are none.
+    It follows from the source and not from what is made of it: who stages it with other options continues with it.
     """
+    return f"{_copy_prefix(address)}{name}"
 
-    def __init__(self, source: Source, opening: Opening, *, unpack: bool) -> None:
-        """Open a source by reading a folder's listing, an archive's two ends, or what a service reports about it.
 
-        Data behind a share link or on Kaggle is downloaded completely now.
+def _copy_prefix(address: str) -> str:
+    return f"{hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:8]}-"
 
-        Args:
-            source: the source; a pattern is expanded.
-            opening: what opening needs besides.
-            unpack: whether an archive means the files in it, and not itself.
 
-        Raises:
-            SourceNotFoundError: there is nothing.
-            SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
-            MissingDependencyError: its kind needs a package; the message has the install line.
-            ArchiveError: it is a file but not an archive; the message says what it is.
-            OptionError: it is a folder, and a checksum was given.
-        """
-        self.parts: list[SourcePart] = []
-        self.files: RemoteFileTree | None = None
-        self._source = source
-        self._opening = opening
-        self._closed = False
-        self._stack = contextlib.ExitStack()
-        self._tree: Tree | None = None
-        self._identity: SourceIdentity | None = None
-        opened = expand_pattern(source) if isinstance(source, LocalSource) else source
-        self._is_list = isinstance(opened, ManySource)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            if not isinstance(opened, ManySource):
-                self.parts.append(self._open(opened))
-            elif unpack:
-                self._open_archives(opened)
-            else:
-                self._open_as_they_are(opened)
-            undo.pop_all()
+def sweep_copies(folder: Path, address: str) -> None:
+    """Remove what dead runs brought of a source into `folder` only to read it."""
+    sweep_orphans(folder, prefix=_copy_prefix(address))
 
-    def _open(self, source: SingleSource) -> SourcePart:
-        part = open_part(source, self._opening)
-        self._stack.callback(part.close)
-        if self._closed:  # another one failed meanwhile, and nobody waited for this one
-            part.close()
-        return part
 
-    def _open_archives(self, source: ManySource) -> None:
-        first, *others = source.parts
-        self.parts.append(self._open(first))
-        opened = self.parts[0]
-        # The first one tells what kind of list it is. Single files are opened when they are read, because there may be
-        # thousands of addresses.
-        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in source.parts)
-        if opened.file is not None and not opened.is_archive and have_addresses:
-            self._stack.pop_all().close()
-            self.parts = [_unopened(part, self._opening) for part in source.parts]
-            self._tree = self.files = self._list_files()
-            return
-        with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # Many at once, because opening an archive on a server or a mount is two round trips in which nothing else
-            # happens.
-            self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What opening any source needs besides the source."""
 
-    def _open_as_they_are(self, source: ManySource) -> None:
-        # Before anything is touched, because every question to a mount that hangs would block.
-        require_answer(*(part.path for part in source.parts if isinstance(part, LocalSource)))
-        for part in source.parts:
-            alone = isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file())
-            self.parts.append(_unopened(part, self._opening) if alone else self._open(part))
-        self.files = self._list_files()
-        folders = [part for part in self.parts if part.tree is not None]
-        tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
-        # Files keep their names at the top, so a folder that is called like one of them gets a number.
-        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
-        trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
-        joined = list(zip(("", *stems), trees, strict=True))
-        self._tree = JoinedTree(source.label, joined, joining=Joining(("", *stems), "")) if folders else self.files
+    folder: Path | None
+    """An existing folder on the local disk for copies; `None` where files are read where they are."""
+    progress: Progress
+    """Where steps are shown."""
+    cancellation: Cancellation
+    """What stops it."""
+    checksum: Checksum | None = None
+    """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
 
-    def _list_files(self) -> RemoteFileTree:
-        files = [part for part in self.parts if part.tree is None]
-        # A share link's address says nothing about the file, so a downloaded file is called by its own name.
-        brought = [part.path if part.movable else None for part in files]
-        names = name_remote_files(
-            [part.source.label if path is None else path.name for part, path in zip(files, brought, strict=True)]
-        )
-        openers = [
-            remote_opener(part.source if path is None else local_source(path))
-            for part, path in zip(files, brought, strict=True)
-        ]
-        entries = [RemoteFileEntry(*pair) for pair in zip(names, openers, strict=True)]
-        return RemoteFileTree(self._source.label, entries, cancellation=self._opening.cancellation)
+
+@dataclass(slots=True, eq=False)
+class SourcePart(Closing):
+    """One source, opened. At most one of `file` and `tree` is set; neither where the source is opened for each read."""
+
+    source: SingleSource
+    """What was opened."""
+    transport: Transport
+    """How it is reached."""
+    slow: bool
+    """Whether each answer takes time."""
+    opening: Opening
+    """What it was opened with."""
+    file: RemoteFile | None = None
+    """The file, where the source is one."""
+    tree: Tree | None = None
+    """The files of the folder, where the source is one."""
+    path: Path | None = None
+    """Where it is on this machine's disks or mounts; `None` where it is only reached over the network."""
+    brought: Brought | None = None
+    """How it came here, where its service's own tool brings all of it."""
+    questions: Md5Questions | None = None
+    """What asks Drive's client for the MD5 of each file of a folder before the file is read; `None` elsewhere."""
+    in_place: bool = False
+    """Whether an archive is read where it is although each answer takes time, because there is no room for a copy."""
+    download: Download | None = None
+    """Where all of a file comes to that can only be had from its beginning."""
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What has to be closed before the file or tree itself."""
+    _bytes: ByteSource | None = None
+    """The bytes of the file, once they have been read from."""
+    _copy: StreamingCopy | None = None
+    """The same, where they are copied here while they are read."""
+    _archive: Tree | None = None
+    """The files in the archive, once they have been asked for."""
+    _identity: SourceIdentity | None = None
+    """Its state, once it has been asked for."""
 
     @property
-    def file(self) -> SourcePart | None:
-        """Return the part if the source is a single file, otherwise `None`."""
-        return self.parts[0] if not self._is_list and self.parts[0].file is not None else None
+    def identity(self) -> SourceIdentity:
+        """Return the state in which it was when this was first asked for, or of a folder when it was opened."""
+        if self._identity is None:
+            self._identity = self._identify()
+        return self._identity
+
+    @property
+    def slowest(self) -> SourcePart:
+        """Return itself: the part of a list by which the number of concurrent reads is chosen."""
+        return self
 
     @property
     def notes(self) -> list[str]:
         """Return sentences for the report."""
-        return [note for part in self.parts for note in part.notes]
-
-    @property
-    def slowest(self) -> SourcePart:
-        """Return the part by which the number of concurrent reads is chosen."""
-        return next((part for part in self.parts if part.slow), self.parts[0])
-
-    @property
-    def slow(self) -> bool:
-        """Return whether its files, each read by itself, take time to answer."""
-        return self.files is not None or any(part.reads_slowly for part in self.parts)
-
-    @property
-    def opens_at_once(self) -> bool:
-        """Return whether its files can be listed without bringing all of it here first."""
-        return all(part.opens_at_once for part in self.parts)
-
-    @property
-    def unpacks_first(self) -> bool:
-        """Return whether some of it is compressed as a whole, so that its files are known only once it is unpacked."""
-        return any(part.unpacks_first for part in self.parts)
-
-    @property
-    def archive_bytes(self) -> int:
-        """Return the length of all archives that are copied here before they are read."""
-        return sum(part.archive_bytes for part in self.parts)
-
-    @property
-    def mount_bytes(self) -> int:
-        """Return how much of that passes through a mount of Google Drive, which keeps a second copy."""
-        return sum(part.archive_bytes for part in self.parts if part.archive_bytes and not part.identity.trusts_times)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Return how much of the archives an interrupted run has left on the disk."""
-        return sum(part.kept_bytes for part in self.parts)
-
-    @property
-    def resumed_bytes(self) -> int:
-        """Return how much of the source an interrupted run had finished and this one has used."""
-        return sum(part.resumed_bytes for part in self.parts)
+        return [] if self.brought is None else self.brought.notes
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Return how many files it has, where an archive is one, and their bytes together."""
-        return self.parts[0].extent if self._is_one else (self.identity.files, self.identity.nbytes)
+        """Return how many files it has and their bytes together, without waiting for a client's answers."""
+        if self.questions is None or self.tree is None:
+            return self.identity.files, self.identity.nbytes
+        return len(self.tree.entries), total_size(self.tree.entries)
 
     def take_state(self) -> None:
         """Take what tells its state, before it is read.
@@ -215,132 +166,298 @@ class OpenSource(Closing):
         Of a folder on Drive the listing has been taken, and the MD5 of each file is asked for right before that is
         read: `identity` waits for those that are missing then.
         """
-        if not self._is_one or self.parts[0].questions is None:
+        if self.questions is None:
             self._identity = self.identity
 
-    @property
-    def identity(self) -> SourceIdentity:
-        """Return its state when this was first asked for, or `take_state` was called."""
-        if self._identity is None:
-            self._identity = self._identify()
-        return self._identity
-
     def _identify(self) -> SourceIdentity:
-        address = self._source.address
-        if self._is_one:
-            return replace(self.parts[0].identity, address=address)
-        listed = [part for part in self.parts if self.files is not None and part.tree is None]
-        found = dict(zip(map(id, listed), self._identify_files(), strict=True))
-        with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            others = [part for part in self.parts if id(part) not in found]
-            # A part's state may be a request of its own, and lists have thousands.
-            states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
-        found.update(zip(map(id, others), states, strict=True))
-        return identify_many([found[id(part)] for part in self.parts], address=address)
+        address = self.source.address
+        brought = self.brought
+        told = None if brought is None else brought.facts
+        # Downloaded as a whole: the service's own version says more than the times of the local copy.
+        if told is not None and told.size is not None and told.version:
+            return identify_remote(told, told.size, address=address)
+        if self.tree is not None:
+            version = self.tree.stamp if brought is None else brought.version
+            digest = self.source.digest if isinstance(self.source, TreeSource) else ""
+            md5s: Sequence[str] = ()
+            if self.questions is not None and isinstance(self.tree, FolderTree):
+                md5s, _ = drive_md5s(self.tree, self.questions)
+            identity = identify_tree(self.tree, address=address, digest=digest, md5s=md5s)
+            return replace(identity, version=version)
+        assert self.file is not None
+        facts = self.file.facts
+        # For a remote file its version or time is enough. For a local one, and one that has neither, the two ends are
+        # read as well.
+        if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
+            return identify_remote(facts, facts.size or 0, address=address)
+        # Before the ends are read, so that a write in between shows as a change.
+        md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
+        identity = identify_archive(self._content, facts.mtime_ns, address=address)
+        return replace(identity, md5=md5s[0] if md5s else "")
 
     @property
-    def _is_one(self) -> bool:
-        # A pattern that matches one file means that file, so both have one state and one key.
-        return len(self.parts) == 1 and self.files is None and not isinstance(self._source, ManySource)
+    def comes_first(self) -> bool:
+        """Return whether it is a file without range requests, all of which has to come before anything is read."""
+        file = self.file
+        return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
 
-    def _identify_files(self) -> list[SourceIdentity]:
-        if self.files is None:
-            return []
-        sources = [part.source for part in self.parts if part.tree is None]
-        found = self.files.identities([source.address for source in sources])
-        on_drive = {
-            source.address: str(source.path)
-            for source in sources
-            if isinstance(source, LocalSource) and source.on_drive
-        }
-        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
-        told = dict(zip(on_drive, md5s, strict=False))
-        return [replace(one, md5=told.get(one.address, "")) for one in found]
+    @property
+    def opens_at_once(self) -> bool:
+        """Return whether its files can be listed without bringing all of it here first."""
+        if self.comes_first:
+            return False
+        # A zip has its directory at the end, which one request fetches. A tar has to be read from its beginning.
+        return not self._is_copied or recognise_archive(self._content) in ("zip", None)
+
+    @property
+    def unpacks_first(self) -> bool:
+        """Return whether it is compressed as a whole, so that its files are known only once all of it is unpacked."""
+        if self.file is None or self.comes_first:
+            return False
+        return recognise_archive(self._content) not in ("zip", "tar", None)
+
+    @property
+    def is_archive(self) -> bool:
+        """Return whether it is a file that is an archive; reads its beginning."""
+        return self.file is not None and recognise_archive(self._content) is not None
+
+    @property
+    def reads_slowly(self) -> bool:
+        """Return whether its files, each read by itself, take time to answer."""
+        return self.slow and (self.in_place or not self._is_copied)
+
+    @property
+    def archive_bytes(self) -> int:
+        """Return the length of an archive that is still to be copied here, where it is known; 0 for everything else."""
+        if self.file is None or not self._is_copied or (self.comes_first and self._bytes is not None):
+            return 0
+        return self.file.facts.size or 0
+
+    @property
+    def mount_bytes(self) -> int:
+        """Return how much of that passes through a mount of Google Drive, which keeps a second copy."""
+        return 0 if not self.archive_bytes or self.identity.trusts_times else self.archive_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how much of that is on the disk already, from an interrupted run."""
+        if self._copy is None:
+            return 0
+        # A sparse file has its whole length from the beginning; what it takes on the disk is what has come.
+        return min(self._copy.size, sum(map(disk_use, find_orphans(self._copy_path))))
+
+    @property
+    def resumed_bytes(self) -> int:
+        """Return how much of a copy or download an interrupted run had finished and this one has used."""
+        if self.brought is not None and self.brought.resumed:
+            return self.identity.nbytes
+        return self._copy.kept_bytes if self._copy is not None else 0
+
+    @property
+    def _is_copied(self) -> bool:
+        """Tell whether a file is copied here, because reading it where it is takes too long."""
+        # A mount counts as far: random reads of an archive through it are slower than a copy of all of it.
+        return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
+
+    @property
+    def _content(self) -> ByteSource:
+        """The bytes of a file, which is downloaded now if it has to be."""
+        if self._bytes is None:
+            self._bytes = self._open_bytes()
+        return self._bytes
+
+    def _open_bytes(self) -> ByteSource:
+        assert self.file is not None
+        label = self.source.label
+        if self.path is not None and not self._is_copied:
+            return self._stack.enter_context(LocalBytes(self.path, label=label))
+        if self.comes_first:
+            return self._stack.enter_context(LocalBytes(self._fetch_whole(), label=label))
+        facts = self.file.facts
+        assert facts.size is not None
+        step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
+        self._copy = self._stack.enter_context(
+            StreamingCopy(
+                self.file, self._copy_path, step=step, policy=RetryPolicy(), cancellation=self.opening.cancellation
+            )
+        )
+        return self._copy
+
+    @property
+    def _copy_path(self) -> Path:
+        assert self.file is not None
+        assert self.opening.folder is not None
+        return self.opening.folder / copy_name(self.source.address, self.file.facts.name)
+
+    def _fetch_whole(self) -> Path:
+        assert self.file is not None
+        file, facts = self.file, self.file.facts
+        # A download of another version must not be continued.
+        state = f"{self.source.address} {facts.size} {facts.version} {facts.mtime_ns}"
+        check_space(self._copy_path.parent, facts.size or 0, f"The copy of '{self.source.label}'")
+        self.download = Download(self._copy_path, state)
+
+        def bring(folder: Path) -> Path:
+            with self.opening.progress.step(f"copy {facts.name}", total=facts.size, unit="B") as step:
+                fetched = fetch_file(
+                    file,
+                    folder / facts.name,
+                    step=step,
+                    cancellation=self.opening.cancellation,
+                    policy=RetryPolicy(),
+                )
+            return fetched.path
+
+        return self.download.fetch(bring)[0]
 
     def verify(self, checksum: Checksum) -> None:
-        """Compare the whole file with a checksum, which means copying all of it here.
+        """Hash the whole file, which has to arrive for that.
 
         Raises:
-            OptionError: it is not a single file.
-            ChecksumMismatchError: it is another file; nothing was made from it.
+            OptionError: it is a folder.
+            ChecksumMismatchError: it is another file than the one that was asked for; nothing was made of it.
         """
-        if len(self.parts) != 1 or self.parts[0].file is None:
-            msg = f"'{self._source.label}' is not one file, and hash= is for one file. Leave it out."
-            raise OptionError(msg)
-        self.parts[0].verify(checksum)
-        # The part's identity has the checksum now.
-        self._identity = None
+        if self.file is None:
+            raise not_one_file(self.source.label)
+        # Taken before the bytes are read, so that a file which changes meanwhile shows as changed.
+        identity = self.identity
+        hasher = checksum.new_hasher()
+        content = self._content
+        # From the copy, where there is one: each part would otherwise be a request of its own, and all of it is copied
+        # anyway.
+        read = content.pread if self._copy is None else self._copy.read_here
+        for offset in range(0, content.size, _HASH_BYTES):
+            self.opening.cancellation.check()
+            hasher.update(read(_HASH_BYTES, offset))
+        if hasher.hexdigest() != checksum.digest:
+            # The next call would continue with it, and fail in the same way.
+            self.discard()
+            msg = (
+                f"'{self.source.label}' arrived complete, but its {checksum.algorithm} is {hasher.hexdigest()}, not "
+                f"{checksum.digest}. Nothing was staged. Compare the checksum with its publisher's."
+            )
+            raise ChecksumMismatchError(msg)
+        self._identity = replace(identity, checksum=str(checksum))
 
-    def open_tree(self, spool: Path) -> Tree:
-        """Return all files. Archives that can only be read from their beginning start to arrive.
+    def open_tree(self, spool: Path, *, alone: bool = True) -> Tree:
+        """Open the files. An archive that can only be read from its beginning starts to arrive.
 
         Args:
-            spool: a folder on the local disk for the unpacked form of compressed tars.
+            spool: a folder on the local disk for the unpacked form of a compressed tar.
+            alone: whether it is the whole source, so that a file of arrays or records counts too.
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
         """
-        if self._tree is None:
-            self._tree = self._join(spool)
-        return self._tree
-
-    @property
-    def tree(self) -> Tree:
-        """Return the files of a folder, or of a list that was opened as it is."""
-        tree = self._tree or self.parts[0].tree
-        assert tree is not None
-        return tree
-
-    def _join(self, spool: Path) -> Tree:
-        if len(self.parts) == 1:
-            return self.parts[0].open_tree(spool, alone=True)
-        with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # Unpacking may take hours; reads inside have deadlines of their own.
-            trees = pool.run(
-                lambda part: part.open_tree(spool),
-                self.parts,
-                cancellation=self._opening.cancellation,
-                stall_timeout_s=float("inf"),
+        if self.tree is not None:
+            return self.tree
+        if self._archive is None:
+            content = self._content
+            if not self.opens_at_once:
+                self.start()
+            self._archive = self._stack.enter_context(
+                open_archive(
+                    content,
+                    spool=spool,
+                    single_files=alone,
+                    name="" if self.file is None else self.file.facts.name,
+                    cancellation=self.opening.cancellation,
+                )
             )
-        names = [part.source.name for part in self.parts]
-        return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
+        return self._archive
 
     def relisted(self) -> str:
-        """List folders on slow mounts again; return how one differs from its first listing, in a sentence, or ""."""
-        return next(filter(None, (part.relisted() for part in self.parts)), "")
+        """List a folder on a slow mount again; return how it differs from the first listing, in a sentence, or ""."""
+        # A mounted Drive sometimes lists only a part of a folder, without an error.
+        if self.tree is None or self.path is None or not self.slow:
+            return ""
+        leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
+        again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
+        if identify_tree(again).times == identify_tree(self.tree).times:
+            return ""
+        names, names_now = set(entry_names(self.tree.entries)), set(entry_names(again.entries))
+        came, went = sorted(names_now - names), sorted(names - names_now)
+        parts = [f"{format_count(len(came), 'files')} more (first '{came[0]}')"] if came else []
+        parts += [f"{len(went):,} fewer (first '{went[0]}')"] if went else []
+        found = " and ".join(parts) or "other sizes or times"
+        return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy remote archives; do nothing for any other source."""
-        for part in self.parts:
-            part.start()
+        """Begin to copy a remote archive; do nothing for any other source."""
+        if self._copy is not None:
+            self._copy.start()
 
     def read_in_place(self) -> None:
-        """Read archives where they are, for whoever has no room for copies. Instead of `start`."""
-        for part in self.parts:
-            part.read_in_place()
+        """Read an archive where it is, which `opens_at_once`. Instead of `start`."""
+        self.in_place = True
+        if self._copy is not None:
+            self._copy.read_in_place()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Copy these byte ranges `(begin, end)` of a single remote archive first."""
-        # The archives of a list have positions of their own, and are copied in order.
-        if len(self.parts) == 1:
-            self.parts[0].prefer(byte_ranges)
+        """Copy these byte ranges of a remote archive first; do nothing for any other source."""
+        if self._copy is not None:
+            self._copy.prefer(byte_ranges)
 
     def discard(self) -> None:
         """Remove copies that were made only in order to read them."""
-        for part in self.parts:
-            part.discard()
+        if self._copy is not None:
+            self._copy.discard()
+        if self.download is not None:
+            self.download.discard()
 
     def close(self) -> None:
-        """Release handles; what has arrived stays for the next run."""
-        self._closed = True
+        """Release connections and handles; what has arrived stays for the next run. Calling it twice is fine."""
+        if self.opening.cancellation.cancelled and self.file is not None:
+            # The connection is closed first: closing the copy waits for its readers, and those for the server.
+            self.file.close()
         self._stack.close()
+        if self.questions is not None:
+            self.questions.close()
+        if self.file is not None:
+            self.file.close()
+        # A tree that the caller has opened is the caller's to close.
+        if self.tree is not None and not isinstance(self.source, TreeSource):
+            self.tree.close()
+        if self.download is not None:
+            self.download.close()
+
+
+def not_one_file(label: str) -> OptionError:
+    """Return the error for a checksum of what is no single file."""
+    return OptionError(f"'{label}' is not one file, and hash= is for one file. Leave it out.")
+
+
+def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource:
+    """Open a source by reading a folder's listing, an archive's two ends, or what a service reports about it.
+
+    Data behind a share link or on Kaggle is downloaded completely now.
+
+    Args:
+        source: the source; a pattern is expanded.
+        opening: what opening needs besides.
+        unpack: whether an archive in a list means the files in it, and not itself.
+
+    Raises:
+        SourceNotFoundError: there is nothing.
+        SourceReadError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: it cannot be read.
+        MissingDependencyError: its kind needs a package; the message has the install line.
+        ArchiveError: it is a file but not an archive; the message says what it is.
+        OptionError: it is a folder, and a checksum was given.
+    """
+    opened = expand_pattern(source) if isinstance(source, LocalSource) else source
+    if isinstance(opened, ManySource):
+        # A list opens its parts by this module.
+        from colabstage.sources.many import OpenList
+
+        return OpenList(opened, opening, unpack=unpack)
+    return open_part(opened, opening)
 
 
 def open_part(source: SingleSource, opening: Opening) -> SourcePart:
     """Open one source, in which a pattern has been expanded.
 
     Raises:
-        Exception: as `OpenSource`.
+        Exception: as `open_source`.
     """
     with given_up():
         match source:
@@ -348,7 +465,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 require_answer(source.path)
                 part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
-                # Imported where they are needed: each of these brings libraries that local files do without.
+                # Imported where it is needed: each transport brings libraries that local files do without.
                 from colabstage.sources.http_file import open_http
 
                 # The two ends of a zip are read next.
@@ -358,10 +475,8 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 part = SourcePart(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
                 part = _open_object(source, opening)
-            case ShareSource():
-                part = _open_shared(source, opening)
-            case KaggleSource():
-                part = _open_kaggle(source, opening)
+            case ShareSource() | KaggleSource():
+                part = _open_brought(source, opening)
             case TreeSource():
                 part = SourcePart(source, "tree", slow=False, opening=opening, tree=source.tree)
     if opening.checksum is not None and part.tree is not None:
@@ -402,98 +517,18 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)
 
 
-def _open_shared(source: ShareSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.share_download import download_share_link, share_link_facts
-
-    facts = share_link_facts(source.link, cancellation=opening.cancellation)
-    # A service that did not answer now says nothing of what came before: that is continued, and compared.
-    state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
-    notes: list[str] = []
-
-    def bring(folder: Path) -> Path:
-        return download_share_link(
-            source.link,
-            folder,
-            progress=opening.progress,
-            cancellation=opening.cancellation,
-            checksum=opening.checksum,
-            note=notes.append,
-        )
-
-    part = _bring_whole(source, state, "share link", bring, opening)
-    part.facts = facts
-    part.notes += notes
-    return part
-
-
-def _open_kaggle(source: KaggleSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.kaggle_datasets import KaggleFiles, open_kaggle
-
-    brought: list[KaggleFiles] = []
-
-    def bring(folder: Path) -> Path:
-        files = open_kaggle(source.dataset, folder, progress=opening.progress, cancellation=opening.cancellation)
-        brought.append(files)
-        return files.path
-
-    part = _bring_whole(source, source.address, "kaggle", bring, opening)
-    assert part.download is not None
-    if brought and brought[0].version:
-        part.download.note_version(brought[0].version)
-    part.version = part.download.version
-    part.notes += [note for files in brought for note in files.notes]
-    return part
-
-
-def _bring_whole(
-    source: SingleSource, state: str | None, transport: Transport, bring: Callable[[Path], Path], opening: Opening
-) -> SourcePart:
-    """Open what a service's own tool brings here whole, or what an interrupted run has brought of it."""
+def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
     assert opening.folder is not None
-    download = Download(opening.folder / copy_name(source.address, source.name), state)
+    brought = bring(
+        source,
+        opening.folder / copy_name(source.address, source.name),
+        progress=opening.progress,
+        cancellation=opening.cancellation,
+        checksum=opening.checksum,
+    )
     with contextlib.ExitStack() as undo:
-        undo.callback(download.close)
-        path, resumed = download.fetch(bring)
-        if resumed and opening.checksum is not None and path.is_file():
-            # Whoever brought it may not have been asked for this checksum, or for any.
-            try:
-                check_file(path, opening.checksum, source.label)
-            except ChecksumMismatchError:
-                download.discard()
-                raise
-        part = _open_path(source, path, transport, opening)
-        part.download, part.resumed = download, resumed
-        # Files that lie in a service's own cache, or on its mount, belong to others and are copied.
-        part.movable = path.is_relative_to(download.folder)
+        undo.callback(brought.download.close)
+        part = _open_path(source, brought.path, "share link" if isinstance(source, ShareSource) else "kaggle", opening)
+        part.brought = brought
         undo.pop_all()
     return part
-
-
-def _unopened(source: SingleSource, opening: Opening) -> SourcePart:
-    """Return a single file of a list, of which there may be thousands: each is opened when it is read."""
-    if not isinstance(source, LocalSource):
-        return SourcePart(source, "http" if isinstance(source, WebSource) else "object store", True, opening)
-    slow = is_slow_mount(source.path)
-    return SourcePart(source, "mount" if slow else "local disk", slow, opening, path=source.path)
-
-
-def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
-    """Return how to open one file that has an address, any number of times.
-
-    Raises:
-        OptionError: it is a source of another kind.
-    """
-    match source:
-        case LocalSource():
-            return lambda: _mounted(source.path)
-        case WebSource() | ObjectSource():
-            return lambda: open_remote(source)
-    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
-    raise OptionError(msg)
-
-
-def _mounted(path: Path) -> MountedFile:
-    if path.is_dir():
-        msg = f"'{path}' is a folder in a list of files that are not archives. Give only files, or only folders."
-        raise SourceReadError(msg)
-    return MountedFile(path)

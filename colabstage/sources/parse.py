@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
@@ -86,11 +86,6 @@ class LocalSource(_SourceBase):
     """Where it is; absolute."""
     leave_out: frozenset[str] = frozenset()
     """Names of folders in it that are no part of it, such as what colabstage made of it before."""
-
-    @property
-    def on_drive(self) -> bool:
-        """Return whether it is on a Google Drive."""
-        return self.address.startswith("drive:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,16 +398,29 @@ def _name_of_many(names: list[str]) -> str:
     return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
 
 
+def parts_of(source: Source) -> tuple[SingleSource, ...]:
+    """Return the sources that it consists of: itself, or those of a list."""
+    return source.parts if isinstance(source, ManySource) else (source,)
+
+
 def drive_path_of(source: Source) -> Path | None:
     """Return a path on Google Drive that the source needs; `None` where it needs none."""
-    parts = source.parts if isinstance(source, ManySource) else (source,)
-    return next((part.path for part in parts if isinstance(part, LocalSource) and part.on_drive), None)
+    return next((part.path for part in parts_of(source) if is_on_drive(part)), None)
+
+
+def is_on_drive(source: SingleSource) -> TypeGuard[LocalSource]:
+    """Return whether a source is on a Google Drive, whose client knows the MD5 of its files."""
+    return isinstance(source, LocalSource) and source.address.startswith("drive:")
 
 
 def paths_of(source: Source) -> list[Path]:
     """Return all paths of this machine that the source is read from."""
-    parts = source.parts if isinstance(source, ManySource) else (source,)
-    return [part.path for part in parts if isinstance(part, LocalSource)]
+    return [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
+
+
+def comes_whole(source: Source) -> bool:
+    """Return whether opening a source may mean to download all of it."""
+    return any(isinstance(part, ShareSource | KaggleSource) for part in parts_of(source))
 
 
 def readable_name(name: str) -> str:

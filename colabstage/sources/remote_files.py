@@ -1,4 +1,4 @@
-"""`RemoteFileTree`: files that are a dataset only together, a list of addresses as one tree."""
+"""Single files at addresses, each opened when it is read: one of them, or many that are a dataset only together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 import xxhash
 
-from colabstage.errors import SourceChangedError, SourceReadError
+from colabstage.errors import OptionError, SourceChangedError, SourceReadError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
+from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
-from colabstage.sources.remote import TransientError, given_up
+from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, is_on_drive
+from colabstage.sources.remote import MountedFile, TransientError, given_up
 from colabstage.sources.transfer.connections import (
     RetryBudget,
     closing_pieces,
@@ -27,9 +29,11 @@ from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.trees.tree import ByteSource
 
@@ -226,12 +230,64 @@ class RemoteFileTree(Tree):
         finally:
             file.close()
 
-    def identities(self, addresses: Sequence[str]) -> list[SourceIdentity]:
-        """Return the state of each file when it was listed; `addresses` are theirs, in the order of `files`."""
-        facts = zip(self.facts.values(), addresses, strict=True)
-        return [as_one_of_many(identify_remote(one, one.size or 0, address=address)) for one, address in facts]
+    def identities(self, sources: Sequence[SingleSource]) -> list[SourceIdentity]:
+        """Return the state of each file when it was listed; `sources` are theirs, in the order of `files`."""
+        on_drive = {source.address: str(source.path) for source in sources if is_on_drive(source)}
+        md5s, _ = ask_md5s(list(on_drive.values())) if on_drive else ([], "")
+        told = dict(zip(on_drive, md5s, strict=False))
+        found = [
+            as_one_of_many(identify_remote(one, one.size or 0, address=source.address))
+            for one, source in zip(self.facts.values(), sources, strict=True)
+        ]
+        return [replace(one, md5=told.get(one.address, "")) for one in found]
 
 
 def _became_another(file: RemoteFile) -> SourceChangedError:
     msg = f"'{file.facts.label}' became another file while it was read. Wait until it is complete, then try again."
     return SourceChangedError(msg)
+
+
+def list_files(
+    label: str, files: Sequence[tuple[str, SingleSource]], *, cancellation: Cancellation | None = None
+) -> RemoteFileTree:
+    """Return single files as one tree: each by the address that names it, and where it is."""
+    names = name_remote_files([address for address, _ in files])
+    entries = [RemoteFileEntry(name, remote_opener(source)) for name, (_, source) in zip(names, files, strict=True)]
+    return RemoteFileTree(label, entries, cancellation=cancellation)
+
+
+def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
+    """Return how to open one file that has an address, any number of times.
+
+    Raises:
+        OptionError: it is a source of another kind.
+    """
+    match source:
+        case LocalSource():
+            return lambda: _mounted(source.path)
+        case WebSource() | ObjectSource():
+            return lambda: open_remote(source)
+    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
+    raise OptionError(msg)
+
+
+def _mounted(path: Path) -> MountedFile:
+    if path.is_dir():
+        msg = f"'{path}' is a folder in a list of files that are not archives. Give only files, or only folders."
+        raise SourceReadError(msg)
+    return MountedFile(path)
+
+
+def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
+    """Open one file at an address; its service is asked for the facts.
+
+    Raises:
+        As `open_http` and `open_object`.
+    """
+    if isinstance(source, WebSource):
+        from colabstage.sources.http_file import open_http
+
+        return open_http(source.url, policy=policy)
+    from colabstage.sources.objects_fsspec import open_object
+
+    return open_object(source.url)

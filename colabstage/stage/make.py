@@ -222,7 +222,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
             tree,
             request.files_path,
             fingerprint=source.identity.fingerprint,
-            limits=pipeline_limits(tree, slow=source.slow),
+            limits=pipeline_limits(tree, slow=source.reads_slowly),
             step=step,
             cancellation=call.cancellation,
             policy=RetryPolicy(),
@@ -253,7 +253,7 @@ def check_listing(source: OpenSource) -> None:
 
 def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None) -> None:
     request, report, executor = call.request, call.report, call.executor
-    slow = source.slow
+    slow = source.reads_slowly
     if request.wants_files and executor is None:
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))

@@ -16,7 +16,7 @@ from colabstage.io.files import read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.records import read_fields
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, is_same
+from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
 from colabstage.stage.request import RECORD_NAME
 
 if TYPE_CHECKING:
@@ -156,7 +156,11 @@ def pack_problem(
 def files_staged(request: StageRequest, identity: SourceIdentity) -> StagedFiles | None:
     """Return the local plain files if they are from this state of the source, otherwise `None`."""
     record = None if request.refresh else read_record(request)
-    if record is None or not is_same(record.identity, identity) or files_problem(request, record, thorough=True):
+    if (
+        record is None
+        or compare_states(record.identity, identity) == "changed"
+        or files_problem(request, record, thorough=True)
+    ):
         return None
     return record.files
 

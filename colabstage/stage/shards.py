@@ -314,7 +314,7 @@ class _SetOfShards:
         report = run_pack(
             shard_job(replace(self.job, options=options), name.number, name.total),
             local,
-            slow=source.slow,
+            slow=source.reads_slowly,
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,

@@ -39,9 +39,8 @@ from colabstage.pack.plan import lacked_room
 from colabstage.pack.stream import PackStream
 from colabstage.sources.identity import compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import OpenSource, comes_whole
-from colabstage.sources.parse import ManySource
-from colabstage.sources.part import SLOW_LISTERS, Opening, sweep_copies
+from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source, sweep_copies
+from colabstage.sources.parse import comes_whole, parts_of
 from colabstage.stage.cache import Cache, CachedPack, restore_pack
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.make import (
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import OpenSource
     from colabstage.stage.make import StageCall
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.report import Action, Found
@@ -135,7 +135,7 @@ class SourceOnce(Closing):
         """The source, once it is open."""
 
     def open(self) -> OpenSource:
-        """Return the source, open; raises as `OpenSource`."""
+        """Return the source, open; raises as `open_source`."""
         if self.opened is not None:
             return self.opened
         request = self._call.request
@@ -147,7 +147,8 @@ class SourceOnce(Closing):
         with self._call.report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
             try:
                 with contextlib.ExitStack() as undo:
-                    source = undo.enter_context(OpenSource(request.source, opening, unpack=True))
+                    source = open_source(request.source, opening, unpack=True)
+                    undo.callback(source.close)
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
                     source.take_state()
                     self._stack.enter_context(undo.pop_all())
@@ -281,8 +282,7 @@ def _is_published(request: StageRequest, cache: Cache) -> bool | None:
 
 def _sweep_copies(request: StageRequest) -> None:
     """Remove copies of the source that dead runs made in order to read it."""
-    source = request.source
-    for part in source.parts if isinstance(source, ManySource) else (source,):
+    for part in parts_of(request.source):
         sweep_copies(request.folder.parent, part.address)
 
 

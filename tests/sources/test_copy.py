@@ -22,12 +22,11 @@ from colabstage.errors import (
 )
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.io.panel import Board
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import temp_beside
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks
-from colabstage.sources.part import LateStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.sources.identity import SourceIdentity, as_one_of_many, identify_many, is_same
+from colabstage.sources.identity import SourceIdentity, as_one_of_many, compare_states, identify_many
 
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")
@@ -59,7 +59,7 @@ def test_anything_else_is_none(raw: object) -> None:
 )
 def test_what_counts_as_the_same(recorded: SourceIdentity, now: SourceIdentity, same: bool) -> None:
     """A version decides alone; times count where they can be trusted; parts are compared one by one."""
-    assert is_same(recorded, now) is same
+    assert (compare_states(recorded, now) != "changed") is same
     assert (recorded.fingerprint == now.fingerprint) is same or recorded.trusts_times
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from colabstage.errors import TargetExistsError
 from colabstage.sources.extract.archive import extract_archive
-from colabstage.sources.fetching import fetch_files
-from colabstage.sources.identity import FETCHED
+from colabstage.sources.fetching import FETCHED, fetch_files
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,8 +22,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.sources.fetching import fetch_files
-from colabstage.sources.identity import FETCHED
+from colabstage.sources.fetching import FETCHED, fetch_files
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem

@@ -31,7 +31,8 @@ from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
 from colabstage.machine.watched import run_watched
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
-from colabstage.sources.part import Download, copy_name, sweep_copies
+from colabstage.sources.download import Download
+from colabstage.sources.opening import copy_name, sweep_copies
 from colabstage.stage.purge import list_datasets
 from colabstage.stage.request import lock_path, make_request
 from tests.support.http_knobs import WebKnobs

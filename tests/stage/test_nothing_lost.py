@@ -308,7 +308,7 @@ class TestOursIsNoSource:
 
     def test_what_an_interrupted_refresh_left_goes_with_the_next_call(self, tmp_path: Path) -> None:
         """A partial copy of the source, up to its size, does not lie there for good."""
-        from colabstage.sources.part import copy_name
+        from colabstage.sources.opening import copy_name
 
         source = write(tmp_path / "source" / "a.txt", "1").parent
         options: dict[str, Any] = {

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.sources.part import SLOW_LISTERS
+from colabstage.sources.opening import SLOW_LISTERS
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
 

@@ -25,10 +25,10 @@ from colabstage.errors import (
 )
 from colabstage.io.files import read_json
 from colabstage.io.units import format_bytes
-from colabstage.sources.opening import remote_opener
 from colabstage.sources.partial.fetcher import Expected, become_fetcher, failure_path
 from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, FOUND, PAGE_BYTES, WHOLE, LocalPart
 from colabstage.sources.partial.plan import Visits
+from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,0 +1,273 @@
+"""Several sources that are one dataset, opened: together one tree of files with one identity.
+
+`fetch_files` takes files as they are: archives stay archives, and thousands of addresses are opened when each is read.
+Staging and packing take what is in archives. Both are one `OpenList`, because what a list is made of, how its files are
+named and what state it is in have to be one answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from colabstage.io.files import Closing
+from colabstage.io.pipeline import DaemonPool
+from colabstage.machine.mounts import is_slow_mount, require_answer
+from colabstage.sources.identity import identify_many
+from colabstage.sources.opening import SourcePart, not_one_file, open_part
+from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, paths_of
+from colabstage.sources.remote_files import RemoteFileTree, list_files
+from colabstage.trees.open import JoinedTree, Joining, distinct_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.sources.opening import Opening
+    from colabstage.sources.parse import ManySource, SingleSource
+    from colabstage.sources.remote import Checksum
+    from colabstage.trees.tree import Tree
+
+# Sources of a list that are opened at once.
+_OPENERS = 8
+
+
+class OpenList(Closing):
+    """Several open sources as one, with the members of a `SourcePart`; a context manager that releases everything.
+
+    `parts`: the sources that it consists of. `files`: the single files of a list, each opened when it is read; `None`
+    where there are none.
+    """
+
+    def __init__(self, source: ManySource, opening: Opening, *, unpack: bool) -> None:
+        """Open all; as `open_source`."""
+        self.parts: list[SourcePart] = []
+        self.files: RemoteFileTree | None = None
+        self._source = source
+        self._opening = opening
+        self._closed = False
+        self._stack = contextlib.ExitStack()
+        self._tree: Tree | None = None
+        self._identity: SourceIdentity | None = None
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            if unpack:
+                self._open_archives()
+            else:
+                self._open_as_they_are()
+            undo.pop_all()
+
+    def _open(self, source: SingleSource) -> SourcePart:
+        part = open_part(source, self._opening)
+        self._stack.callback(part.close)
+        if self._closed:  # another one failed meanwhile, and nobody waited for this one
+            part.close()
+        return part
+
+    def _open_archives(self) -> None:
+        first, *others = self._source.parts
+        self.parts.append(self._open(first))
+        opened = self.parts[0]
+        # The first one tells what kind of list it is. Single files are opened when they are read, because there may be
+        # thousands of addresses.
+        have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in self._source.parts)
+        if opened.file is not None and not opened.is_archive and have_addresses:
+            self._stack.pop_all().close()
+            self.parts = [_unopened(part, self._opening) for part in self._source.parts]
+            self._tree = self.files = self._list_files()
+            return
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Many at once, because opening an archive on a server or a mount is two round trips in which nothing else
+            # happens.
+            self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
+
+    def _list_files(self) -> RemoteFileTree:
+        """Return those parts that are single files as one tree."""
+        files: list[tuple[str, SingleSource]] = []
+        for part in self.parts:
+            if part.tree is None:
+                # A share link's address says nothing about the file, so a downloaded file is called by its own name.
+                own = part.brought.path if part.brought is not None and part.brought.movable else None
+                files.append((part.source.label, part.source) if own is None else (own.name, local_source(own)))
+        return list_files(self._source.label, files, cancellation=self._opening.cancellation)
+
+    def _open_as_they_are(self) -> None:
+        source = self._source
+        # Before anything is touched, because every question to a mount that hangs would block.
+        require_answer(*paths_of(source))
+        for part in source.parts:
+            alone = isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file())
+            self.parts.append(_unopened(part, self._opening) if alone else self._open(part))
+        self.files = self._list_files()
+        folders = [part for part in self.parts if part.tree is not None]
+        tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
+        # Files keep their names at the top, so a folder that is called like one of them gets a number.
+        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
+        trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
+        joined = list(zip(("", *stems), trees, strict=True))
+        self._tree = JoinedTree(source.label, joined, joining=Joining(("", *stems), "")) if folders else self.files
+
+    @property
+    def notes(self) -> list[str]:
+        """Return sentences for the report."""
+        return [note for part in self.parts for note in part.notes]
+
+    @property
+    def slowest(self) -> SourcePart:
+        """Return the part by which the number of concurrent reads is chosen."""
+        return next((part for part in self.parts if part.slow), self.parts[0])
+
+    @property
+    def reads_slowly(self) -> bool:
+        """Return whether its files, each read by itself, take time to answer."""
+        return self.files is not None or any(part.reads_slowly for part in self.parts)
+
+    @property
+    def opens_at_once(self) -> bool:
+        """Return whether its files can be listed without bringing all of it here first."""
+        return all(part.opens_at_once for part in self.parts)
+
+    @property
+    def unpacks_first(self) -> bool:
+        """Return whether some of it is compressed as a whole, so that its files are known only once it is unpacked."""
+        return any(part.unpacks_first for part in self.parts)
+
+    @property
+    def archive_bytes(self) -> int:
+        """Return the length of all archives that are copied here before they are read."""
+        return sum(part.archive_bytes for part in self.parts)
+
+    @property
+    def mount_bytes(self) -> int:
+        """Return how much of that passes through a mount of Google Drive, which keeps a second copy."""
+        return sum(part.mount_bytes for part in self.parts)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how much of the archives an interrupted run has left on the disk."""
+        return sum(part.kept_bytes for part in self.parts)
+
+    @property
+    def resumed_bytes(self) -> int:
+        """Return how much of the source an interrupted run had finished and this one has used."""
+        return sum(part.resumed_bytes for part in self.parts)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Return how many files it has, where an archive is one, and their bytes together."""
+        return self.parts[0].extent if self._is_one else (self.identity.files, self.identity.nbytes)
+
+    def take_state(self) -> None:
+        """Take what tells its state, before it is read."""
+        if self._is_one:
+            self.parts[0].take_state()
+        else:
+            self._identity = self.identity
+
+    @property
+    def identity(self) -> SourceIdentity:
+        """Return its state when this was first asked for, or `take_state` was called."""
+        if self._identity is None:
+            self._identity = self._identify()
+        return self._identity
+
+    def _identify(self) -> SourceIdentity:
+        address = self._source.address
+        if self._is_one:
+            return replace(self.parts[0].identity, address=address)
+        listed = [part for part in self.parts if self.files is not None and part.tree is None]
+        states = [] if self.files is None else self.files.identities([part.source for part in listed])
+        found = dict(zip(map(id, listed), states, strict=True))
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            others = [part for part in self.parts if id(part) not in found]
+            # A part's state may be a request of its own, and lists have thousands.
+            states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
+        found.update(zip(map(id, others), states, strict=True))
+        return identify_many([found[id(part)] for part in self.parts], address=address)
+
+    @property
+    def _is_one(self) -> bool:
+        # A pattern that matches one file means that file, so both have one state and one key.
+        return len(self.parts) == 1 and self.files is None
+
+    def verify(self, checksum: Checksum) -> None:
+        """Hash the one file that a pattern has found; as `SourcePart.verify`."""
+        if len(self.parts) != 1:
+            raise not_one_file(self._source.label)
+        self.parts[0].verify(checksum)
+        # The part's identity has the checksum now.
+        self._identity = None
+
+    def open_tree(self, spool: Path) -> Tree:
+        """Return all files. Archives that can only be read from their beginning start to arrive.
+
+        Args:
+            spool: a folder on the local disk for the unpacked form of compressed tars.
+
+        Raises:
+            ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
+        """
+        if self._tree is None:
+            self._tree = self._join(spool)
+        return self._tree
+
+    @property
+    def tree(self) -> Tree:
+        """Return the files of a folder, or of a list that was opened as it is."""
+        tree = self._tree or self.parts[0].tree
+        assert tree is not None
+        return tree
+
+    def _join(self, spool: Path) -> Tree:
+        if len(self.parts) == 1:
+            return self.parts[0].open_tree(spool)
+        with DaemonPool(_OPENERS, "colabstage-open") as pool:
+            # Unpacking may take hours; reads inside have deadlines of their own.
+            trees = pool.run(
+                lambda part: part.open_tree(spool, alone=False),
+                self.parts,
+                cancellation=self._opening.cancellation,
+                stall_timeout_s=float("inf"),
+            )
+        names = [part.source.name for part in self.parts]
+        return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
+
+    def relisted(self) -> str:
+        """List folders on slow mounts again; return how one differs from its first listing, in a sentence, or ""."""
+        return next(filter(None, (part.relisted() for part in self.parts)), "")
+
+    def start(self) -> None:
+        """Begin to copy remote archives; do nothing for any other source."""
+        for part in self.parts:
+            part.start()
+
+    def read_in_place(self) -> None:
+        """Read archives where they are, for whoever has no room for copies. Instead of `start`."""
+        for part in self.parts:
+            part.read_in_place()
+
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
+        """Copy these byte ranges `(begin, end)` of a single remote archive first."""
+        # The archives of a list have positions of their own, and are copied in order.
+        if len(self.parts) == 1:
+            self.parts[0].prefer(byte_ranges)
+
+    def discard(self) -> None:
+        """Remove copies that were made only in order to read them."""
+        for part in self.parts:
+            part.discard()
+
+    def close(self) -> None:
+        """Release handles; what has arrived stays for the next run."""
+        self._closed = True
+        self._stack.close()
+
+
+def _unopened(source: SingleSource, opening: Opening) -> SourcePart:
+    """Return a single file of a list, of which there may be thousands: each is opened when it is read."""
+    if not isinstance(source, LocalSource):
+        return SourcePart(source, "http" if isinstance(source, WebSource) else "object store", True, opening)
+    slow = is_slow_mount(source.path)
+    return SourcePart(source, "mount" if slow else "local disk", slow, opening, path=source.path)
