@@ -513,7 +513,7 @@ def to_keras(
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         split: which one, where `dataset` is files: `"train"` by default.
         shuffle: visit the samples in a random order, another one each epoch. Without it, `fit(shuffle=True)`, which is
-            Keras's default, still has the batches come in random order.
+            Keras's default, still has the batches come in random order, but for TensorFlow's backend.
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
         dtype: floating-point dtype of x; uint8 and uint16 become [0, 1].
@@ -524,6 +524,8 @@ def to_keras(
 
     Returns:
         A `PyDataset` that reads ahead by itself; it refuses Keras's own workers, which would only copy batches around.
+        On TensorFlow's backend it is a `tf.data.Dataset` as well, so `fit` takes it without a call of Python for each
+        batch, and a loop over it gives tensors.
 
     Raises:
         MissingDependencyError: keras, or its backend, is not installed.
@@ -533,6 +535,6 @@ def to_keras(
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     # First, because a wrong argument should not take as long to hear of as keras takes to import.
     batches = ArrayBatches(dataset, request, split=split)
-    from colabstage.load.frameworks.keras_dataset import KerasBatches
+    from colabstage.load.frameworks.keras_dataset import serve
 
-    return KerasBatches(batches)
+    return serve(batches)

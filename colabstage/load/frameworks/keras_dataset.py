@@ -13,6 +13,7 @@ from colabstage.load.frameworks.arrays import check_count
 from colabstage.load.frameworks.on_demand import EpochTracker, OnDemandPrefetcher
 
 try:
+    from keras.config import backend
     from keras.utils import PyDataset
 except ImportError as error:
     _msg = (
@@ -23,6 +24,15 @@ except ImportError as error:
 if TYPE_CHECKING:
     from colabstage.load.choices import LoaderPlan
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
+
+
+def serve(batches: ArrayBatches) -> KerasBatches:
+    """Make the `PyDataset` of these batches for the backend that keras is set to."""
+    if backend() == "tensorflow":
+        from colabstage.load.frameworks.keras_on_tensorflow import TensorflowBatches
+
+        return TensorflowBatches(batches)
+    return KerasBatches(batches)
 
 
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information

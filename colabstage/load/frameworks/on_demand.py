@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 # Before training Keras takes a batch or two, to see what they look like, and its prefetching two or three more.
-_LOOK_BATCHES = 4
+LOOK_BATCHES = 4
 
 
 class EpochTracker:
@@ -48,6 +48,15 @@ class EpochTracker:
         """Say that the next request begins a pass."""
         self._begins = True
 
+    def begin_now(self) -> int:
+        """Begin a pass, and return its epoch: for whom batches are not requested one by one."""
+        self._begin_pass()
+        return self.epoch
+
+    def note(self, number: int) -> None:
+        """Count a batch of the pass that was begun as handed out."""
+        self._asked.add(number)
+
     def start_epoch(self, epoch: int) -> None:
         """Make the next request the first of this epoch."""
         self.epoch = epoch
@@ -65,7 +74,7 @@ class EpochTracker:
     def _begin_pass(self) -> None:
         self._begins = False
         done = len(self._asked)
-        self.epoch += done == self._batches or done > _LOOK_BATCHES
+        self.epoch += done == self._batches or done > LOOK_BATCHES
         self._asked.clear()
 
 

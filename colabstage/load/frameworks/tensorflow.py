@@ -20,7 +20,7 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -96,10 +96,18 @@ def to_tf_data(
         raise MissingDependencyError(msg) from error
     check_count("epoch", epoch)
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
-    return _dataset(tf, ArrayBatches(dataset, request, split=split), count(epoch))
+    return dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__)
 
 
-def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
+def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
+    """Make the `tf.data.Dataset` of these batches.
+
+    Args:
+        tf: the module tensorflow.
+        batches: what it has.
+        next_epoch: called once for each iterator from which something is taken, in a thread of TensorFlow's: which
+            epoch it gives. TensorFlow keeps this for the life of the process, so it must not refer to `batches`.
+    """
     total, workers = len(batches), batches.plan.workers.value
     # Each batch that is read at once takes memory; beyond these few, threads share a batch out.
     # A dataset's transforms are Python of the caller's: one call at a time.
@@ -107,12 +115,12 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
     tables = batches.tables()
     shared = None if tables is None else _shared(tf, tables[0])
     if tables is None or shared is None:
-        made = _read(tf, batches, epochs, read_at_once)
+        made = _read(tf, batches, next_epoch, read_at_once)
     else:
         # Datasets run on the processor. As variables, because a dataset copies other tensors that it refers to.
         with tf.device("CPU:0"):
             variables = [tf.Variable(table, trainable=False) for table in (shared, tables[1])]
-        made = _gathered(tf, batches, epochs, variables, read_at_once)
+        made = _gathered(tf, batches, next_epoch, variables, read_at_once)
     # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
     made.colabstage_batches = batches
     # Batches that are read at once are batches kept ahead: `map` begins another one whenever one is taken. A queue of
@@ -121,7 +129,7 @@ def _dataset(tf: Any, batches: ArrayBatches, epochs: Iterator[int]) -> Any:
     return made.prefetch(beyond) if beyond > 0 else made
 
 
-def _read(tf: Any, batches: ArrayBatches, epochs: Iterator[int], read_at_once: int) -> Any:
+def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
     """Have TensorFlow's threads call the reader, once for each batch."""
     specs = batches.specs()
     flat: list[ArraySpec] = tf.nest.flatten(specs)
@@ -132,7 +140,7 @@ def _read(tf: Any, batches: ArrayBatches, epochs: Iterator[int], read_at_once: i
     def begin() -> NDArray[np.int64]:
         for _ in _alive(reference).reader.warm_up():
             pass
-        return np.array(next(epochs), np.int64)
+        return np.array(next_epoch(), np.int64)
 
     def read(epoch: NDArray[np.int64], number: NDArray[np.int64]) -> list[NDArray[Any]]:
         with ThreadPool(threads) as pool:
@@ -155,7 +163,9 @@ def _read(tf: Any, batches: ArrayBatches, epochs: Iterator[int], read_at_once: i
     return requests.map(batch, num_parallel_calls=read_at_once, deterministic=True)
 
 
-def _gathered(tf: Any, batches: ArrayBatches, epochs: Iterator[int], tables: list[Any], read_at_once: int) -> Any:
+def _gathered(
+    tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], tables: list[Any], read_at_once: int
+) -> Any:
     """Have TensorFlow gather rows from `tables`, variables of inputs and of targets, by itself.
 
     Python is called for the numbers of some batches' rows at a time, so nothing waits for its lock in between.
@@ -166,7 +176,7 @@ def _gathered(tf: Any, batches: ArrayBatches, epochs: Iterator[int], tables: lis
         alive = _alive(reference)
         alive.reader.check()
         # The epoch is counted where an iterator begins, not where the dataset is made.
-        current = next(epochs) if epoch == _NO_EPOCH else int(epoch)
+        current = next_epoch() if epoch == _NO_EPOCH else int(epoch)
         rows = alive.rows(current, int(block) * _ASKED_TOGETHER, _ASKED_TOGETHER)
         return np.array(current, np.int64), rows.astype(np.int64, copy=False)
 

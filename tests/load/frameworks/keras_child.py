@@ -82,9 +82,12 @@ def main(path: Path) -> dict[str, Any]:
     import keras
 
     facts["backend"] = keras.backend.backend()
-    facts["by_hand"] = [[y.tolist() for _, y in by_hand] for _ in range(2)]
+    facts["by_hand"] = [[np.asarray(y).tolist() for _, y in by_hand] for _ in range(2)]
     copied = pickle.loads(pickle.dumps(by_hand))
-    facts["copied"] = [y.tolist() for _, y in copied]
+    facts["copied"] = [np.asarray(y).tolist() for _, y in copied]
+
+    facts["kinds"] = [type(batch[1]).__name__ for batch in (by_hand[0], next(iter(by_hand)))]
+    facts["is_tensorflows"] = any(kind.__name__ == "DatasetV2" for kind in type(by_hand).__mro__)
 
     train = to_keras(path, BATCH, seed=SEED, dtype="float32")
     model, record = constant_model(keras), recorder(keras)
@@ -102,6 +105,14 @@ def main(path: Path) -> dict[str, Any]:
     mixed = recorder(keras)
     model.fit(still, epochs=1, verbose=0, callbacks=[mixed])
     facts["fit_mixed"] = mixed.epochs[0]
+
+    chosen = to_keras(path, BATCH, seed=SEED, dtype="float32")
+    chosen.set_epoch(7)
+    made = chosen.map(lambda x, y: (x, y)) if facts["is_tensorflows"] else chosen
+    facts["chosen"] = [np.asarray(y).tolist() for _, y in made]
+    weighted = recorder(keras)
+    model.fit(chosen, epochs=1, verbose=0, class_weight=dict.fromkeys(range(len(x)), 2.0), callbacks=[weighted])
+    facts["weighted"] = weighted.epochs[0]
 
     part = recorder(keras)
     steps = to_keras(path, BATCH, seed=SEED, dtype="float32")
