@@ -46,7 +46,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.opening import OpenFile
+from colabstage.load.reading.part import OpenFile
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 
 if TYPE_CHECKING:

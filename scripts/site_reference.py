@@ -71,7 +71,7 @@ REFERENCE = {
             "colabstage.make_loader",
             "colabstage.options.LoaderOptions",
             "colabstage.load.loader.Loader",
-            "colabstage.load.choices.LoaderPlan",
+            "colabstage.load.plan.LoaderPlan",
             "colabstage.CudaDataLoader",
             "colabstage.to_keras",
             "colabstage.load.frameworks.keras_dataset.KerasBatches",

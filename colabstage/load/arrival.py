@@ -207,10 +207,8 @@ class ArrivalFacts:
     """Whether rows may turn out unusable while they arrive."""
 
 
-def facts_of(arrival: Arrival | None) -> ArrivalFacts | None:
-    """Return what the choice of a loader rests on; `None` where all of the file is here anyway."""
-    if arrival is None:
-        return None
+def facts_of(arrival: Arrival) -> ArrivalFacts:
+    """Return what the choice of a loader rests on."""
     return ArrivalFacts(arrival.complete, arrival.window_units, arrival.reason, arrival.leaves_out)
 
 

@@ -11,7 +11,9 @@ torchvision's draw once for the whole batch.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
     Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.dataset import dataset_h5
+    from colabstage.load.reading.reader import SplitReader
 
 _SEEDS = 2**62
 # Whole range of the integers that images come in.
@@ -437,66 +439,34 @@ def _unchanged(x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@dataclass(frozen=True, slots=True)
-class Crops:
-    """What a loader has cut while images are decoded."""
-
-    first: FirstCrop
-    """The crop, and what follows it."""
-    seed: int
-    """What it depends on, together with epoch and row."""
-
-    def of_epoch(self, dataset: dataset_h5, epoch: int) -> CroppedInputs:
-        """Return the inputs of an epoch."""
-        return CroppedInputs(dataset, self.first, self.seed, epoch)
-
-
-@dataclass(frozen=True, slots=True)
 class CroppedInputs:
-    """Read the crops of an epoch, as a dataset's inputs."""
+    """Read the crops that an epoch's batches begin with, instead of a reader's whole inputs."""
 
-    dataset: dataset_h5
-    """Where from."""
-    first: FirstCrop
-    """The crop."""
-    seed: int
-    """What crops depend on, together with epoch and row."""
-    epoch: int
-    """What crops depend on, together with seed and row."""
+    def __init__(self, reader: SplitReader, first: FirstCrop, seed: int, epoch: int) -> None:
+        """Take `first`, what is cut; crops depend on `seed`, `epoch` and row."""
+        self._reader = reader
+        self._first = first
+        self._seed = seed
+        self._epoch = epoch
+        self.row_shape = (*first.crop.target_size, reader.crop_channels)
+        self.row_dtype = np.dtype(np.uint8)
+        self.row_bytes = math.prod(self.row_shape)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the height, width and channels of each."""
-        return (*self.first.crop.target_size, self.dataset.reader.crop_channels)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return uint8."""
-        return np.dtype(np.uint8)
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the length of each in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    def read(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> NDArray[np.uint8]:
+    def read_x(self, indices: NDArray[np.intp], out: NDArray[Any] | None, *, pool: ThreadPool) -> NDArray[np.uint8]:
         """Decode the crops of rows, into `out` where there is one."""
-        size = self.first.crop.target_size
-
-        def choose(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-            return self._crops(rows, sizes)
-
-        return self.dataset.reader.read_crops(rows, size, choose, out, pool=pool)
+        return self._reader.read_crops(
+            indices, self._first.crop.target_size, partial(self._crops, indices), out, pool=pool
+        )
 
     def move(self, y: Any, rows: NDArray[np.intp]) -> Any:
         """Return the targets of a batch of these rows, where they go with the crops."""
-        reader = self.dataset.reader
+        reader = self._reader
         # Labels stay what they are, and no header is read for them.
         if not reader.has_boxes and reader.target_shape in ((), None) and not isinstance(y, list):
             return y
         # From headers that the crops have read already: they are remembered.
         sizes = reader.image_sizes(rows)
-        return self.first.crop.move(y, sizes, self._crops(rows, sizes))
+        return self._first.crop.move(y, sizes, self._crops(rows, sizes))
 
     def _crops(self, rows: NDArray[np.intp], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.first.crop.choose(sizes, BatchPlace(self.seed, self.epoch, rows, self.first.stream))
+        return self._first.crop.choose(sizes, BatchPlace(self._seed, self._epoch, rows, self._first.stream))

@@ -7,7 +7,6 @@ import copy
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.memory import BufferPool
-    from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
 
 
@@ -76,49 +74,25 @@ def _refilled(batch: list[Any], parts: list[Any]) -> Any:
 
 
 class Inputs(Protocol):
-    """Read inputs of rows. May be called from several threads at once."""
+    """Read inputs of rows, as a `SplitReader` does, whole, or crops of them. From several threads at once."""
 
     @property
-    def shape(self) -> tuple[int, ...] | None:
+    def row_shape(self) -> tuple[int, ...] | None:
         """Return the shape of each; `None` where rows have their own."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def row_dtype(self) -> np.dtype[Any]:
         """Return the dtype of each, where they have one shape."""
 
     @property
     def row_bytes(self) -> int:
         """Return about how many bytes each takes in memory."""
 
-    def read(
-        self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool
+    def read_x(
+        self, indices: NDArray[np.intp], out: NDArray[Any] | None, *, pool: ThreadPool
     ) -> NDArray[Any] | list[NDArray[Any]]:
-        """Read the inputs of rows, `(B, *shape)`, in `out` where there is one; a list of B where rows have their own
-        shapes."""
-
-
-class WholeInputs:
-    """Read rows as they are stored; encoded ones decoded."""
-
-    def __init__(self, dataset: dataset_h5) -> None:
-        self._reader = dataset.reader
-
-    @property
-    def shape(self) -> tuple[int, ...] | None:
-        return self._reader.row_shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._reader.row_dtype
-
-    @property
-    def row_bytes(self) -> int:
-        return self._reader.row_bytes
-
-    def read(
-        self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool
-    ) -> NDArray[Any] | list[NDArray[Any]]:
-        return self._reader.read_x(rows, out, pool=pool)
+        """Read the inputs of rows, `(B, *row_shape)`, in `out` where there is one; a list of B where rows have their
+        own shapes."""
 
 
 # What a batch is where each row has its own number of boxes or values.
@@ -143,6 +117,7 @@ def host_batches(
     targets: BufferPool | None = None,
     ragged: Ragged = "list",
     together: int = 1,
+    inputs: Inputs | None = None,
     cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Read batch after batch, once the file is in memory if it is to be.
@@ -154,8 +129,9 @@ def host_batches(
         buffers: memory of inputs of one shape.
         targets: that of targets of one shape; each has memory of its own by default.
         ragged: what boxes are handed on as.
-        together: batches that are read at once, where rows are of one shape: for small ones, of which each would cost
-            more than its copy. They share their memory, without overlapping.
+        together: batches that are read at once, of a dataset that `can_group`: for small ones, of which each would
+            cost more than its copy. They share their memory, without overlapping.
+        inputs: what x is read by; the dataset's own reader by default.
         cancellation: stops the reading, also inside a batch.
 
     Yields:
@@ -163,17 +139,29 @@ def host_batches(
         Where the dataset has transforms, arrays as they are stored instead: what `batch_of` takes, in the caller's
         thread.
     """
-    for _ in dataset.reader.warm_up():
+    reader = dataset.reader
+    inputs = reader if inputs is None else inputs
+    for _ in reader.warm_up():
         yield HEARTBEAT
     with ThreadPool(workers, cancellation) as pool:
-        reading = _Reading(dataset.reader, pool, buffers, targets)
-        # Small batches cost more by the call than by the copy.
-        if together > 1 and can_group(dataset):
-            for group in groups_of(batches, together):
-                yield from each_batch(*reading.arrays(np.concatenate(group)), group)
-            return
-        make = reading.arrays if dataset.per_sample else partial(reading.tensors, ragged=ragged)
-        for rows in batches:
+
+        def read(rows: NDArray[np.intp]) -> tuple[Any, Any]:
+            x = y = None
+            if inputs.row_shape is not None:
+                x = buffers.borrow((len(rows), *inputs.row_shape), inputs.row_dtype)
+            if targets is not None and reader.target_shape is not None and reader.target_dtype is not None:
+                y = targets.borrow((len(rows), *reader.target_shape), reader.target_dtype)
+            return inputs.read_x(rows, x, pool=pool), reader.read_y(rows, y, pool=pool)
+
+        def make(rows: NDArray[np.intp]) -> tuple[Any, Any]:
+            x, y = read(rows)
+            return (x, y) if dataset.per_sample else (input_tensors(x, ragged), target_tensors(y, ragged))
+
+        waiting = iter(batches)
+        if together > 1:
+            while group := list(islice(waiting, together)):
+                yield from _each_batch(*read(np.concatenate(group)), group)
+        for rows in waiting:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
             yield make(rows)
 
@@ -185,14 +173,7 @@ def can_group(dataset: dataset_h5) -> bool:
     return uniform and not reader.encoded and not dataset.per_sample
 
 
-def groups_of(batches: Iterable[NDArray[np.intp]], together: int) -> Iterator[list[NDArray[np.intp]]]:
-    """Yield the batches, some at a time."""
-    waiting = iter(batches)
-    while group := list(islice(waiting, together)):
-        yield group
-
-
-def each_batch(
+def _each_batch(
     x: NDArray[Any], y: NDArray[Any], group: Sequence[NDArray[np.intp]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the batches of a group, whose rows follow each other in `x` and `y`."""
@@ -208,35 +189,6 @@ def each_batch(
     # The last one that is handed out releases the group's memory.
     while made:
         yield made.popleft()
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Read rows into memory that is borrowed from pools."""
-
-    reader: SplitReader
-    """Where from."""
-    pool: ThreadPool
-    """Threads that share the copying and decoding."""
-    buffers: BufferPool
-    """Memory of inputs of one shape."""
-    targets: BufferPool | None
-    """Memory of targets of one shape; each has its own without."""
-
-    def arrays(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
-        """Read inputs and targets, of rows of one shape each as one array."""
-        reader, count = self.reader, len(rows)
-        x_shape, y_shape, y_dtype = reader.row_shape, reader.target_shape, reader.target_dtype
-        x = None if x_shape is None else self.buffers.borrow((count, *x_shape), reader.row_dtype)
-        y = None
-        if self.targets is not None and y_shape is not None and y_dtype is not None:
-            y = self.targets.borrow((count, *y_shape), y_dtype)
-        return reader.read_x(rows, x, pool=self.pool), reader.read_y(rows, y, pool=self.pool)
-
-    def tensors(self, rows: NDArray[np.intp], ragged: Ragged) -> tuple[Any, Any]:
-        """Read a batch."""
-        x, y = self.arrays(rows)
-        return input_tensors(x, ragged), target_tensors(y, ragged)
 
 
 def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:

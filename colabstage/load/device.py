@@ -1,4 +1,4 @@
-"""Bring batches to a device: copies that overlap with the model's work there, and whole splits that live there.
+"""Bring batches to a device by copies that overlap with the model's work there.
 
 `CudaDataLoader` does it for any loader: with T1 seconds to load a batch and T2 to train on it, a batch costs
 max(T1, T2) instead of T1 + T2.
@@ -14,15 +14,10 @@ Copies go to one stream for as long as the object lives. Four things make them s
 - The consumer's stream waits for an event, recorded after the batch's copies, before the batch is handed out.
 - Everything handed out is recorded on the consumer's stream, so the allocator gives its memory to no later batch
   while kernels that the consumer has queued still read it. The copying stream need not wait for them.
-
-Rows of a split on the device are kept and gathered as words of up to eight bytes: a gather of single bytes would use a
-fraction of a GPU's memory bandwidth.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,18 +27,14 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
-from colabstage.load.batches import host_batches, is_image_shape, map_leaves, moves_itself
+from colabstage.load.batches import map_leaves, moves_itself
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
-from colabstage.load.reading.memory import BufferPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
-
     from colabstage.io.progress import Demand
-    from colabstage.load.dataset import dataset_h5
 
 
 try:
@@ -331,26 +322,6 @@ def make_stager(device: torch.device) -> Stager:
     return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
 
 
-class StagerPool:
-    """Lend stagers, one to each iteration that runs: two would fill the same pinned memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # A deque's append and pop are atomic, and an iteration may be dropped in any thread.
-        self._idle: deque[Stager] = deque([make_stager(device)])
-
-    def lend(self) -> Stager:
-        """Return one that nobody uses."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return make_stager(self._device)
-
-    def take_back(self, stager: Stager) -> None:
-        """Keep a stager for the next iteration: pinning memory again takes milliseconds."""
-        self._idle.append(stager)
-
-
 def prefetch_staged(
     batches: Generator[T | Heartbeat], stager: Stager, depth: int, name: str, demand: Demand | None = None
 ) -> Prefetcher[Staged[T]]:
@@ -366,98 +337,6 @@ def pinned_block(nbytes: int) -> memoryview:
     """Allocate pinned memory that batches can be gathered into."""
     memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
     return memoryview(memory)
-
-
-# Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.
-_BLOCK_BYTES = 16 * 1024 * 1024
-_WORDS = (torch.int64, torch.int32, torch.int16)
-
-
-class DeviceTable:
-    """Keep N rows of one shape and dtype on a device."""
-
-    def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate memory for `count` rows of this `shape` each."""
-        self._shape = tuple(shape)
-        self._dtype = dtype
-        self._length = int(np.prod(self._shape, dtype=np.int64))
-        row_bytes = dtype.itemsize * self._length
-        # The longest word that rows are made of.
-        word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
-        self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
-
-    def fill(self, start: int, rows: torch.Tensor) -> None:
-        """Put `rows`, `(n, *shape)` on any device, at place `start`."""
-        part = self._words[start : start + len(rows)]
-        part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
-
-    def take(self, index: torch.Tensor) -> torch.Tensor:
-        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
-        words = self._words.index_select(0, index)
-        return words.view(torch.uint8).view(self._dtype).view(len(index), *self._shape)
-
-
-class DeviceSplit:
-    """Keep a split's inputs and targets on a device."""
-
-    def __init__(self, dataset: dataset_h5, device: torch.device, threads: int) -> None:
-        """Read all of it, in blocks, by way of pinned memory. Whether it fits has been looked at before.
-
-        Args:
-            dataset: rows of one shape, with targets of one shape, and no transform for each sample.
-            device: where to.
-            threads: how many copy or decode at once.
-        """
-        self._device = device
-        self._images = is_image_shape(dataset.reader.row_shape)
-        self._x: DeviceTable | None = None
-        self._y: DeviceTable | None = None
-        step = max(1, _BLOCK_BYTES // max(1, dataset.reader.row_bytes))
-        edges = [*range(0, len(dataset), step), len(dataset)]
-        blocks = [np.arange(start, stop) for start, stop in itertools.pairwise(edges)]
-        pool = BufferPool(2, pinned_block if device.type == "cuda" else None)
-        stager = make_stager(device)
-        source = host_batches(dataset, blocks, workers=threads, buffers=pool)
-        with closing(prefetch_staged(source, stager, 1, "colabstage-device")) as staged:
-            for start, block in zip(edges, staged, strict=False):
-                self._fill(len(dataset), start, *stager.hand_out(block))
-                del block
-        if device.type == "cuda":
-            # Batches may be gathered on any stream from now on.
-            torch.cuda.synchronize(device)
-
-    def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        x = x.permute(0, 2, 3, 1) if self._images else x
-        # Their shapes are those of the first block: transposed images, widened labels.
-        if self._x is None or self._y is None:
-            self._x = DeviceTable(count, x.shape[1:], x.dtype, self._device)
-            self._y = DeviceTable(count, y.shape[1:], y.dtype, self._device)
-        self._x.fill(start, x)
-        self._y.fill(start, y)
-
-    def batches(self, batches: Sequence[NDArray[np.intp]], *, with_index: bool) -> Generator[tuple[Any, ...]]:
-        """Gather batch after batch, on the stream that is current then.
-
-        Args:
-            batches: rows of each.
-            with_index: whether each is `(x, y, index)` instead of `(x, y)`.
-        """
-        if not batches or self._x is None or self._y is None:
-            return
-        # One copy of all numbers for the epoch, not one for each batch.
-        order = torch.from_numpy(np.concatenate(batches)).to(self._device)
-        start = 0
-        for rows in batches:
-            # The consumer may run on another stream than the one that made it.
-            if order.is_cuda:
-                order.record_stream(torch.cuda.current_stream(self._device))
-            index = order[start : start + len(rows)]
-            start += len(rows)
-            x, y = self._x.take(index), self._y.take(index)
-            x = x.permute(0, 3, 1, 2) if self._images else x
-            # Copied, because a batch is the caller's to keep and to change.
-            yield (x, y, index.clone()) if with_index else (x, y)
-            del x, y
 
 
 class CudaDataLoader(Iterated, Generic[T]):

@@ -12,15 +12,17 @@ with batches of one sample, or with fewer samples than ranks: then some ranks ha
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from colabstage.errors import OptionError
+from colabstage.load.reading.engines import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -256,6 +258,109 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
     most, own = -(-longest // batch_size), shard.share(count)
     splits = own > 1 and batch_size > 1
     return most if splits else -(-own // batch_size)
+
+
+def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: int) -> Order:
+    """Return the order of what was passed as `sampler=`: of a list, an array or a tensor of rows the subset, shuffled
+    or not; of anything else the order that it gives.
+
+    Raises:
+        OptionError: it is neither, or has rows that are not there.
+    """
+    import torch
+    from torch.utils.data import Sampler
+
+    is_listed = isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
+    # Such an object draws again each epoch; a list says all there is.
+    if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not is_listed):
+        return SampledOrder(sampler, samples, seed)
+    if not is_listed:
+        if not hasattr(sampler, "__iter__"):
+            msg = f"sampler={sampler!r} cannot be iterated over; expected a torch Sampler, or rows."
+            raise OptionError(msg)
+        # An iterator has one pass, and every epoch needs one.
+        sampler = list(sampler)
+    return RowOrder(samples, shuffle, seed, _rows_of(sampler, samples))
+
+
+def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:
+    try:
+        return resolve_rows(np.asarray(values), samples)
+    except (IndexError, TypeError, ValueError) as error:
+        msg = f"sampler has rows that cannot be read. {error}"
+        raise OptionError(msg) from error
+
+
+@dataclass(frozen=True, eq=False)
+class SampledOrder:
+    """Visit the rows that a sampler draws.
+
+    While it draws, torch's generator, and its own where it has one, are seeded with seed and epoch, and put back
+    afterwards: so its draws are the same on every rank, and again after a resume. A sampler that draws from any other
+    rng is not reproduced.
+    """
+
+    sampler: Any
+    """What was passed as `sampler=`."""
+    samples: int
+    """How many there are to draw from."""
+    seed: int
+    """What its draws depend on, together with the epoch."""
+    is_striped: ClassVar[bool] = True
+
+    @property
+    def count(self) -> int:
+        return len(self.sampler)
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        """Draw the rows of an epoch, as `Order`.
+
+        Raises:
+            OptionError: it draws rows that are not there, or other than it says.
+        """
+        rows = _rows_of(self._drawn(epoch), self.samples)
+        # The plan counts batches by len(sampler), and ranks would part ways.
+        if len(rows) != self.count:
+            msg = f"The sampler gave {len(rows):,} rows, and len(sampler) is {self.count:,}; both must be the same."
+            raise OptionError(msg)
+        return shard.every(rows)
+
+    def identity(self) -> dict[str, int]:
+        return {"sampled": self.count, "sampler": digest_of(*_numbers_of(self.sampler))}
+
+    def _drawn(self, epoch: int) -> list[int]:
+        import torch
+
+        # As torch's own DistributedSampler wants it.
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        number = int(np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        own = getattr(self.sampler, "generator", None)
+        own = own if isinstance(own, torch.Generator) else None
+        before = None if own is None else own.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(number)
+                if own is not None:
+                    own.manual_seed(number)
+                return list(self.sampler)
+        finally:
+            if own is not None and before is not None:
+                own.set_state(before)
+
+
+def _numbers_of(sampler: object) -> Iterator[NDArray[Any]]:
+    """Yield the rows, weights and so on that a sampler holds: what tells it from another one of its kind. What tells
+    one rank from another, plain numbers, is not among them."""
+    for name, value in sorted(getattr(sampler, "__dict__", {}).items()):
+        # Of tensors; torch need not be asked for that.
+        value = value.detach().cpu().numpy() if hasattr(value, "detach") else value  # noqa: PLW2901
+        is_listed = isinstance(value, range) or (
+            isinstance(value, list | tuple) and all(isinstance(item, int | float) for item in value)
+        )
+        if is_listed or isinstance(value, np.ndarray):
+            yield np.frombuffer(name.encode(), np.uint8)
+            yield np.asarray(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

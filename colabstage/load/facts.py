@@ -22,8 +22,8 @@ from colabstage.h5.info import read_info
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.load.arrival import facts_of
 from colabstage.load.batches import map_leaves
-from colabstage.load.choices import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.device import free_device_memory
+from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def gather_facts(
         processes=_process_facts(dataset),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
-        arrival=facts_of(reader.arrival),
+        arrival=None if reader.arrival is None else facts_of(reader.arrival),
     )
 
 

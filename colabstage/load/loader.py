@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
@@ -18,18 +19,17 @@ from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
-from colabstage.load.augment import Crops, first_crop
+from colabstage.load.augment import first_crop
 from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
-from colabstage.load.choices import LoaderRequest, may_gain
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import choose_loader, may_gain
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import StagerPool, prefetch_staged, usable_device
-from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard
+from colabstage.load.device import make_stager, prefetch_staged, usable_device
+from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard, sampler_order
 from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.plan import LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
-from colabstage.load.sampling import epoch_sampler, is_own_order, sampler_order, shares_out
-from colabstage.load.strategies import make_source
+from colabstage.load.strategies import EpochSampler, RankSampler, make_source
 from colabstage.load.window import WindowOrder
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
-    from colabstage.load.choices import LoaderFacts, LoaderPlan, Shuffle
-    from colabstage.load.device import Staged
+    from colabstage.load.augment import FirstCrop
+    from colabstage.load.device import Staged, Stager
     from colabstage.load.epoch import Order
     from colabstage.load.options import LoaderArguments
+    from colabstage.load.plan import LoaderPlan, Shuffle
     from colabstage.load.prefetch import PrefetchSource
     from colabstage.load.reading.reader import SplitReader
-    from colabstage.load.sampling import EpochSampler
     from colabstage.load.strategies import BatchSource
 
     _Base = DataLoader[Any]
@@ -121,8 +121,9 @@ def make_loader(
         msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
     shuffle: Shuffle = ("auto" if dataset.split == "train" else False) if asked.shuffle is None else asked.shuffle
-    first = first_crop(asked.batch_transform)
-    by_itself = shares_out(sampler) and asked.rank is None
+    crop = None if asked.batch_transform is None else first_crop(asked.batch_transform)
+    # Such a sampler gives each rank rows of its own.
+    by_itself = isinstance(sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
     subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=shuffle is not False, seed=seed)
     request = LoaderRequest(
@@ -133,7 +134,7 @@ def make_loader(
         "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
         shuffle,
         None if asked.memory_budget is None else parse_bytes(asked.memory_budget, "memory_budget"),
-        is_own_order(sampler),
+        isinstance(sampler, Sampler),
         asked.decode,
     )
     place = None if asked.device is None else usable_device(asked.device)
@@ -142,21 +143,22 @@ def make_loader(
         device=place,
         shard=shard,
         epoch_rows=None if subset is None else subset.count,
-        crop_size=None if first is None else first.crop.target_size,
+        crop_size=None if crop is None else crop.crop.target_size,
     )
-    plan = _make_plan(dataset, request, facts)
+    if may_gain(facts, request):
+        facts = replace(facts, cost=measure_cost(dataset))
+    plan = choose_loader(facts, request)
     order = _order(plan, dataset, seed, subset)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
     schedule = Schedule(order, batch_size, asked.drop_last, shard)
-    crops = None
-    if first is not None and plan.decode is not None and plan.decode.name == "crops":
-        crops = Crops(first, seed)
+    if plan.decode is None or plan.decode.name != "crops":
+        crop = None
     finish = Finish(dtype, asked.batch_transform)
     # Torch's own loader does as much: without a GPU, pinned memory is of no use to anybody.
     pinned = asked.pin_memory and place is None and torch.cuda.is_available()
     return _build(
-        dataset, plan, schedule, finish, device=place, ragged=asked.ragged, seed=seed, crops=crops, pinned=pinned
+        dataset, plan, schedule, finish, device=place, ragged=asked.ragged, seed=seed, crop=crop, pinned=pinned
     )
 
 
@@ -238,12 +240,6 @@ def _has_tensors(dtype: np.dtype[Any]) -> bool:
     return dtype.hasobject or (dtype.kind in "biufc" and dtype.itemsize <= widest)
 
 
-def _make_plan(dataset: dataset_h5, request: LoaderRequest, facts: LoaderFacts) -> LoaderPlan:
-    if may_gain(facts, request):
-        facts = replace(facts, cost=measure_cost(dataset))
-    return choose_loader(facts, request)
-
-
 def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | None) -> Order:
     arrival, chosen = dataset.reader.arrival, plan.order
     if chosen.name == "arrival" and arrival is not None:
@@ -284,23 +280,24 @@ def _build(
     device: torch.device | None,
     ragged: Ragged,
     seed: int,
-    crops: Crops | None,
+    crop: FirstCrop | None,
     pinned: bool,
 ) -> Loader:
     place = torch.device("cpu") if device is None else device
-    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crops=crops)
+    source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crop=crop)
     # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
     collate = Collate(finish)
-    if crops is not None:
+    if crop is not None:
         # The crop is done by then; what follows it is not.
-        finish = replace(finish, batch_transform=crops.first.rest)
-    shown = epoch_sampler(schedule.order, schedule.shard)
+        finish = replace(finish, batch_transform=crop.rest)
+    order, shard = schedule.order, schedule.shard
+    shown = EpochSampler(order) if shard.world_size == 1 else RankSampler(order, shard)
     identity = {
         "seed": seed,
-        **schedule.order.identity(),
+        **order.identity(),
         "batch_size": schedule.batch_size,
         "samples": len(dataset),
-        "world_size": schedule.shard.world_size,
+        "world_size": shard.world_size,
     }
     has_processes = plan.strategy == "workers"
     loader = Loader(
@@ -314,10 +311,7 @@ def _build(
         persistent_workers=has_processes,
         multiprocessing_context=None if plan.start is None else plan.start.method,
     )
-    stagers = StagerPool(place)
-    loader._machine = _Machine(
-        plan, schedule, source, finish, place, shown, seed, identity, pinned, stagers, dataset.reader
-    )
+    loader._machine = _Machine(plan, schedule, source, finish, place, shown, seed, identity, pinned, dataset.reader)
     loader.plan = plan
     loader._done = loader._next = _EpochPlace(0, 0)
     return loader
@@ -361,10 +355,11 @@ class _Machine:
     """What a loader must share that continues where this one was."""
     pinned: bool
     """Whether batches in host memory are put into pinned memory."""
-    stagers: StagerPool
-    """What takes them to the device."""
     reader: SplitReader
     """What rows are read with."""
+    idle: deque[Stager] = field(default_factory=deque)
+    """Stagers to the device that no iteration uses: two would fill the same pinned memory, and pinning it again takes
+    milliseconds. A deque's append and pop are atomic, and an iteration may be dropped in any thread."""
 
     def start(self, place: _EpochPlace, handed_out: Callable[[_EpochPlace], None]) -> Iteration[Any, Any]:
         """Begin to make the batches that are left of an epoch; `place` moves on as they are handed out, and
@@ -416,13 +411,16 @@ class _Machine:
             source = source if finish.dtype is None else map_batches(source, finish.scale)
             source = map_batches(source, pin) if self.pinned else source
             return begun(Prefetcher(source, depth, _THREAD, demand), finished)
-        stager = self.stagers.lend()
+        try:
+            stager = self.idle.pop()
+        except IndexError:
+            stager = make_stager(self.device)
 
         def hand_out(staged: Staged[tuple[Any, ...]]) -> Any:
             return finished(finish.scale(stager.hand_out(staged)))
 
         iteration = begun(prefetch_staged(source, stager, depth, _THREAD, demand), hand_out)
-        weakref.finalize(iteration, self.stagers.take_back, stager).atexit = False
+        weakref.finalize(iteration, self.idle.append, stager).atexit = False
         return iteration
 
     def _filled(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from colabstage.load.batches import Ragged
-    from colabstage.load.choices import Decode, Shuffle, Strategy
+    from colabstage.load.plan import Decode, Shuffle, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

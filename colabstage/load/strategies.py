@@ -1,126 +1,238 @@
-"""Make a loader's batches: one class for each strategy, all used alike.
+"""Make a loader's batches: one class for each strategy, all used alike; and what frameworks see of them.
 
-Threads of this process that copy or decode, random crops cut while images are decoded, a split that lives on the
-device, and a stock `torch.utils.data.DataLoader` with worker processes.
+Threads of this process that copy or decode, a split that lives on the device, and a stock `torch.utils.data.DataLoader`
+with worker processes. Frameworks that take a loader apart find a dataset and a sampler.
+
+Rows of a split on the device are kept and gathered as words of up to eight bytes: a gather of single bytes would use a
+fraction of a GPU's memory bandwidth.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import random
+from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
 
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
-from colabstage.load.batches import batch_of, host_batches, input_tensor, map_batches, target_tensors
-from colabstage.load.choices import batches_together
+from colabstage.load.augment import CroppedInputs
+from colabstage.load.batches import batch_of, can_group, host_batches, is_image_shape, map_batches
+from colabstage.load.choosing import batches_together
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import DeviceSplit, pinned_block
-from colabstage.load.prefetch import HEARTBEAT, Heartbeat
+from colabstage.load.device import make_stager, pinned_block, prefetch_staged
+from colabstage.load.epoch import Shard
 from colabstage.load.reading.memory import BufferPool
 from colabstage.load.window import window_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from colabstage.load.augment import CroppedInputs, Crops
+    from colabstage.load.augment import FirstCrop
     from colabstage.load.batches import Ragged
-    from colabstage.load.choices import LoaderPlan
+    from colabstage.load.epoch import Order
+    from colabstage.load.plan import LoaderPlan
+    from colabstage.load.prefetch import Heartbeat
 
 
-class CropSource:
-    """Cut crops straight out of the file, or out of memory, with their targets; in windows where the plan says so."""
+class BatchSource:
+    """Make the batches of an epoch, `(x, y)` or with `return_index` `(x, y, index)`.
+
+    Attributes:
+        in_background: whether batches are made in host memory, by a thread ahead of the consumer, and moved from there.
+        several: whether iterations may run beside each other.
+        collate: makes batches of what that thread has read, in the consumer's thread, because it calls the dataset's
+            transforms; `None` where batches come as they are.
+    """
 
     in_background = several = True
-    collate = None
-
-    def __init__(
-        self, dataset: dataset_h5, plan: LoaderPlan, ragged: Ragged, device: torch.device, crops: Crops
-    ) -> None:
-        self._dataset = dataset
-        self._plan = plan
-        self._ragged = ragged
-        self._crops = crops
-        # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
-        on_gpu = device.type == "cuda"
-        self._pool = BufferPool(plan.prefetch.value + (4 if on_gpu else 2), pinned_block if on_gpu else None)
+    collate: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
 
     def start(
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """Begin, as `BatchSource.start`."""
-        inputs = self._crops.of_epoch(self._dataset, epoch)
-        return _finished(self._read(inputs, batches, rows_before, cancellation), inputs, batches)
+        """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before.
+        `cancellation` stops the reading of a batch that nobody waits for any more."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Do nothing: nothing lives longer."""
+        """End what lives longer than an epoch."""
 
-    def _read(
-        self, inputs: CroppedInputs, batches: Sequence[NDArray[np.intp]], rows_before: int, cancellation: Cancellation
-    ) -> Generator[tuple[Any, Any] | Heartbeat]:
-        workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
-        if not window_rows or self._plan.strategy != "direct":
-            return _one_by_one(
-                inputs,
+
+class FileSource(BatchSource):
+    """Read batches straight out of the file, or out of memory; in windows where the plan says so, and crops that are
+    cut while images are decoded."""
+
+    def __init__(
+        self,
+        dataset: dataset_h5,
+        plan: LoaderPlan,
+        ragged: Ragged,
+        device: torch.device,
+        *,
+        seed: int,
+        crop: FirstCrop | None,
+    ) -> None:
+        """Take `crop`, which the batch transform begins with, where it is cut here; it depends on `seed`."""
+        self.collate = partial(_collated, dataset, ragged) if dataset.per_sample else None
+        self._dataset = dataset
+        self._plan = plan
+        self._ragged = ragged
+        self._seed = seed
+        self._crop = crop
+        batch_bytes = plan.batch_size * dataset.reader.row_bytes
+        self._together = batches_together(plan.prefetch.value, batch_bytes) if can_group(dataset) else 1
+        # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
+        on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // self._together
+        idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
+        # Two pools, for a block of one is no good to the other.
+        self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
+
+    def start(
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+    ) -> Generator[tuple[Any, ...] | Heartbeat]:
+        reader, plan = self._dataset.reader, self._plan
+        crops = None if self._crop is None else CroppedInputs(reader, self._crop, self._seed, epoch)
+        made: Generator[tuple[Any, ...] | Heartbeat]
+        if plan.order.window_rows and plan.strategy == "direct":
+            made = window_batches(
+                self._dataset,
                 batches,
-                workers=workers,
+                rows_before,
+                plan.order.window_rows,
+                workers=plan.workers.value,
                 buffers=self._pool,
                 ragged=self._ragged,
+                inputs=crops,
                 cancellation=cancellation,
             )
-        return window_batches(
-            self._dataset,
-            batches,
-            rows_before,
-            window_rows,
-            workers=workers,
-            buffers=self._pool,
-            ragged=self._ragged,
-            inputs=inputs,
-            cancellation=cancellation,
-        )
-
-
-def _one_by_one(
-    inputs: CroppedInputs,
-    batches: Sequence[NDArray[np.intp]],
-    *,
-    workers: int,
-    buffers: BufferPool,
-    ragged: Ragged,
-    cancellation: Cancellation,
-) -> Generator[tuple[Any, Any] | Heartbeat]:
-    reader = inputs.dataset.reader
-    for _ in reader.warm_up():
-        yield HEARTBEAT
-    with ThreadPool(workers, cancellation) as pool:
-        for rows in batches:
-            # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-            yield (
-                input_tensor(inputs.read(rows, buffers.borrow((len(rows), *inputs.shape), inputs.dtype), pool)),
-                target_tensors(reader.read_y(rows, pool=pool), ragged),
+        else:
+            made = host_batches(
+                self._dataset,
+                batches,
+                workers=plan.workers.value,
+                buffers=self._pool,
+                targets=self._targets,
+                ragged=self._ragged,
+                together=self._together,
+                inputs=crops,
+                cancellation=cancellation,
             )
+        if crops is None and not self._dataset.return_index:
+            return made
+        places = iter(batches)
+
+        def finish(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+            rows = next(places)
+            batch = batch if crops is None else (batch[0], crops.move(batch[1], rows))
+            return (*batch, torch.from_numpy(rows.copy())) if self._dataset.return_index else batch
+
+        return map_batches(made, finish)
 
 
-def _finished(
-    batches: Generator[tuple[Any, Any] | Heartbeat], inputs: CroppedInputs, rows: Sequence[NDArray[np.intp]]
-) -> Generator[tuple[Any, ...] | Heartbeat]:
-    """Yield the batches with their targets moved, and their rows where they are asked for."""
-    places = iter(rows)
+def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*batch_of(dataset, batch[0], batch[1], ragged), *batch[2:])
 
-    def finish(batch: tuple[Any, ...]) -> tuple[Any, ...]:
-        own = next(places)
-        moved = batch[0], inputs.move(batch[1], own)
-        return (*moved, torch.from_numpy(own.copy())) if inputs.dataset.return_index else moved
 
-    return map_batches(batches, finish)
+# Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.
+_BLOCK_BYTES = 16 * 1024 * 1024
+_WORDS = (torch.int64, torch.int32, torch.int16)
+
+
+class DeviceTable:
+    """Keep N rows of one shape and dtype on a device."""
+
+    def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate memory for `count` rows of this `shape` each."""
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._length = int(np.prod(self._shape, dtype=np.int64))
+        row_bytes = dtype.itemsize * self._length
+        # The longest word that rows are made of.
+        word = next((word for word in _WORDS if row_bytes % word.itemsize == 0), torch.uint8)
+        self._words = torch.empty((count, row_bytes // word.itemsize), dtype=word, device=device)
+
+    def fill(self, start: int, rows: torch.Tensor) -> None:
+        """Put `rows`, `(n, *shape)` on any device, at place `start`."""
+        part = self._words[start : start + len(rows)]
+        part.copy_(rows.contiguous().view(len(rows), self._length).view(torch.uint8).view(part.dtype).view(part.shape))
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Return copies of the rows of `index`, int64 `(B,)` on the device: `(B, *shape)`."""
+        words = self._words.index_select(0, index)
+        return words.view(torch.uint8).view(self._dtype).view(len(index), *self._shape)
+
+
+class DeviceSource(BatchSource):
+    """Gather batches on the device, which holds all of the split."""
+
+    # The device gathers a batch in microseconds, on the stream that uses it.
+    in_background = False
+
+    def __init__(self, dataset: dataset_h5, device: torch.device, threads: int) -> None:
+        """Read all of it, in blocks, by way of pinned memory. Whether it fits has been looked at before.
+
+        Args:
+            dataset: rows of one shape, with targets of one shape, and no transform for each sample.
+            device: where to.
+            threads: how many copy or decode at once.
+        """
+        self._device = device
+        self._with_index = dataset.return_index
+        self._images = is_image_shape(dataset.reader.row_shape)
+        self._x: DeviceTable | None = None
+        self._y: DeviceTable | None = None
+        step = max(1, _BLOCK_BYTES // max(1, dataset.reader.row_bytes))
+        edges = [*range(0, len(dataset), step), len(dataset)]
+        blocks = [np.arange(start, stop) for start, stop in itertools.pairwise(edges)]
+        pool = BufferPool(2, pinned_block if device.type == "cuda" else None)
+        stager = make_stager(device)
+        source = host_batches(dataset, blocks, workers=threads, buffers=pool)
+        with closing(prefetch_staged(source, stager, 1, "colabstage-device")) as staged:
+            for start, block in zip(edges, staged, strict=False):
+                self._fill(len(dataset), start, *stager.hand_out(block))
+                del block
+        if device.type == "cuda":
+            # Batches may be gathered on any stream from now on.
+            torch.cuda.synchronize(device)
+
+    def _fill(self, count: int, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        x = x.permute(0, 2, 3, 1) if self._images else x
+        # Their shapes are those of the first block: transposed images, widened labels.
+        if self._x is None or self._y is None:
+            self._x = DeviceTable(count, x.shape[1:], x.dtype, self._device)
+            self._y = DeviceTable(count, y.shape[1:], y.dtype, self._device)
+        self._x.fill(start, x)
+        self._y.fill(start, y)
+
+    def start(
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+    ) -> Generator[tuple[Any, ...] | Heartbeat]:
+        """Gather batch after batch, on the stream that is current then."""
+        if not batches or self._x is None or self._y is None:
+            return
+        # One copy of all numbers for the epoch, not one for each batch.
+        order = torch.from_numpy(np.concatenate(batches)).to(self._device)
+        start = 0
+        for rows in batches:
+            # The consumer may run on another stream than the one that made it.
+            if order.is_cuda:
+                order.record_stream(torch.cuda.current_stream(self._device))
+            index = order[start : start + len(rows)]
+            start += len(rows)
+            x, y = self._x.take(index), self._y.take(index)
+            x = x.permute(0, 3, 1, 2) if self._images else x
+            # Copied, because a batch is the caller's to keep and to change.
+            yield (x, y, index.clone()) if self._with_index else (x, y)
+            del x, y
 
 
 class BatchDataset(dataset_h5):
@@ -236,12 +348,16 @@ class _Planned:
         return len(self.batches)
 
 
-class Workers:
-    """Run worker processes that make batches: one stock `DataLoader`, kept from epoch to epoch."""
+class WorkerSource(BatchSource):
+    """Have processes make batches: those of one stock `DataLoader`, kept from epoch to epoch."""
+
+    # They serve one iteration at a time, as those of a stock `DataLoader`.
+    several = False
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
         self._turns = 0
-        self._turn = _share_tensor(torch.zeros((), dtype=torch.int64))
+        self._turn = torch.zeros((), dtype=torch.int64)
+        self._turn.share_memory_()  # type: ignore[no-untyped-call]
         self._view = BatchDataset.over(view, view._ragged)
         self._view._turn = self._turn
         self._plan = plan
@@ -252,7 +368,9 @@ class Workers:
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
 
-    def batches(self, batches: Sequence[NDArray[np.intp]], epoch: int, cancellation: Cancellation) -> Generator[Any]:
+    def start(
+        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
+    ) -> Generator[tuple[Any, ...] | Heartbeat]:
         """Start an epoch, the processes too if none run; from the thread that may fork. Where `cancellation` is used,
         they stop at the row that each is at."""
         self._turns += 1
@@ -277,7 +395,7 @@ class Workers:
                 generator=self._rng,
             )
         self._epoch = iter(self._loader)
-        return _each(self._epoch)
+        return (batch for batch in self._epoch)
 
     def close(self) -> None:
         """End the processes; the next epoch starts others."""
@@ -287,134 +405,10 @@ class Workers:
             end()
 
 
-def _share_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor
-
-
 def _end_turn(running: torch.Tensor, turn: int) -> None:
     # The next one may have begun already.
     if running.item() == turn:
         running.zero_()
-
-
-def _each(batches: Any) -> Generator[Any]:
-    yield from batches
-
-
-class BatchSource(Protocol):
-    """Make the batches of an epoch, `(x, y)` or with `return_index` `(x, y, index)`."""
-
-    in_background: bool
-    """Whether batches are made in host memory, by a thread ahead of the consumer, and moved from there."""
-    several: bool
-    """Whether iterations may run beside each other."""
-
-    @property
-    def collate(self) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-        """Return what makes batches of what that thread has read, in the consumer's thread, because it calls the
-        dataset's transforms; `None` where batches come as they are."""
-
-    def start(
-        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
-    ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before.
-        `cancellation` stops the reading of a batch that nobody waits for any more."""
-
-    def close(self) -> None:
-        """End what lives longer than an epoch."""
-
-
-class FileSource:
-    """Read batches straight out of the file, or out of memory; in windows where `window_rows` says so."""
-
-    in_background = several = True
-
-    def __init__(self, dataset: dataset_h5, plan: LoaderPlan, ragged: Ragged, device: torch.device) -> None:
-        self.collate = partial(_collated, dataset, ragged) if dataset.per_sample else None
-        self._dataset = dataset
-        self._plan = plan
-        self._ragged = ragged
-        self._together = batches_together(plan.prefetch.value, plan.batch_size * dataset.reader.row_bytes)
-        # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
-        on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // self._together
-        idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
-        # Two pools, for a block of one is no good to the other.
-        self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
-
-    def start(
-        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
-    ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        workers, window_rows = self._plan.workers.value, self._plan.order.window_rows
-        made: Generator[tuple[Any, ...] | Heartbeat]
-        if window_rows and self._plan.strategy == "direct":
-            made = window_batches(
-                self._dataset,
-                batches,
-                rows_before,
-                window_rows,
-                workers=workers,
-                buffers=self._pool,
-                ragged=self._ragged,
-                cancellation=cancellation,
-            )
-        else:
-            made = host_batches(
-                self._dataset,
-                batches,
-                workers=workers,
-                buffers=self._pool,
-                targets=self._targets,
-                ragged=self._ragged,
-                together=self._together,
-                cancellation=cancellation,
-            )
-        return _indexed(made, batches) if self._dataset.return_index else made
-
-    def close(self) -> None:
-        """Do nothing: nothing lives longer."""
-
-
-class DeviceSource:
-    """Gather batches on the device, which holds the whole split."""
-
-    # The device gathers a batch in microseconds, on the stream that uses it.
-    in_background = False
-    several = True
-    collate = None
-
-    def __init__(self, dataset: dataset_h5, plan: LoaderPlan, device: torch.device) -> None:
-        self._split = DeviceSplit(dataset, device, plan.workers.value)
-        self._with_index = dataset.return_index
-
-    def start(
-        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
-    ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        return self._split.batches(batches, with_index=self._with_index)
-
-    def close(self) -> None:
-        """Leave the split with the loader."""
-
-
-class WorkerSource:
-    """Have processes make batches."""
-
-    in_background = True
-    # Processes that stay from epoch to epoch serve one at a time, as those of a stock `DataLoader`.
-    several = False
-    collate = None
-
-    def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
-        self._workers = Workers(view, plan, seed)
-
-    def start(
-        self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
-    ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        return self._workers.batches(batches, epoch, cancellation)
-
-    def close(self) -> None:
-        """End the processes."""
-        self._workers.close()
 
 
 def make_source(
@@ -424,36 +418,51 @@ def make_source(
     *,
     ragged: Ragged,
     seed: int,
-    crops: Crops | None = None,
+    crop: FirstCrop | None = None,
 ) -> tuple[BatchSource, BatchDataset]:
     """Make what a plan's strategy reads from, read into memory or onto the device now where it says so; and a view of
-    the same rows for frameworks. `crops`: what the plan has cut out of images while they are decoded."""
-    # Now, so that an error comes where the loader is made, not in the first batch.
-    source = in_memory(dataset) if plan.strategy == "memory" else dataset
-    view = BatchDataset.over(source, ragged)
+    the same rows for frameworks. `crop`: what the plan has cut out of images while they are decoded."""
+    if plan.strategy == "memory":
+        # Now, so that an error comes where the loader is made, not in the first batch. And a copy: the caller's dataset
+        # continues to read from the file.
+        dataset = copy.copy(dataset)
+        dataset.reader = dataset.reader.into_memory()
+    view = BatchDataset.over(dataset, ragged)
     if plan.strategy == "device":
-        return DeviceSource(dataset, plan, device), view
+        return DeviceSource(dataset, device, plan.workers.value), view
     # Whoever has processes reads in those alone.
     if plan.strategy == "workers":
         return WorkerSource(view, plan, seed), view
-    if crops is not None:
-        return CropSource(source, plan, ragged, device, crops), view
-    return FileSource(source, plan, ragged, device), view
+    return FileSource(dataset, plan, ragged, device, seed=seed, crop=crop), view
 
 
-def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*batch_of(dataset, batch[0], batch[1], ragged), *batch[2:])
+class EpochSampler(Sampler[int]):
+    """Give a whole epoch's rows, all ranks' together: for frameworks that take a loader apart and make one of their
+    own.
+
+    Accelerate, for example, shares them out among ranks by itself.
+    """
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self.epoch = 0
+        # What `set_epoch` was given last, until the loader has taken note of it.
+        self.asked: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`. Where that is the next one anyway, its place in it stays."""
+        self.epoch = self.asked = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order.rows(self.epoch, Shard()).tolist())
+
+    def __len__(self) -> int:
+        return self._order.count
 
 
-def in_memory(dataset: dataset_h5) -> dataset_h5:
-    """Return the same dataset over memory. A copy: the caller's dataset continues to read from the file."""
-    source = copy.copy(dataset)
-    source.reader = dataset.reader.into_memory()
-    return source
+class RankSampler(EpochSampler, DistributedSampler[int]):
+    """Give the same for a loader that shares out by itself: frameworks leave alone what has a `DistributedSampler`."""
 
-
-def _indexed(
-    batches: Generator[tuple[Any, ...] | Heartbeat], rows: Sequence[NDArray[np.intp]]
-) -> Generator[tuple[Any, ...] | Heartbeat]:
-    places = iter(rows)
-    return map_batches(batches, lambda batch: (*batch, torch.from_numpy(next(places).copy())))
+    def __init__(self, order: Order, shard: Shard) -> None:
+        super().__init__(order)
+        self.rank, self.num_replicas = shard.rank, shard.world_size

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.batches import WholeInputs, batch_of
+from colabstage.load.batches import batch_of
 from colabstage.load.epoch import random_order
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 
@@ -119,7 +119,7 @@ class WindowReader:
         self, dataset: dataset_h5, pool: ThreadPool, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
     ) -> None:
         self._reader = dataset.reader
-        self._inputs = inputs or WholeInputs(dataset)
+        self._inputs: Inputs = dataset.reader if inputs is None else inputs
         self._pool = pool
         self._windows = windows
         self._buffers: list[NDArray[Any] | None] = [None, None]
@@ -166,19 +166,19 @@ class WindowReader:
                 break
             part = rows[start : start + step]
             if x is None:
-                images += inputs.read(part, None, self._pool)
+                images += inputs.read_x(part, None, pool=self._pool)
             else:
-                inputs.read(part, x[start : start + len(part)], self._pool)
+                inputs.read_x(part, x[start : start + len(part)], pool=self._pool)
         return Window(rows, images if x is None else x, self._reader.read_y(rows, pool=self._pool))
 
     def _buffer(self, turn: int, count: int) -> NDArray[Any] | None:
-        shape = self._inputs.shape
+        shape = self._inputs.row_shape
         if shape is None:
             return None
         buffer = self._buffers[turn]
         # The last window is shorter and fits into the buffer of a whole one.
         if buffer is None or len(buffer) < count:
-            buffer = self._buffers[turn] = np.empty((count, *shape), self._inputs.dtype)
+            buffer = self._buffers[turn] = np.empty((count, *shape), self._inputs.row_dtype)
         return buffer[:count]
 
 
@@ -199,10 +199,10 @@ def window_batches(
     Args:
         rows_before: how many rows of the epoch come before these batches.
         window_rows: how many rows make up a window.
-        inputs: what x is read as; whole rows by default.
+        inputs: what x is read by; the dataset's own reader by default.
         cancellation: stops the reading, also inside a window.
     """
-    inputs = inputs or WholeInputs(dataset)
+    inputs = dataset.reader if inputs is None else inputs
     groups = group_by_window(batches, rows_before, window_rows)
     windows = [_ascending(group) for group in groups]
     with ThreadPool(workers, cancellation) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
@@ -212,7 +212,8 @@ def window_batches(
                 yield HEARTBEAT
                 continue
             for rows in next(waiting):
-                out = None if inputs.shape is None else buffers.borrow((len(rows), *inputs.shape), inputs.dtype)
+                shape = inputs.row_shape
+                out = None if shape is None else buffers.borrow((len(rows), *shape), inputs.row_dtype)
                 # Transforms are not called in this thread: see `host_batches`.
                 yield (
                     window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)

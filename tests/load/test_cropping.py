@@ -15,11 +15,11 @@ from PIL import Image
 
 from colabstage.errors import OptionError
 from colabstage.load.augment import Compose, Normalize, RandomFlip, RandomResizedCrop, first_crop
-from colabstage.load.choices import LoaderFacts, LoaderRequest
 from colabstage.load.choosing import choose_loader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.loader import make_loader
+from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.storage import EngineChoice
 
 if TYPE_CHECKING:

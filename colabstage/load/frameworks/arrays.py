@@ -22,9 +22,9 @@ from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
-from colabstage.load.choices import LoaderFacts, LoaderRequest, batches_together
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import batches_together, choose_loader
 from colabstage.load.epoch import RowOrder, Shard
+from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.memory import BufferPool
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import read_resources
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from colabstage.h5.parts import Files
     from colabstage.io.pipeline import ThreadPool
     from colabstage.io.progress import Expectation
-    from colabstage.load.choices import LoaderPlan
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Order
     from colabstage.load.frameworks.keras_dataset import KerasBatches
+    from colabstage.load.plan import LoaderPlan
 
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
@@ -356,7 +356,7 @@ def _loader_facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
         per_sample=per_sample,
         cores=resources.cores,
         free_memory_bytes=resources.free_memory_bytes,
-        arrival=facts_of(reader.arrival),
+        arrival=None if reader.arrival is None else facts_of(reader.arrival),
     )
 
 

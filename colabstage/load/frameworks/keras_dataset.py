@@ -22,8 +22,8 @@ except ImportError as error:
     raise MissingDependencyError(_msg) from error
 
 if TYPE_CHECKING:
-    from colabstage.load.choices import LoaderPlan
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
+    from colabstage.load.plan import LoaderPlan
 
 
 def serve(batches: ArrayBatches) -> KerasBatches:

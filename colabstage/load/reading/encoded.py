@@ -159,22 +159,28 @@ class EncodedRows:
         """Read the file of one row, as it was packed."""
         return self._files.read(row)
 
-    def decode_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
-        all of them have.
+        all of them have; without it return a list of arrays of whatever size each has.
 
         Raises:
             DecodeError: a row is broken; the message names it.
             CancelledError: the pool was told to stop.
         """
+        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
 
         def decode(place: int) -> None:
+            row = int(rows[place])
             try:
-                self._decode_into(int(rows[place]), out[place])
+                if out is None:
+                    images[place] = self._decode(row)
+                else:
+                    self._decode_into(row, out[place])
             except DecodeError as error:
-                raise self._named(int(rows[place]), error) from error
+                raise self._named(row, error) from error
 
         pool.each(len(rows), decode)
+        return images if out is None else out
 
     def decode_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
@@ -205,24 +211,6 @@ class EncodedRows:
             resize_into(part, out[place])
 
         pool.each(len(rows), cut)
-
-    def decode_list(self, rows: NDArray[np.intp], pool: ThreadPool) -> list[NDArray[Any]]:
-        """Decode rows of whatever size each has: arrays `(H, W, C)`, masks `(H, W)`.
-
-        Raises:
-            DecodeError: a row is broken; the message names it.
-            CancelledError: the pool was told to stop.
-        """
-        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
-
-        def decode(place: int) -> None:
-            try:
-                images[place] = self._decode(int(rows[place]))
-            except DecodeError as error:
-                raise self._named(int(rows[place]), error) from error
-
-        pool.each(len(rows), decode)
-        return images
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
         """Return the lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are

@@ -1,30 +1,62 @@
 """Rows of one split in one HDF5 file: what `SplitReader` reads, alone or beside the parts in other files.
 
 A `SplitPart` is a description until it is read from. Each process opens the file for itself on first use (HDF5
-handles and locks do not survive fork or pickling), and refuses a file that is no longer the one described.
+handles and locks do not survive fork or pickling), mapped, through h5py, or both, and refuses a file that is no longer
+the one described.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import PackFormatError
+from colabstage.errors import NotEnoughSpaceError, PackFormatError
 from colabstage.h5.info import open_fields, open_h5, read_info
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
-from colabstage.io.pipeline import SOLO
-from colabstage.load.reading.encoded import EncodedRows
-from colabstage.load.reading.engines import GatherEngine, memory_table, resolve_rows
-from colabstage.load.reading.memory import FileStamp, check_memory, check_stamp, empty_array
-from colabstage.load.reading.opening import FieldSource, OpenFile, decoding
+from colabstage.io.pipeline import ThreadPool
+from colabstage.io.units import format_bytes
+from colabstage.load.reading.chunks import (
+    CachedChunks,
+    ChunkBytes,
+    ChunkEngine,
+    H5pyChunks,
+    PlacedRows,
+    StoredChunks,
+    cache_bytes,
+    read_chunk_table,
+)
+from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
+from colabstage.load.reading.engines import (
+    ByteSwappedEngine,
+    GatherEngine,
+    H5pyEngine,
+    ReadEngine,
+    RowEngine,
+    load_array,
+    mapped_table,
+    memory_table,
+    turn_bytes,
+)
+from colabstage.load.reading.memory import (
+    FileStamp,
+    MappedFile,
+    ReadFile,
+    check_memory,
+    check_stamp,
+    empty_array,
+    resident_part,
+    spare_memory,
+)
 from colabstage.load.reading.storage import (
     CacheState,
     EngineChoice,
@@ -33,29 +65,74 @@ from colabstage.load.reading.storage import (
     ragged_facts,
     read_storage_facts,
 )
-from colabstage.load.reading.targets import FixedTargets, RaggedRows, read_keys
+from colabstage.load.reading.targets import (
+    BoxTargets,
+    H5pyRagged,
+    KeptRagged,
+    RaggedFiles,
+    RaggedRows,
+    check_images,
+    keep_rows,
+    read_keys,
+)
 from colabstage.machine.mounts import mount_of, slow_reason
-from colabstage.machine.resources import read_resources
+from colabstage.machine.resources import read_resources, usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
     from colabstage.images.geometry import Resizer
-    from colabstage.io.pipeline import ThreadPool
+    from colabstage.images.options import MaskOptions
     from colabstage.load.arrival import Arrival
-    from colabstage.load.reading.engines import Indices
-    from colabstage.load.reading.opening import InputRows
+    from colabstage.load.reading.chunks import ChunkSource
+    from colabstage.load.reading.encoded import ByteRanges
     from colabstage.load.reading.storage import StorageFacts
-    from colabstage.load.reading.targets import TargetBatch, TargetRows
+    from colabstage.load.reading.targets import RaggedSource
+
+# What decides by itself what a row is; engines copy rows of one shape.
+_OwnRows = EncodedRows | RaggedRows | BoxTargets
+FieldRows = RowEngine | _OwnRows
 
 # Headers of so many images are read in a moment, and their mean is near enough to plan memory with.
 _PROBED_ROWS = 16
 _PIXELS_A_BYTE = 10
+# Targets of variable length are read into memory up to this length. Two million labels take some seconds.
+# Little beside a batch of images, and labels of a million samples.
+_FEW_BYTES = 32 * 1024 * 1024
+_OFFSET_BYTES = 8
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSource:
+    """A field of a split and how it is read."""
+
+    info: FieldInfo
+    """What the file says of it."""
+    facts: StorageFacts
+    """Of the bytes, for encoded rows; of the boxes' places, for boxes; of the values, but for shape and place, with
+    `heap`."""
+    choice: EngineChoice
+    """How what `facts` are of is read."""
+    offsets: StorageFacts | None = None
+    """Where encoded rows, or boxes of rows, begin."""
+    coding: ImageOptions | MaskOptions | None = None
+    """How encoded rows are decoded."""
+    columns: Mapping[str, tuple[StorageFacts, EngineChoice]] = field(default_factory=dict)
+    """Of boxes all that is known of each, their places among it."""
+    heap: bool = False
+    """Whether rows have any length by HDF5's own means. Such rows of bytes are encoded ones where `coding` says how
+    they are decoded."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the length of all rows in memory, encoded ones as they are stored, in bytes; an estimate with
+        `heap`."""
+        return self.info.nbytes if self.heap else self.facts.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +141,17 @@ class _ProcessState:
 
     pid: int
     """The process that opened it; in a forked child it differs from the child's own, which has to open the file."""
-    x: InputRows
-    """An engine for fixed rows, `EncodedRows` or `RaggedRows` otherwise."""
-    y: TargetRows | None
-    """The reader of targets, `None` when the file has none."""
+    x: FieldRows
+    """What reads inputs."""
+    y: FieldRows | None
+    """What reads targets, `None` when the file has none."""
 
 
 class SplitPart:
-    """Read the rows of a split that one file has, as lazily and safely as `SplitReader`."""
+    """Read the rows of a split that one file has, as lazily and safely as `SplitReader`, whose attributes it has too.
+
+    Rows are those of this file, numbers in `[0, N)`, and what shares a shape is read into memory of the caller's.
+    """
 
     def __init__(
         self,
@@ -120,11 +200,47 @@ class SplitPart:
                 f"{self._y.info.name} in '{self.path}' holds image files; expected numbers, masks or boxes as targets."
             )
             raise PackFormatError(msg)
+        self._describe(self._x, self._y)
         self._x = self._considering_cache(self._x)
         self._opened: _ProcessState | None = None
         self.in_memory = False
-        self._loaded: InputRows | None = None
+        self._loaded: FieldRows | None = None
         self._kept_y: RaggedRows | None = None
+
+    def _describe(self, x: FieldSource, y: FieldSource | None) -> None:
+        """Take down what readers ask of rows before they read any."""
+        image = self._image = x.info.image
+        self.encoded = x.info.kind == "encoded"
+        self.crop_channels = 1 if image is not None and image.color_mode == "grayscale" else 3
+        keeps = image is not None and image.color_mode == "keep"
+        self.whole_reason: str | None = None
+        if image is None:
+            self.whole_reason = "they are not image files"
+        elif image.size is not None:
+            self.whole_reason = f"they are brought to {image.size[0]} x {image.size[1]} pixels first"
+        elif keeps:
+            self.whole_reason = "they keep the channels and the depth of their files"
+        self.row_shape = x.info.shape
+        if image is not None and image.size is not None and not keeps:
+            self.row_shape = (*image.size, self.crop_channels)
+        self.row_dtype: np.dtype[Any] = np.dtype(object) if x.info.kind == "texts" else x.facts.dtype
+        self.row_bytes = (
+            x.nbytes // max(1, len(self))
+            if self.row_shape is None
+            else math.prod(self.row_shape) * self.row_dtype.itemsize
+        )
+        self.stored_bytes = x.nbytes + (y.nbytes if y is not None and y.heap else 0)
+        self.target_shape: tuple[int, ...] | None = None
+        self.target_dtype: np.dtype[Any] | None = None
+        self.target_bytes: int | None = 0 if y is None else None
+        if y is not None:
+            self.target_shape = y.info.shape if y.info.mask is None else y.info.mask.size
+            if self.target_shape is not None:
+                self.target_dtype = np.dtype(np.uint8) if y.info.mask is not None else y.facts.dtype
+                self.target_bytes = math.prod(self.target_shape) * self.target_dtype.itemsize
+        self.has_targets = y is not None
+        self.has_boxes = y is not None and y.info.kind == "boxes"
+        self.has_free_targets = y is not None and y.heap
 
     def __len__(self) -> int:
         return self.info.rows
@@ -136,182 +252,53 @@ class SplitPart:
             return EngineChoice("memory", "the whole split was read into memory")
         return self._x.choice
 
-    @property
-    def encoded(self) -> bool:
-        """Tell whether rows are image files that are decoded when they are read."""
-        return self._x.info.kind == "encoded"
-
-    @property
-    def stored_bytes(self) -> int:
-        """Return the length of what `into_memory` takes, in bytes."""
-        return self._x.nbytes + (self._y.nbytes if self._y is not None and self._y.heap else 0)
-
-    @property
-    def row_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of one input row; `None` when rows have different shapes."""
-        if not self.encoded:
-            return self._x.info.shape
-        options = self._image or ImageOptions()
-        if options.size is None or options.color_mode == "keep":
-            return None
-        return (*options.size, 1 if options.color_mode == "grayscale" else 3)
-
-    @property
-    def _image(self) -> ImageOptions | None:
-        """Return how encoded inputs are decoded."""
-        return self._x.info.image
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the inputs, as `SplitReader.row_dtype`."""
-        return np.dtype(object) if self._x.info.kind == "texts" else self._x.facts.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the length of one input row in memory, as `SplitReader.row_bytes`."""
-        if self.row_shape is None:
-            return self._x.nbytes // max(1, len(self))
-        return int(np.prod(self.row_shape, dtype=np.int64)) * self.row_dtype.itemsize
-
     def estimate_row_bytes(self) -> int:
-        """Return the length of one input row once it is in memory, from the headers of a few where each has its own."""
-        if self._arrival is not None and self.encoded and self.row_shape is None:
+        """Return about how long an input row is once it is in memory, from the headers of a few, where each has its
+        own length."""
+        if self._arrival is not None and self.encoded:
             # Headers are all over the file, and fetching blocks for an estimate would take long. Photographs as JPEG
             # take about a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
-        # Rows of one shape are known without a look at any of them.
-        engine = None if self.row_shape is not None else self._loaded or self._open().x
+        engine = self._inputs()
         if not isinstance(engine, EncodedRows) or not len(self):
             return self.row_bytes
         lengths = engine.decoded_lengths(np.linspace(0, len(self) - 1, _PROBED_ROWS).astype(np.intp))
         return sum(lengths) // len(lengths) if lengths else self.row_bytes
 
-    @property
-    def target_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of one target; empty for a number, `None` when there are none, or each has its own."""
-        if self._y is None:
-            return None
-        mask = self._y.info.mask
-        return self._y.info.shape if mask is None else mask.size
+    def read_x(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> Any:
+        """Read inputs, into `out` where they share a shape."""
+        return _read(self._inputs(), rows, out, pool)
 
-    @property
-    def target_dtype(self) -> np.dtype[Any] | None:
-        """Return the dtype of targets of one shape; `None` where `target_shape` is."""
-        if self._y is None or self.target_shape is None:
-            return None
-        return np.dtype(np.uint8) if self._y.info.mask is not None else self._y.facts.dtype
-
-    @property
-    def target_bytes(self) -> int | None:
-        """Return the length of one target in memory, in bytes; 0 when there are none, `None` when each has its own."""
-        if self._y is None:
-            return 0
-        shape = self.target_shape
-        return None if shape is None else int(np.prod(shape, dtype=np.int64)) * self._y.info.dtype.itemsize
-
-    @property
-    def has_boxes(self) -> bool:
-        """Tell whether targets are boxes, any number of each row."""
-        return self._y is not None and self._y.info.kind == "boxes"
-
-    @property
-    def has_free_targets(self) -> bool:
-        """Tell whether targets are texts, or values of any number in each row."""
-        return self._y is not None and self._y.heap
-
-    def read_x(
-        self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
-    ) -> NDArray[Any] | list[Any]:
-        """Read inputs, as `SplitReader.read_x`."""
-        rows = resolve_rows(indices, len(self))
-        engine = self._loaded or self._open().x
-        shape = self.row_shape
-        if isinstance(engine, EncodedRows):
-            if shape is None:
-                refuse_out(out)
-                return engine.decode_list(rows, pool)
-            target = fitting_array(out, (len(rows), *shape), self.row_dtype)
-            engine.decode_rows(rows, target, pool)
-            return target
-        if isinstance(engine, RaggedRows):
-            refuse_out(out, "rows")
-            return engine.read(rows, pool)
-        target = fitting_array(out, (len(rows), *self._x.facts.shape[1:]), self.row_dtype)
-        engine.read_rows(rows, target, pool)
-        return target
-
-    @property
-    def can_crop(self) -> bool:
-        """Tell whether `read_crops` can read these inputs."""
-        return self.whole_reason is None
-
-    @property
-    def whole_reason(self) -> str | None:
-        """Tell why `read_crops` cannot read these inputs, `None` where it can."""
-        if not self.encoded or self._image is None:
-            return "they are not image files"
-        if self._image.size is not None:
-            height, width = self._image.size
-            return f"they are brought to {height} x {width} pixels first"
-        return "they keep the channels and the depth of their files" if self._image.color_mode == "keep" else None
+    def read_y(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> Any:
+        """Read targets, into `out` where they share a shape."""
+        engine = self._open().y
+        # Of targets that there are not, the reader knows what they are.
+        return None if engine is None else _read(engine, rows, out, pool)
 
     def read_crops(
-        self,
-        indices: Indices,
-        size: tuple[int, int],
-        choose: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-        out: NDArray[Any] | None = None,
-        *,
-        pool: ThreadPool = SOLO,
-    ) -> NDArray[np.uint8]:
-        """Read a part of each image, as `SplitReader.read_crops`."""
-        engine = self._loaded or self._open().x
-        if not self.can_crop or not isinstance(engine, EncodedRows):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files of their own sizes."
-            raise TypeError(msg)
-        rows = resolve_rows(indices, len(self))
-        target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
-        engine.decode_crops(rows, choose(engine.own_sizes(rows, pool)), target, pool)
-        return target
+        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
+    ) -> None:
+        """Read a part of each image, as `EncodedRows.decode_crops`."""
+        self._images().decode_crops(rows, crops, out, pool)
 
-    @property
-    def crop_channels(self) -> int:
-        """Return the number of channels of what `read_crops` reads."""
-        return 1 if self._image is not None and self._image.color_mode == "grayscale" else 3
-
-    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
+    def image_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
         """Read the sizes of images, as `SplitReader.image_sizes`."""
-        engine = self._loaded or self._open().x
-        if not isinstance(engine, EncodedRows):
-            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
-            raise TypeError(msg)
-        return engine.own_sizes(resolve_rows(indices, len(self)), pool)
-
-    def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
-        """Read targets, as `SplitReader.read_y`."""
-        rows = resolve_rows(indices, len(self))
-        engine = self._open().y
-        shape, dtype = self.target_shape, self.target_dtype
-        if shape is None or dtype is None or engine is None:
-            refuse_out(out, "targets")
-            return np.full(len(rows), -1, np.int64) if engine is None else engine.read(rows, pool)
-        return engine.read(rows, pool, fitting_array(out, (len(rows), *shape), dtype))
+        return self._images().own_sizes(rows, pool)
 
     def in_place(self) -> NDArray[Any] | None:
         """Return the inputs where they are, as `SplitReader.in_place`."""
-        opened = self._open()
-        engine = self._loaded or opened.x
-        if not isinstance(engine, GatherEngine) or not isinstance(opened.y, FixedTargets | None):
+        engine = self._inputs()
+        if not isinstance(engine, GatherEngine) or not (self._y is None or self._y.info.kind == "fixed"):
             return None
         return engine.table.view(self.row_dtype).reshape(len(self), *self._x.facts.shape[1:])
 
     def check(self) -> None:
         """Make sure that inputs in place are what they were, as `SplitReader.check`."""
-        engine = self._loaded or self._open().x
+        engine = self._inputs()
         if isinstance(engine, GatherEngine):
             engine.check()
 
-    def keys(self, indices: Indices | None = None) -> list[str]:
+    def keys(self, rows: NDArray[np.intp] | None = None) -> list[str]:
         """Read the source keys of rows, as `SplitReader.keys`."""
         if self.info.keys is None:
             msg = f"'{self.path}' keeps no source keys for the split '{self.split}'; files that colabstage packs do."
@@ -320,7 +307,6 @@ class SplitPart:
         # Keys of another file would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
         with open_h5(path) as file, reading_contents(path):
-            rows = None if indices is None else resolve_rows(indices, len(self))
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
@@ -424,25 +410,9 @@ class SplitPart:
         moved = None if self._arrival is None else self._arrival.readable_path
         return moved or self.path
 
-    def _open_y(self, file: OpenFile, y: FieldSource, x: InputRows) -> TargetRows:
-        if y.heap and self._kept_y is None:
-            # Read one by one they would take longer than their inputs. Forked children share the memory.
-            self._kept_y = file.ragged(y, in_memory=True) if self.in_memory else file.few_ragged(y)
-        return self._kept_y or file.targets(y, x, self._image)
-
-    def _open_x(self, file: OpenFile) -> InputRows:
+    def _open_x(self, file: OpenFile) -> FieldRows:
         if not self.in_memory:
-            if self._x.heap and not self.encoded:
-                return file.ragged(self._x, in_memory=False)
-            if self.encoded:
-                return file.encoded(self._x, in_memory=False, resizer=self._resizer)
-            return file.rows(self._x.facts, self._x.choice)
-        # Kept apart from what is open, because forked children share it; a pickled reader loads its own.
-        self._loaded = self._load(file)
-        return self._loaded
-
-    def _load(self, file: OpenFile) -> InputRows:
-        """Read all inputs, as stored, into memory."""
+            return file.field(self._x, resizer=self._resizer)
         check_memory(
             self.stored_bytes,
             read_resources().free_memory_bytes,
@@ -450,28 +420,235 @@ class SplitPart:
             remedy="Leave in_memory=False: a file on a local disk is read from the system's cache, as far as that "
             "reaches.",
         )
-        if self.encoded:
-            return file.encoded(self._x, in_memory=True, resizer=self._resizer)
-        if self._x.heap:
-            return file.ragged(self._x, in_memory=True)
-        return GatherEngine(memory_table(file.load(self._x.facts, self._x.choice)), None)
+        # Kept apart from what is open, because forked children share it; a pickled reader loads its own.
+        self._loaded = file.field(self._x, in_memory=True, resizer=self._resizer)
+        return self._loaded
+
+    def _open_y(self, file: OpenFile, y: FieldSource, x: FieldRows) -> FieldRows:
+        if y.heap and self._kept_y is None:
+            # Read one by one they would take longer than their inputs. Forked children share the memory.
+            self._kept_y = file.ragged(y, in_memory=True) if self.in_memory else file.few_ragged(y)
+        if y.info.kind == "boxes":
+            return file.boxes(y, x, self._image)
+        return self._kept_y or file.field(y)
+
+    def _inputs(self) -> FieldRows:
+        return self._loaded or self._open().x
+
+    def _images(self) -> EncodedRows:
+        engine = self._inputs()
+        if not isinstance(engine, EncodedRows):
+            msg = f"{self._x.info.name} in '{self.path}' is not made of image files."
+            raise TypeError(msg)
+        return engine
 
 
-def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `out` if it is what is needed, a new array if there is none."""
-    if out is None:
-        return empty_array(shape, dtype)
-    # Engines write into it by address, so anything else would be written in the wrong places.
-    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
-        msg = (
-            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
-            f"dtype {dtype}."
-        )
-        raise ValueError(msg)
+def _read(engine: FieldRows, rows: NDArray[np.intp], out: Any, pool: ThreadPool) -> Any:
+    if isinstance(engine, _OwnRows):
+        return engine.read(rows, pool, out)
+    engine.read_rows(rows, out, pool)
     return out
 
 
-def refuse_out(out: NDArray[Any] | None, what: str = "images") -> None:
-    if out is not None:
-        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
-        raise ValueError(msg)
+def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
+    """Return the inputs of an open file, decoded where they are image files in rows of bytes of variable length.
+
+    Raises:
+        PackFormatError: they are no image files.
+    """
+    if inputs.info.kind == "encoded":
+        return inputs
+    # Such rows may also be numbers of any kind, so they are decoded on request only, and a few are looked at.
+    if inputs.info.kind == "ragged" and inputs.facts.dtype == np.uint8:
+        check_images(file[inputs.info.name], path)
+        options = ImageOptions()
+        return replace(inputs, info=replace(inputs.info, kind="encoded", image=options), coding=options)
+    msg = (
+        f"{inputs.info.name} in '{path}' does not hold image files in rows of bytes of any length, which decode=True "
+        "needs. Leave it out."
+    )
+    raise PackFormatError(msg)
+
+
+class OpenFile:
+    """Make engines for the fields of one file. What is open closes when the last engine over it is dropped."""
+
+    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None) -> None:
+        """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
+        is refused on opening. `fields`: what inputs and targets are called, where they have names of their own."""
+        self._fields = fields
+        self._path = path
+        self._stamps = stamps
+        self._mappings: dict[Path, MappedFile] = {}
+        self._handles: dict[Path, ReadFile] = {}
+
+    def rows(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> RowEngine:
+        """Make the engine for rows of one shape; with `keep` it holds what it has decoded for a while."""
+        # Contiguous, which is all that has one place for every row.
+        if choice.name == "mapped":
+            file = self._mapped(facts)
+            return _in_native_order(GatherEngine(mapped_table(file, facts), file), facts)
+        if choice.name == "read":
+            return _in_native_order(ReadEngine(self._read(facts), facts), facts)
+        # Compact, virtual, external, or empty: HDF5 alone knows where values are.
+        if facts.chunks is None or not facts.shape[0]:
+            return H5pyEngine(self._h5[facts.name], facts)
+        if choice.name == "chunks" and facts.has_whole_rows:
+            table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
+            return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
+        return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
+
+    def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> ChunkSource:
+        """Return the chunks of a dataset; with `keep` they are kept for a while where taking them is not free."""
+        by_hdf5 = H5pyChunks(self._h5[facts.name], facts)
+        source: ChunkSource = by_hdf5
+        if choice.name == "chunks":
+            table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
+            source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
+            # Nothing is decoded, so there is nothing to keep.
+            keep = keep and bool(facts.filters)
+        return CachedChunks(source, cache_bytes(read_resources().free_memory_bytes)) if keep else source
+
+    def field(self, source: FieldSource, *, in_memory: bool = False, resizer: Resizer = "pillow") -> FieldRows:
+        """Make the reader of a field of any kind but boxes; with `in_memory` all of it is read now.
+
+        Raises:
+            NotEnoughSpaceError: with `in_memory`, when rows of variable length are more than memory can hold.
+        """
+        if source.info.kind == "encoded":
+            return self._encoded(source, in_memory=in_memory, resizer=resizer)
+        if source.heap:
+            return self.ragged(source, in_memory=in_memory)
+        if in_memory:
+            return GatherEngine(memory_table(self._load(source.facts, source.choice)), None)
+        return self.rows(source.facts, source.choice)
+
+    def _encoded(self, source: FieldSource, *, in_memory: bool, resizer: Resizer) -> EncodedRows:
+        """Make the reader of rows that are image files, resized by `resizer`; with `in_memory` their bytes are all read
+        now."""
+        label = f"{source.info.name} in '{self._path}'"
+        if source.heap and source.coding is not None:
+            rows = self._ragged_source(source, in_memory=in_memory)
+            return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding, resizer=resizer)
+        if source.offsets is None or source.coding is None:
+            msg = f"{source.info.name} is not a field of encoded rows."
+            raise TypeError(msg)
+        offsets = self._offsets(source.offsets)
+        data: ByteRanges
+        if in_memory:
+            data = ArrayBytes(self._load(source.facts, source.choice), None)
+        elif source.choice.name == "mapped":
+            data = ArrayBytes(
+                mapped_table(self._mapped(source.facts), source.facts).reshape(-1), self._mapped(source.facts)
+            )
+        elif source.choice.name == "read":
+            data = ReadBytes(self._read(source.facts), source.facts)
+        elif source.facts.chunks is not None:
+            data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
+        else:
+            data = H5pyBytes(self._h5[source.facts.name])
+        return EncodedRows(label, RangedFiles(label, offsets, data), source.coding, resizer=resizer)
+
+    def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
+        """Make the reader of rows of variable length; with `in_memory` all are read now.
+
+        Raises:
+            NotEnoughSpaceError: with `in_memory`, when they turn out to be more than memory can hold.
+        """
+        label = f"{source.info.name} in '{self._path}'"
+        rows = self._ragged_source(source, in_memory=in_memory)
+        return RaggedRows(label, rows, texts=source.info.kind == "texts")
+
+    def few_ragged(self, source: FieldSource) -> RaggedRows | None:
+        """Read rows of variable length into memory now, if they are so few that nobody minds; `None` where they are
+        not."""
+        if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
+            return None
+        kept = self._kept(source, _FEW_BYTES)
+        label = f"{source.info.name} in '{self._path}'"
+        return None if kept is None else RaggedRows(label, kept, texts=source.info.kind == "texts")
+
+    def _ragged_source(self, source: FieldSource, *, in_memory: bool) -> RaggedSource:
+        if not in_memory:
+            return H5pyRagged(self._h5[source.facts.name], self._path)
+        # HDF5 does not say beforehand how long such rows are together.
+        spare = spare_memory(read_resources().free_memory_bytes)
+        kept = self._kept(source, spare)
+        if kept is None:
+            msg = f"{source.info.name} in '{self._path}' needs more than the {format_bytes(spare)} that can be spared."
+            raise NotEnoughSpaceError(msg)
+        return kept
+
+    def _kept(self, source: FieldSource, most_bytes: int) -> KeptRagged | None:
+        rows, count = H5pyRagged(self._h5[source.facts.name], self._path), source.info.rows
+        return keep_rows(rows, count, source.facts.dtype, source.nbytes // max(1, count), most_bytes)
+
+    def boxes(self, source: FieldSource, x: FieldRows, image: ImageOptions | None) -> BoxTargets:
+        """Make the reader of boxes, which follow their images `x` where `image` has those resized."""
+        if source.offsets is None:
+            msg = f"{source.info.name} is not a field of boxes."
+            raise TypeError(msg)
+        return BoxTargets(
+            f"{source.info.name} in '{self._path}'",
+            self._offsets(source.offsets),
+            {name: (self.rows(facts, choice), facts) for name, (facts, choice) in source.columns.items()},
+            image=image,
+            sizes_of=x.own_sizes if isinstance(x, EncodedRows) else None,
+        )
+
+    def _offsets(self, facts: StorageFacts) -> NDArray[np.int64]:
+        # They are few and needed for every row: h5py reads them however they are stored.
+        return np.asarray(self._h5[facts.name][()], np.int64)
+
+    def _load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
+        """Read all of a dataset, front to back."""
+        if choice.name in ("chunks", "h5py"):
+            with ThreadPool(usable_cores()) as pool:
+                # Each chunk is taken once, so what is kept of them would only double the memory.
+                return load_array(self.rows(facts, choice, keep=False), facts, pool)
+        values = empty_array(facts.shape, facts.dtype)
+        file = self._sequential(facts)
+        for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
+            pass
+        # In place and once, because the array is kept: readers of rows then need not turn each.
+        if facts.stored != facts.dtype:
+            turn_bytes(values)
+        return values
+
+    def resident_part(self, facts: StorageFacts) -> float:
+        """Return which part of a contiguous dataset the system holds in memory, 0 to 1."""
+        start = facts.offset or 0
+        return resident_part(self._mapped(facts).data[start : start + facts.nbytes])
+
+    def warm(self, facts: StorageFacts) -> Iterator[None]:
+        """Have the system hold a contiguous dataset in memory, with a pause after each block read."""
+        yield from self._sequential(facts).read_through(facts.offset or 0, facts.nbytes)
+
+    def _mapped(self, facts: StorageFacts) -> MappedFile:
+        home = facts.home or self._path
+        # Inputs and targets in one file share its mapping.
+        if home not in self._mappings:
+            self._mappings[home] = MappedFile(home, self._stamps[home])
+        return self._mappings[home]
+
+    def _read(self, facts: StorageFacts) -> ReadFile:
+        home = facts.home or self._path
+        if home not in self._handles:
+            self._handles[home] = ReadFile(home, self._stamps[home], at_random=True)
+        return self._handles[home]
+
+    def _sequential(self, facts: StorageFacts) -> ReadFile:
+        home = facts.home or self._path
+        # A handle of its own: the system reads ahead for each handle by how that one is used.
+        return ReadFile(home, self._stamps[home], at_random=False)
+
+    @cached_property
+    def _h5(self) -> Any:
+        # Also those that links lead to, because HDF5 follows them by itself.
+        for path, stamp in self._stamps.items():
+            check_stamp(path, path.stat(), stamp)
+        return open_fields(self._path, self._fields)
+
+
+def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
+    return engine if facts.stored == facts.dtype else ByteSwappedEngine(engine)

@@ -20,8 +20,8 @@ from colabstage.h5.parts import PartName, check_schemas, find_parts
 from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
-from colabstage.load.reading.memory import check_memory
-from colabstage.load.reading.part import SplitPart, fitting_array, refuse_out
+from colabstage.load.reading.memory import check_memory, empty_array
+from colabstage.load.reading.part import SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources
 
@@ -43,7 +43,30 @@ if TYPE_CHECKING:
 
 
 class SplitReader:
-    """Read rows of one split at random. Lazy, picklable, safe under fork and spawn, and from several threads."""
+    """Read rows of one split at random. Lazy, picklable, safe under fork and spawn, and from several threads.
+
+    Attributes:
+        path, paths: the file, of several the first one; and all of them.
+        arrival: what brings rows that are not here yet, `None` where all are.
+        fields: what inputs and targets are called in files that have their own names for them.
+        classes: names of the classes in label order.
+        slow_mount: what is slow about where a file is, `None` of local disks.
+        encoded: whether rows are image files that are decoded when they are read.
+        row_shape: of one input; `None` when rows have different shapes, and come as lists.
+        row_dtype: of inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float images have
+            their own.
+        row_bytes: length of one input in memory; the mean where each has its own, of encoded rows of files.
+        stored_bytes: length of all inputs as they are stored, and of targets of variable length: what `into_memory`
+            takes.
+        target_shape: of one target; empty for a number, `None` when there are no targets, or each has its own.
+        target_dtype: of targets of one shape, in native byte order; `None` where `target_shape` is.
+        target_bytes: length of one target in memory; 0 when there are none, `None` when each has its own.
+        has_boxes: whether targets are boxes, any number of each row.
+        has_free_targets: whether targets are texts, or values of any number in each row.
+        whole_reason: why `read_crops` cannot read these inputs, `None` where it can: encoded images of 8 bits at
+            their own sizes.
+        crop_channels: how many channels `read_crops` reads.
+    """
 
     def __init__(
         self,
@@ -81,29 +104,39 @@ class SplitReader:
         # Before any question to a mount, of which one that hangs would never come back.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
-        self.arrival = arrival
-        """What brings rows that are not here yet, `None` where all are."""
-        self.fields = fields
-        """What inputs and targets are called in files that have their own names for them."""
+        self.arrival, self.fields, self.split = arrival, fields, split
         if len(paths) == 1:
-            self._parts: tuple[SplitPart, ...] = (
+            parts: tuple[SplitPart, ...] = (
                 SplitPart(paths[0], split, decode=decode, arrival=arrival, fields=fields, resizer=resizer),
             )
-            paths = (self._parts[0].path,)
+            paths = (parts[0].path,)
         else:
-            self._parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields, resizer=resizer)
-        self.path = paths[0]
-        self.paths = paths
-        self.split = split
-        self.classes = self._parts[0].classes
+            parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields, resizer=resizer)
+        self.path, self.paths = paths[0], paths
         self.in_memory = False
-        # With one file, row numbers are the file's own. Dividing rows among parts would take a small batch as long as
-        # copying it.
-        self._only = self._parts[0] if len(self._parts) == 1 else None
-        self._ends = np.cumsum([len(part) for part in self._parts])
-        self.slow_mount = next((part.slow_mount for part in self._parts if part.slow_mount is not None), None)
+        self._ends = np.cumsum([len(part) for part in parts])
+        self._take_over(parts)
+        # Of several they are alike.
+        one = parts[0]
+        self.classes, self.encoded = one.classes, one.encoded
+        self.row_shape, self.row_dtype = one.row_shape, one.row_dtype
+        self.target_shape, self.target_dtype, self.target_bytes = one.target_shape, one.target_dtype, one.target_bytes
+        self.has_boxes, self.has_free_targets, self._has_targets = one.has_boxes, one.has_free_targets, one.has_targets
+        self.whole_reason, self.crop_channels = one.whole_reason, one.crop_channels
+        self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
+        self.stored_bytes = sum(part.stored_bytes for part in parts)
+        self.row_bytes = one.row_bytes
+        if self.row_shape is None and len(parts) > 1:
+            self.row_bytes = sum(part.row_bytes * len(part) for part in parts) // max(1, len(self))
         if in_memory:
             self._load()
+
+    def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
+        self._parts = parts
+        # With one file, row numbers are the file's own. Dividing rows among parts would take a small batch as long as
+        # copying it.
+        self._only = parts[0] if len(parts) == 1 else None
+        self._largest = max(parts, key=len)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -111,71 +144,15 @@ class SplitReader:
     @property
     def engine(self) -> EngineChoice:
         """Tell how the inputs are read, of several files most of them, and why."""
-        largest = max(self._parts, key=len).engine
+        engine = self._largest.engine
         if self._only is not None:
-            return largest
-        return replace(largest, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {largest.reason}")
-
-    @property
-    def encoded(self) -> bool:
-        """Tell whether rows are image files that are decoded when they are read."""
-        return self._parts[0].encoded
-
-    @property
-    def stored_bytes(self) -> int:
-        """Return the length of all inputs as they are stored, and of targets of variable length, in bytes: what
-        `into_memory` takes."""
-        return sum(part.stored_bytes for part in self._parts)
-
-    @property
-    def row_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of one input row; `None` when rows have different shapes, and come as lists."""
-        return self._parts[0].row_shape
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of the inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float
-        images have their own."""
-        return self._parts[0].row_dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the length of one input row in memory, in bytes; the mean where each has its own, of encoded rows of
-        files."""
-        if self._only is not None:
-            return self._only.row_bytes
-        return sum(part.row_bytes * len(part) for part in self._parts) // max(1, len(self))
+            return engine
+        return replace(engine, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {engine.reason}")
 
     def estimate_row_bytes(self) -> int:
         """Return the length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise
         the mean of a few images of the largest file, whose headers are read."""
-        return max(self._parts, key=len).estimate_row_bytes()
-
-    @property
-    def target_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of one target; empty for a number, `None` when there are no targets, or each has its
-        own."""
-        return self._parts[0].target_shape
-
-    @property
-    def target_dtype(self) -> np.dtype[Any] | None:
-        """Return the dtype of targets of one shape, in native byte order; `None` where `target_shape` is."""
-        return self._parts[0].target_dtype
-
-    @property
-    def target_bytes(self) -> int | None:
-        """Return the length of one target in memory, in bytes; 0 when there are none, `None` when each has its own."""
-        return self._parts[0].target_bytes
-
-    @property
-    def has_boxes(self) -> bool:
-        """Tell whether targets are boxes, any number of each row."""
-        return self._parts[0].has_boxes
-
-    @property
-    def has_free_targets(self) -> bool:
-        """Tell whether targets are texts, or values of any number in each row."""
-        return self._parts[0].has_free_targets
+        return self.row_bytes if self.row_shape is not None else self._largest.estimate_row_bytes()
 
     def read_x(
         self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO
@@ -196,45 +173,21 @@ class SplitReader:
             DecodeError: an encoded row is broken; the message names it.
             DamagedPackError: a file changed since it was opened, or is cut off.
         """
-        with self._held(indices, pool):
-            return self._read_x(indices, out, pool)
-
-    def _read_x(self, indices: Indices, out: NDArray[Any] | None, pool: ThreadPool) -> NDArray[Any] | list[Any]:
-        if self._only is not None:
-            return self._only.read_x(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
-        shape = self.row_shape
-        if shape is None:
+        if self.row_shape is None:
             refuse_out(out)
-            images: list[Any] = [None] * len(rows)
-            for part, own, places in self._shares(rows):
-                for place, image in zip(places.tolist(), part.read_x(own, pool=pool), strict=True):
-                    images[place] = image
-            return images
-        target = fitting_array(out, (len(rows), *shape), self.row_dtype)
-        for part, own, places in self._shares(rows):
-            run = slice(int(places[0]), int(places[-1]) + 1)
-            # Consecutive rows of one file are read straight into the batch, without an array in between.
-            if run.stop - run.start == len(places):
-                part.read_x(own, target[run], pool=pool)
-            else:
-                target[places] = part.read_x(own, pool=pool)
-        return target
+        else:
+            out = fitting_array(out, (len(rows), *self.row_shape), self.row_dtype)
+        with self._held(rows, pool):
+            found: NDArray[Any] | list[Any] = self._share_out(
+                rows, out, lambda part, own, into, _: part.read_x(own, into, pool)
+            )
+        return found
 
     @property
     def can_crop(self) -> bool:
-        """Tell whether `read_crops` can read these inputs: encoded images of 8 bits at their own sizes."""
+        """Tell whether `read_crops` can read these inputs."""
         return self.whole_reason is None
-
-    @property
-    def whole_reason(self) -> str | None:
-        """Tell why `read_crops` cannot read these inputs, `None` where it can."""
-        return self._parts[0].whole_reason
-
-    @property
-    def crop_channels(self) -> int:
-        """Return the number of channels of what `read_crops` reads."""
-        return self._parts[0].crop_channels
 
     def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
         """Read the height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`,
@@ -244,14 +197,15 @@ class SplitReader:
             IndexError, DecodeError: as `read_x`.
             TypeError: these inputs are no image files.
         """
-        with self._held(indices, pool):
-            if self._only is not None:
-                return self._only.image_sizes(indices, pool=pool)
-            rows = resolve_rows(indices, len(self))
-            sizes = np.empty((len(rows), 2), np.int64)
-            for part, own, places in self._shares(rows):
-                sizes[places] = part.image_sizes(own, pool=pool)
-            return sizes
+        rows = resolve_rows(indices, len(self))
+        with self._held(rows, pool):
+            return self._image_sizes(rows, pool)
+
+    def _image_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
+        sizes = np.empty((len(rows), 2), np.int64)
+        for part, own, places in self._shares(rows):
+            sizes[places] = part.image_sizes(own, pool)
+        return sizes
 
     def read_crops(
         self,
@@ -276,18 +230,21 @@ class SplitReader:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
             TypeError: these inputs cannot be cropped when they are read (`can_crop`).
         """
-        with self._held(indices, pool):
-            if self._only is not None:
-                return self._only.read_crops(indices, size, choose, out, pool=pool)
-            rows = resolve_rows(indices, len(self))
-            target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+        if not self.can_crop:
+            msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
+            raise TypeError(msg)
+        rows = resolve_rows(indices, len(self))
+        target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
+        with self._held(rows, pool):
             # Once for the whole batch, because random numbers follow an image's place in the batch, and must not start
             # over with each file.
-            crops = choose(self.image_sizes(rows, pool=pool))
-            for part, own, places in self._shares(rows):
-                chosen = crops[places]
-                target[places] = part.read_crops(own, size, lambda _, chosen=chosen: chosen, pool=pool)  # type: ignore[misc]
-            return target
+            crops = choose(self._image_sizes(rows, pool))
+
+            def read(part: SplitPart, own: NDArray[np.intp], into: Any, places: Any) -> Any:
+                part.read_crops(own, crops[places], into, pool)
+                return into
+
+            return self._share_out(rows, target, read)  # type: ignore[no-any-return]
 
     def read_y(self, indices: Indices, out: NDArray[Any] | None = None, *, pool: ThreadPool = SOLO) -> TargetBatch:
         """Read targets.
@@ -308,33 +265,16 @@ class SplitReader:
             ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
             DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
         """
-        # Boxes depend on the sizes of their images, which are in the images' own headers.
-        with self._held(indices, pool, "row" if self.has_boxes and self.encoded else "targets"):
-            return self._read_y(indices, out, pool)
-
-    def _read_y(self, indices: Indices, out: NDArray[Any] | None, pool: ThreadPool) -> TargetBatch:
-        if self._only is not None:
-            return self._only.read_y(indices, out, pool=pool)
         rows = resolve_rows(indices, len(self))
-        shape, dtype = self.target_shape, self.target_dtype
-        if shape is None or dtype is None:
+        if self.target_shape is None or self.target_dtype is None:
             refuse_out(out, "targets")
-        elif out is not None:
-            fitting_array(out, (len(rows), *shape), dtype)
-        shares = [(part.read_y(own, pool=pool), places) for part, own, places in self._shares(rows)]
-        # An empty batch belongs to no file, and the first one knows its shape.
-        if not shares:
-            return self._parts[0].read_y(rows, out, pool=pool)
-        first = shares[0][0]
-        if isinstance(first, np.ndarray):
-            joined = np.empty((len(rows), *first.shape[1:]), first.dtype) if out is None else out
-            for values, places in shares:
-                joined[places] = values
-            return joined
-        found: list[Any] = [None] * len(rows)
-        for values, places in shares:
-            for place, value in zip(places.tolist(), values, strict=True):
-                found[place] = value
+            if not self._has_targets:
+                return np.full(len(rows), -1, np.int64)
+        else:
+            out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
+        # Boxes depend on the sizes of their images, which are in the images' own headers.
+        with self._held(rows, pool, "row" if self.has_boxes and self.encoded else "targets"):
+            found: TargetBatch = self._share_out(rows, out, lambda part, own, into, _: part.read_y(own, into, pool))
         return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
@@ -344,22 +284,41 @@ class SplitReader:
             PackFormatError: a file has none.
             IndexError: a row that is not there.
         """
-        if self._only is not None or indices is None:
-            return list(chain.from_iterable(part.keys(indices) for part in self._parts))
+        if indices is None:
+            return list(chain.from_iterable(part.keys() for part in self._parts))
         rows = resolve_rows(indices, len(self))
-        found = [""] * len(rows)
-        for part, own, places in self._shares(rows):
-            for place, key in zip(places.tolist(), part.keys(own), strict=True):
-                found[place] = key
-        return found
+        return list(self._share_out(rows, None, lambda part, own, *_: part.keys(own)))
 
-    def _held(self, indices: Indices, pool: ThreadPool, side: Side = "row") -> AbstractContextManager[None]:
+    def _held(self, rows: NDArray[np.intp], pool: ThreadPool, side: Side = "row") -> AbstractContextManager[None]:
         """Wait for rows that arrive, and keep them here while they are read."""
         # Rows in memory do not need the file.
         if self.arrival is None or self.in_memory or self.arrival.complete:
             return nullcontext()
-        rows = resolve_rows(indices, len(self))
         return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
+
+    def _share_out(self, rows: NDArray[np.intp], out: Any, read: Callable[..., Any]) -> Any:
+        """Have each file read its own of `rows`, and put them together in their order.
+
+        Args:
+            rows: B of them.
+            out: where to, `(B, …)`; `None` for a list, where rows have their own shapes.
+            read: called with a file's part, its own row numbers, where to put them or `None`, and which of `rows` they
+                are; returns what it has read.
+        """
+        if self._only is not None:
+            return read(self._only, rows, out, slice(None))
+        found: list[Any] = [None] * len(rows)
+        for part, own, places in self._shares(rows):
+            run = slice(int(places[0]), int(places[-1]) + 1)
+            if out is None:
+                for place, value in zip(places.tolist(), read(part, own, None, places), strict=True):
+                    found[place] = value
+            elif run.stop - run.start == len(places):
+                # Consecutive rows of one file are read straight into the batch, without an array in between.
+                read(part, own, out[run], places)
+            else:
+                out[places] = read(part, own, empty_array((len(own), *out.shape[1:]), out.dtype), places)
+        return found if out is None else out
 
     def in_place(self) -> NDArray[Any] | None:
         """Return the inputs of all rows where they are, for whoever gathers them by other means.
@@ -426,12 +385,14 @@ class SplitReader:
                 remedy="Leave in_memory=False: files on a local disk are read from the system's cache, as far as that "
                 "reaches.",
             )
-        self._parts = tuple(part.into_memory() for part in self._parts)
-        self._only = self._parts[0] if self._only is not None else None
+        self._take_over(tuple(part.into_memory() for part in self._parts))
         self.in_memory = True
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
         """Yield for each file with any of `rows` its part, its own row numbers, and their places in the batch."""
+        if self._only is not None:
+            yield self._only, rows, np.arange(len(rows))
+            return
         # By bisection for all rows at once: a loop over rows would take longer than reading them.
         owners = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owners).tolist():
@@ -499,3 +460,24 @@ def _check_one_set(infos: list[PackInfo]) -> None:
                 "again."
             )
             raise DamagedPackError(msg)
+
+
+def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return `out` if it is what is needed, a new array if there is none."""
+    if out is None:
+        return empty_array(shape, dtype)
+    # Engines write into it by address, so anything else would be written in the wrong places.
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        msg = (
+            f"out is {out.shape} {out.dtype}; expected a writable, C-contiguous array of shape {shape} and "
+            f"dtype {dtype}."
+        )
+        raise ValueError(msg)
+    return out
+
+
+def refuse_out(out: NDArray[Any] | None, what: str = "rows") -> None:
+    """Make sure that no array was given for what fits into none."""
+    if out is not None:
+        msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
+        raise ValueError(msg)

@@ -25,52 +25,11 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ImageOptions
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.encoded import EncodedRows
     from colabstage.load.reading.engines import RowEngine
     from colabstage.load.reading.storage import StorageFacts
 
 # Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
-
-
-class TargetRows(Protocol):
-    """Read targets of rows. May be called from any thread, from several at once."""
-
-    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> TargetBatch:
-        """Return the targets of `rows`, each in `[0, N)`, in their order; put into `out` where they share a shape."""
-
-
-class FixedTargets:
-    """Read targets of one shape, as stored."""
-
-    def __init__(self, engine: RowEngine, facts: StorageFacts) -> None:
-        self._engine = engine
-        self._facts = facts
-
-    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Read `(B, …)` as stored."""
-        target = np.empty((len(rows), *self._facts.shape[1:]), self._facts.dtype) if out is None else out
-        self._engine.read_rows(rows, target, pool)
-        return target
-
-
-class MaskTargets:
-    """Decode masks when they are read, into the geometry of their images."""
-
-    def __init__(self, encoded: EncodedRows, size: tuple[int, int] | None) -> None:
-        """Take `size`, height and width of all, `None` where each has its own."""
-        self._encoded = encoded
-        self._size = size
-
-    def read(
-        self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
-    ) -> NDArray[Any] | list[NDArray[Any]]:
-        """Decode uint8 `(B, H, W)`, or a list of `(H, W)`."""
-        if self._size is None:
-            return self._encoded.decode_list(rows, pool)
-        target = np.empty((len(rows), *self._size), np.uint8) if out is None else out
-        self._encoded.decode_rows(rows, target, pool)
-        return target
 
 
 class BoxTargets:

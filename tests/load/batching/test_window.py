@@ -13,18 +13,16 @@ import torch
 from colabstage.errors import DecodeError, OptionError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.io.pipeline import SOLO
-from colabstage.load.batches import WholeInputs
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.options import LoaderOptions
+from colabstage.load.reading.reader import SplitReader
 from colabstage.load.window import Window, WindowOrder, WindowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from colabstage.io.pipeline import ThreadPool
 
@@ -166,15 +164,15 @@ def test_reading_goes_on_while_nobody_asks_for_the_window_that_is_there(tmp_path
     begun = [threading.Event() for _ in range(4)]
     may_end = threading.Event()
 
-    class Slow(WholeInputs):
-        def read(self, rows: NDArray[np.intp], out: Any, pool: ThreadPool) -> Any:
-            number = int(rows[0]) // 10
+    class Slow(SplitReader):
+        def read_x(self, indices: Any, out: Any = None, *, pool: ThreadPool = SOLO) -> Any:
+            number = int(indices[0]) // 10
             begun[number].set()
             assert number != 1 or may_end.wait(20)
-            return super().read(rows, out, pool)
+            return super().read_x(indices, out, pool=pool)
 
     dataset = dataset_h5(tmp_path / "file.h5")
-    reader = WindowReader(dataset, SOLO, [np.arange(n, n + 10) for n in range(0, 40, 10)], Slow(dataset))
+    reader = WindowReader(dataset, SOLO, [np.arange(n, n + 10) for n in range(0, 40, 10)], Slow(dataset.reader.path))
     windows = reader.windows()
     try:
         assert any(isinstance(next(windows), Window) for _ in range(100))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from colabstage.load.choices import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice
+from colabstage.load.plan import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice
 from colabstage.load.reading.storage import EngineChoice
 
 PLAN = LoaderPlan(

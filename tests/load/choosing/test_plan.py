@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
-from colabstage.load.choices import DeviceFacts, LoaderFacts, LoaderRequest
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import Shard
+from colabstage.load.plan import DeviceFacts, LoaderFacts, LoaderRequest
 from colabstage.load.reading.storage import EngineChoice
 
 FACTS = LoaderFacts(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from colabstage.load.choices import LoaderFacts, LoaderRequest, batches_together, prefetch_of_small
-from colabstage.load.choosing import choose_loader
+from colabstage.load.choosing import batches_together, choose_loader, prefetch_of_small
+from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.storage import EngineChoice
 
 DIGITS = LoaderFacts(

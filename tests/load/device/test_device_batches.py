@@ -11,8 +11,8 @@ import torch
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.device import DeviceTable
 from colabstage.load.loader import make_loader
+from colabstage.load.strategies import DeviceTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

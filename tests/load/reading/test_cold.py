@@ -15,7 +15,7 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.opening import OpenFile
+from colabstage.load.reading.part import OpenFile
 from colabstage.load.reading.reader import SplitReader
 from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 
