@@ -1,17 +1,16 @@
 """`doctor`: what is wrong with this machine, or with where a dataset lies, and what to do about it.
 
-It judges by checks, each of them a class: facts in, verdict out, nothing touched. A check's docstring is the remedy
+It judges by checks, each of them a function: facts in, verdict out, nothing touched. A check's docstring is the remedy
 that a person reads when the verdict is not `ok`, so it is written to them and begins with what to do.
 """
 
 from __future__ import annotations
 
 import html
-import inspect
 import re
 import textwrap
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
@@ -22,6 +21,7 @@ from colabstage.sources.share_download import gdown_problem
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from colabstage.diagnose.health import DatasetFacts, MachineFacts
     from colabstage.machine.gpu import GpuReading
@@ -66,59 +66,35 @@ class Ruling:
     """What to do about this very finding, where that is not what the check advises in general."""
 
 
-class Check(Protocol):
-    """One thing to look at. `title`: what it is about, in a word or three."""
-
-    title: str
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Judge it."""
-
-
-def remedy_of(check: Check) -> str:
-    """Return what a person should do about it: the check's docstring, as one paragraph."""
-    return " ".join((inspect.getdoc(type(check)) or "").split())
-
-
-class PlatformCheck:
+def check_platform(facts: MachineFacts) -> Ruling:
     """Run it on Linux, with a folder on the machine's own disk that can be written to; another one is named with
     local_dir=… or the variable COLABSTAGE_LOCAL_DIR. Elsewhere reading falls back to slower ways."""
-
-    title = "platform"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether this is Linux, and datasets have a fast place."""
-        here = facts.platform
-        what = f"{here.title}, Python {here.python} on {here.system}"
-        if here.fast_dir_problem is not None:
-            return Ruling("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
-        if here.fast_dir_mount is not None:
-            return Ruling("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
-        return Ruling("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
+    here = facts.platform
+    what = f"{here.title}, Python {here.python} on {here.system}"
+    if here.fast_dir_problem is not None:
+        return Ruling("fail", f"{what}; nothing can be written to '{here.fast_dir}': {here.fast_dir_problem}")
+    if here.fast_dir_mount is not None:
+        return Ruling("warn", f"{what}; datasets are staged to '{here.fast_dir}', which is {here.fast_dir_mount}")
+    return Ruling("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
 
 
-class DiskCheck:
+def check_disk(facts: MachineFacts) -> Ruling:
     """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
     says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
-
-    title = "disk"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether a dataset has room."""
-        free, data = facts.disk.free_bytes, facts.dataset
-        if free is None:
-            return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
-        # Drive's client keeps a second copy of everything that is read through the mount.
-        comes_twice = data is not None and data.slow_mount == "Google Drive"
-        need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
-        said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
-        if need > free:
-            twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-            words = f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
-            return Ruling("fail", words, _in_part(data, free))
-        if free < _NO_DISK_BYTES:
-            return Ruling("fail", f"Only {said}.")
-        return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
+    free, data = facts.disk.free_bytes, facts.dataset
+    if free is None:
+        return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
+    # Drive's client keeps a second copy of everything that is read through the mount.
+    comes_twice = data is not None and data.slow_mount == "Google Drive"
+    need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
+    said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
+    if need > free:
+        twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
+        words = f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
+        return Ruling("fail", words, _in_part(data, free))
+    if free < _NO_DISK_BYTES:
+        return Ruling("fail", f"Only {said}.")
+    return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
 
 
 def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
@@ -132,174 +108,132 @@ def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
     )
 
 
-class DriveCacheCheck:
+def check_drive_cache(facts: MachineFacts) -> Ruling:
     """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
     keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
     Never delete it while Drive is mounted: what was not uploaded is there."""
-
-    title = "Drive client's cache"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether the Drive client has taken the disk."""
-        cached, free = facts.disk.drive_cache_bytes, facts.disk.free_bytes
-        if cached is None:
-            return Ruling("skip", "No Drive client keeps anything on this machine.")
-        said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
-        rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
-        # It gives room back only when the disk is nearly full, and other programs fail before that.
-        if free is not None and cached > free:
-            status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
-            return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
-        return Ruling("ok", f"The Drive client holds {said}{rest}.")
+    cached, free = facts.disk.drive_cache_bytes, facts.disk.free_bytes
+    if cached is None:
+        return Ruling("skip", "No Drive client keeps anything on this machine.")
+    said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
+    rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
+    # It gives room back only when the disk is nearly full, and other programs fail before that.
+    if free is not None and cached > free:
+        status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
+        return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
+    return Ruling("ok", f"The Drive client holds {said}{rest}.")
 
 
-class MountCheck:
+def check_mount(facts: MachineFacts) -> Ruling:
     """Mount it again: on Colab, mount_drive() starts a new client, which takes up what the old one had not uploaded.
     A mount that only takes long may be busy: wait a minute, then look again. Stage the dataset (stage_dataset) so that
     training does not depend on the mount."""
-
-    title = "mounts"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether every network and user-space mount answers, and at once."""
-        if not facts.mounts:
-            return Ruling("skip", "Nothing is mounted here over a network or by a user-space client.")
-        broken = [mount for mount in facts.mounts if mount.state != "alive"]
-        if broken:
-            said = "; ".join(
-                f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
-                for mount in broken
-            )
-            return Ruling("fail", f"{said}.")
-        # One figure for all: who has ten mounts wants to know which is the slow one.
-        slowest = max(facts.mounts, key=lambda mount: mount.seconds)
-        count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
-        said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
-        return Ruling(
-            "warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}."
+    if not facts.mounts:
+        return Ruling("skip", "Nothing is mounted here over a network or by a user-space client.")
+    broken = [mount for mount in facts.mounts if mount.state != "alive"]
+    if broken:
+        said = "; ".join(
+            f"'{mount.mountpoint}' ({mount.kind}): {mount.reason}, after {format_duration(mount.seconds)}"
+            for mount in broken
         )
+        return Ruling("fail", f"{said}.")
+    # One figure for all: who has ten mounts wants to know which is the slow one.
+    slowest = max(facts.mounts, key=lambda mount: mount.seconds)
+    count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
+    said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
+    return Ruling("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
 
 
-class CurrentFolderCheck:
+def check_current_folder(facts: MachineFacts) -> Ruling:
     """Leave it: os.chdir('/content'). When the client behind a mount dies, every command of a notebook whose current
     folder is on it fails, even those that have nothing to do with it; and Drive cannot be flushed while it is used."""
-
-    title = "current folder"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether the current folder is a safe one."""
-        if facts.folder_mount is not None:
-            return Ruling("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
-        return Ruling("ok", f"'{facts.folder}' is on a local disk.")
+    if facts.folder_mount is not None:
+        return Ruling("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
+    return Ruling("ok", f"'{facts.folder}' is on a local disk.")
 
 
-class GdownCheck:
+def check_gdown(facts: MachineFacts) -> Ruling:
     """Run %pip install -q -U "gdown>=6.3" and, if gdown was imported before, restart the session. Older versions (5.2.2
     is on Colab's image) take a download that broke off for a whole one, and stop at 50 files of a folder. Only Google
     Drive share links need it."""
-
-    title = "gdown"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether share links can be fetched and trusted."""
-        found = facts.packages.get("gdown")
-        installed, imported = (None, None) if found is None else (found.installed, found.imported)
-        problem = gdown_problem(installed, imported)
-        if problem is None:
-            return Ruling("ok", f"gdown {imported or installed}.")
-        missing = installed is None and imported is None
-        # Share links are one source among many: without gdown only they do not work.
-        return Ruling("warn" if missing else "fail", problem.partition(" Run: ")[0])
+    found = facts.packages.get("gdown")
+    installed, imported = (None, None) if found is None else (found.installed, found.imported)
+    problem = gdown_problem(installed, imported)
+    if problem is None:
+        return Ruling("ok", f"gdown {imported or installed}.")
+    missing = installed is None and imported is None
+    # Share links are one source among many: without gdown only they do not work.
+    return Ruling("warn" if missing else "fail", problem.partition(" Run: ")[0])
 
 
-class MemoryCheck:
+def check_memory(facts: MachineFacts) -> Ruling:
     """Nothing has to fit: make_loader reads files larger than memory with shuffle="window" at the disk's full rate. To
     make it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
-
-    title = "memory"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether the dataset can stay in memory."""
-        free = facts.free_memory_bytes
-        said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
-        data = facts.dataset
-        if data is None or data.nbytes == 0:
-            return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
-        size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
-        # Free memory includes the page cache, which may hold the dataset already; it is dropped on demand.
-        fits = data.nbytes <= _MEMORY_PART * free
-        return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
+    free = facts.free_memory_bytes
+    said = f"{format_bytes(free)} of {format_bytes(facts.memory_bytes)} free"
+    data = facts.dataset
+    if data is None or data.nbytes == 0:
+        return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
+    size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
+    # Free memory includes the page cache, which may hold the dataset already; it is dropped on demand.
+    fits = data.nbytes <= _MEMORY_PART * free
+    return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
 
-class SharedMemoryCheck:
+def check_shared_memory(facts: MachineFacts) -> Ruling:
     """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
     or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
     with 'Bus error'."""
-
-    title = "shared memory"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether the batches of worker processes fit in /dev/shm."""
-        room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
-        if room is None:
-            return Ruling("skip", "There is no /dev/shm here.")
-        # Nobody asked about a loader: what a sensible one would have is judged.
-        workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
-        if workers == 0:
-            return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
-        row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
-        # Each worker has one batch in the making and some ahead, and one is on its way to the loop.
-        need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
-        said = (
-            f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
-            f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
-        )
-        # A container's other programs use /dev/shm too, so half of it is already close.
-        return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
+    room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
+    if room is None:
+        return Ruling("skip", "There is no /dev/shm here.")
+    # Nobody asked about a loader: what a sensible one would have is judged.
+    workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
+    if workers == 0:
+        return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
+    row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
+    # Each worker has one batch in the making and some ahead, and one is on its way to the loop.
+    need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
+    said = (
+        f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
+        f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
+    )
+    # A container's other programs use /dev/shm too, so half of it is already close.
+    return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
-class CoresCheck:
+def check_cores(facts: MachineFacts) -> Ruling:
     """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
     other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
-
-    title = "cores"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether worker processes have cores to run on."""
-        cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
-        # The training loop itself needs a core.
-        best = max(1, facts.cores - 1)
-        if facts.workers is None:
-            return Ruling("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
-        how = "running" if facts.workers_from == "running" else "asked about"
-        said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
-        return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
+    cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
+    # The training loop itself needs a core.
+    best = max(1, facts.cores - 1)
+    if facts.workers is None:
+        return Ruling("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
+    how = "running" if facts.workers_from == "running" else "asked about"
+    said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
+    return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
 
 
-class NetworkMountCheck:
+def check_network_mount(facts: MachineFacts) -> Ruling:
     """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
     Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
-
-    title = "location"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether the dataset is on a local disk."""
-        data = facts.dataset
-        if data is None:
-            return Ruling("skip", "No path was given.")
-        # Before the mount is judged: a path that is misspelt is no reason to stage anything.
-        if data.state == "missing":
-            return Ruling("fail", f"There is nothing at '{data.path}'.", _SPELLING)
-        if data.state == "unreachable":
-            return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
-        if data.slow_mount is None:
-            return Ruling("ok", f"'{data.path}' is on a local disk.")
-        is_single = data.state == "file"
-        # A single archive is read once, in one pass. Thousands of files, or random reads of an HDF5 file, are slow.
-        hurts = not is_single or data.pack is not None or data.problem is not None
-        what = "" if is_single else f" ({format_count(data.files, 'files')})"
-        return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
+    data = facts.dataset
+    if data is None:
+        return Ruling("skip", "No path was given.")
+    # Before the mount is judged: a path that is misspelt is no reason to stage anything.
+    if data.state == "missing":
+        return Ruling("fail", f"There is nothing at '{data.path}'.", _SPELLING)
+    if data.state == "unreachable":
+        return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
+    if data.slow_mount is None:
+        return Ruling("ok", f"'{data.path}' is on a local disk.")
+    is_single = data.state == "file"
+    # A single archive is read once, in one pass. Thousands of files, or random reads of an HDF5 file, are slow.
+    hurts = not is_single or data.pack is not None or data.problem is not None
+    what = "" if is_single else f" ({format_count(data.files, 'files')})"
+    return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
 
 
 _SPELLING = (
@@ -318,109 +252,82 @@ def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
     return f"'{data.path}' is not {wanted}."
 
 
-class CrowdedFolderCheck:
+def check_crowded_folder(facts: MachineFacts) -> Ruling:
     """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
     10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
     and then succeeds, as each attempt learns a part."""
-
-    title = "crowded folders"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether a folder on a slow mount has too many entries to be listed."""
-        data = facts.dataset
-        if data is None or data.state != "folder":
-            return Ruling("skip", _why_skipped(data, "a folder"))
-        if data.slow_mount is None:
-            return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
-        said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
-        return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
+    data = facts.dataset
+    if data is None or data.state != "folder":
+        return Ruling("skip", _why_skipped(data, "a folder"))
+    if data.slow_mount is None:
+        return Ruling("ok", f"'{data.path}' is on a local disk, which lists folders of any size.")
+    said = f"The fullest folder has {'' if data.counted else 'at least '}{data.largest_folder:,} entries"
+    return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
 
 
-class ResidencyCheck:
+def check_residency(facts: MachineFacts) -> Ruling:
     """Nothing has to be done: the first epoch reads the rest from the disk, and later ones from memory where it fits.
     make_loader reads a cold file in large pieces first. To have it warm at once, read it through: cat FILE >
     /dev/null."""
-
-    title = "page cache"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Return how much of a local file is in memory."""
-        resident = None if facts.dataset is None else facts.dataset.resident
-        if resident is None:
-            return Ruling("skip", _why_skipped(facts.dataset, "a file on a local disk"))
-        said = f"{resident:.0%} of the file is in the page cache."
-        return Ruling("ok" if resident >= _MOSTLY else "warn", said)
+    resident = None if facts.dataset is None else facts.dataset.resident
+    if resident is None:
+        return Ruling("skip", _why_skipped(facts.dataset, "a file on a local disk"))
+    said = f"{resident:.0%} of the file is in the page cache."
+    return Ruling("ok" if resident >= _MOSTLY else "warn", said)
 
 
-class PackCheck:
+def check_pack(facts: MachineFacts) -> Ruling:
     """Run `colabstage verify FILE` to compare every byte, and stage it again with refresh=True where it is damaged. A
     copy that was cut off can open without an error and give wrong data: only the manifest (FILE.json), which holds a
     hash of every block, can tell. Files that others wrote have none; copy the manifest along with a pack."""
-
-    title = "pack"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether an HDF5 file is whole, as far as can be told at once."""
-        data = facts.dataset
-        if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
-            return Ruling("skip", _why_skipped(data, "an HDF5 file"))
-        pack = data.pack
-        if pack is None:
-            return Ruling("fail", str(data.problem))
-        rows = format_count(pack.rows, "samples")
-        if pack.manifest == "agrees":
-            sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
-            said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
-            return Ruling("warn" if pack.sealed is False else "ok", said)
-        if pack.manifest == "missing":
-            return Ruling("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
-        return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
+    data = facts.dataset
+    if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
+        return Ruling("skip", _why_skipped(data, "an HDF5 file"))
+    pack = data.pack
+    if pack is None:
+        return Ruling("fail", str(data.problem))
+    rows = format_count(pack.rows, "samples")
+    if pack.manifest == "agrees":
+        sealed = {True: "; untouched since it was staged here", False: "; changed since it was staged here"}
+        said = f"{rows}; {pack.manifest_detail}{sealed.get(pack.sealed, '') if pack.sealed is not None else ''}."
+        return Ruling("warn" if pack.sealed is False else "ok", said)
+    if pack.manifest == "missing":
+        return Ruling("warn" if pack.ours else "ok", f"{rows}; {pack.manifest_detail}.")
+    return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
 
 
-class LibrariesCheck:
+def check_libraries(facts: MachineFacts) -> Ruling:
     """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
     be missing where Keras or TensorFlow trains."""
-
-    title = "libraries"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether numpy, h5py and torch are as new as they must be."""
-        versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
-        said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
-        old = [
-            name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)
-        ]
-        # Without torch one can still pack, stage, and train with Keras.
-        lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
-        if old or lost:
-            wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
-            return Ruling("fail", f"{said}; needed: {wanted}.")
-        return Ruling("ok", f"{said}.")
+    versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
+    said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
+    old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
+    # Without torch one can still pack, stage, and train with Keras.
+    lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
+    if old or lost:
+        wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
+        return Ruling("fail", f"{said}; needed: {wanted}.")
+    return Ruling("ok", f"{said}.")
 
 
-class GpuCheck:
+def check_gpu(facts: MachineFacts) -> Ruling:
     """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
     pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
     holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
-
-    title = "GPU"
-
-    def check(self, facts: MachineFacts) -> Ruling:
-        """Tell whether there is a GPU, idle, that torch can use."""
-        gpu = facts.gpu
-        if not gpu.gpus:
-            # There a GPU is one menu away, and often forgotten; elsewhere a machine has none because nobody bought one.
-            chosen_by_person = facts.platform.name in {"colab", "kaggle"}
-            return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
-        names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
-        torch = facts.packages.get("torch")
-        # By the version's name, because importing torch only to ask would take seconds.
-        if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
-            return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
-        busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
-        if busy:
-            return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
-        return Ruling("ok", f"{names}, idle.")
+    gpu = facts.gpu
+    if not gpu.gpus:
+        # There a GPU is one menu away, and often forgotten; elsewhere a machine has none because nobody bought one.
+        chosen_by_person = facts.platform.name in {"colab", "kaggle"}
+        return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
+    names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
+    torch = facts.packages.get("torch")
+    # By the version's name, because importing torch only to ask would take seconds.
+    if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
+        return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
+    busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
+    if busy:
+        return Ruling("warn", f"{names}; in use already: {', '.join(map(_describe_holder, busy))}.")
+    return Ruling("ok", f"{names}, idle.")
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
@@ -444,23 +351,24 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-ALL_CHECKS: tuple[Check, ...] = (
-    PlatformCheck(),
-    DiskCheck(),
-    DriveCacheCheck(),
-    MountCheck(),
-    CurrentFolderCheck(),
-    GdownCheck(),
-    LibrariesCheck(),
-    MemoryCheck(),
-    SharedMemoryCheck(),
-    CoresCheck(),
-    GpuCheck(),
-    NetworkMountCheck(),
-    CrowdedFolderCheck(),
-    ResidencyCheck(),
-    PackCheck(),
-)
+# By title, in the order of the report.
+CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
+    "platform": check_platform,
+    "disk": check_disk,
+    "Drive client's cache": check_drive_cache,
+    "mounts": check_mount,
+    "current folder": check_current_folder,
+    "gdown": check_gdown,
+    "libraries": check_libraries,
+    "memory": check_memory,
+    "shared memory": check_shared_memory,
+    "cores": check_cores,
+    "GPU": check_gpu,
+    "location": check_network_mount,
+    "crowded folders": check_crowded_folder,
+    "page cache": check_residency,
+    "pack": check_pack,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,9 +489,10 @@ def doctor(
 def judge_machine(facts: MachineFacts) -> DoctorReport:
     """Let every check look at the facts."""
     findings = []
-    for check in ALL_CHECKS:
-        verdict = check.check(facts)
+    for title, check in CHECKS.items():
+        verdict = check(facts)
         # A remedy beside what is fine would be read as a problem.
-        remedy = (verdict.remedy or remedy_of(check)) if verdict.status in {"warn", "fail"} else ""
-        findings.append(Finding(check.title, verdict.status, verdict.message, remedy))
+        needed = verdict.status in {"warn", "fail"}
+        remedy = (verdict.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
+        findings.append(Finding(title, verdict.status, verdict.message, remedy))
     return DoctorReport(tuple(findings), facts)
