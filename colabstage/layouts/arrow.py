@@ -11,7 +11,6 @@ import posixpath
 import tempfile
 import threading
 from array import array
-from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +39,6 @@ from colabstage.layouts.shards import (
     rest_shard,
     scan_each,
     shard_of,
-    splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import StringArray, files_ending_in
@@ -407,13 +405,12 @@ def read_arrow(tree: Tree) -> SampleTable:
     else:
         labels = values if isinstance(values, np.ndarray) else [_label(value, names[0]) for value in values]
         targets, classes = make_labels(labels, names, names=dict(enumerate(columns.classes)))
-    splits = splits_of_shards([shard.name for shard in shards])
     return SampleTable(
         layout=NAME,
         keys=names,
         inputs=Images(source),
         targets=targets,
-        splits=None if splits is None else tuple(chain.from_iterable(map(repeat, splits, counts))),
+        splits=source.splits,
         classes=classes,
         notes=(f"Columns that are left out: {', '.join(columns.others)}.",) if columns.others else (),
     )

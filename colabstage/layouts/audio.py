@@ -9,16 +9,16 @@ from __future__ import annotations
 import io
 import struct
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
-from colabstage.layouts.class_folders import FileKind, find_class_folders
-from colabstage.layouts.csv_table import FileTable, TableChoice, find_file_table
+from colabstage.layouts.class_folders import FileKind, read_class_folders
+from colabstage.layouts.csv_table import TableChoice, TableSearch
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, BrokenDatasetError, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, SampleSource
+    from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.trees.tree import Tree
 
 SoundDtype = Literal["float32", "int16"]
@@ -220,17 +220,8 @@ def read_audio(
         msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
         raise EmptySourceError(msg)
     found = _find_clips(tree, labels)
-    inputs, note = clip_rows(TreeFiles(tree, found.files), options)
-    return SampleTable(
-        layout=NAME,
-        keys=found.keys,
-        inputs=inputs,
-        targets=found.targets,
-        splits=found.splits,
-        groups=found.groups,
-        classes=found.classes,
-        notes=(*found.notes, note),
-    )
+    inputs, note = clip_rows(found.inputs.source, options)
+    return replace(found, inputs=inputs, notes=(*found.notes, note))
 
 
 def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]:
@@ -258,23 +249,20 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     return rows, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."
 
 
-def _find_clips(tree: Tree, labels: Sequence[str] | None) -> FileTable:
+def _find_clips(tree: Tree, labels: Sequence[str] | None) -> SampleTable:
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
-        return find_file_table(tree, kind, TableChoice(None if labels is None else tuple(labels)))
+        return TableSearch(tree, kind, TableChoice(None if labels is None else tuple(labels))).read()
     except BrokenDatasetError:
         raise
     except LayoutError as by_table:
         if labels is not None:
             raise
         try:
-            found = find_class_folders(tree, kind)
+            return read_class_folders(tree, kind)
         except LayoutError as error:
             msg = f"{error} Nor does a table name them: {by_table}"
             raise LayoutError(msg) from error
-    return FileTable(
-        found.files.names, found.files, Values(found.labels), found.splits, None, found.classes, found.notes
-    )
 
 
 class _SeenClip(NamedTuple):

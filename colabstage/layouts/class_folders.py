@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -57,21 +57,6 @@ class FileKind:
     """Extensions of their files."""
 
 
-class FoundFiles(NamedTuple):
-    """The files in order, N of them."""
-
-    files: FileEntries
-    """The files themselves."""
-    labels: NDArray[np.int64]
-    """int64 `(N,)`, indices into `classes`."""
-    classes: tuple[str, ...]
-    """Names of the classes, in label order."""
-    splits: tuple[str, ...] | None
-    """N names, or `None`."""
-    notes: tuple[str, ...]
-    """Sentences about what was found or left out."""
-
-
 class _FolderOfKind(NamedTuple):
     """A folder with files of the kind, or an empty one."""
 
@@ -103,8 +88,8 @@ class _ClassFolder(NamedTuple):
     """Its number among the folders that have files."""
 
 
-def find_class_folders(tree: Tree, kind: FileKind) -> FoundFiles:
-    """Return the files of a kind by class and split.
+def read_class_folders(tree: Tree, kind: FileKind) -> SampleTable:
+    """Make a table of the files of a kind by class and split, the files themselves as inputs.
 
     Split folders (train or training, val, valid, validation, dev, test or testing, in any case; also training_set,
     seg_train, test1 and the like) may be above the class folders; then the classes are those of all splits together.
@@ -126,7 +111,7 @@ class _ClassFolders:
         self.tree = tree
         self.kind = kind
 
-    def find(self) -> FoundFiles:
+    def find(self) -> SampleTable:
         files = self._find_files()
         with_files, folder_of = _folders(files)
         folders = _unwrap([*with_files, *self._without_files(with_files)])
@@ -165,9 +150,11 @@ class _ClassFolders:
         names = {name: numbers[label] for split in told.values() for name, label in split.items()}
         for place in np.flatnonzero(labels < 0).tolist():
             labels[place] = names[chosen.names[place]]
-        return FoundFiles(
-            files=chosen,
-            labels=labels,
+        return SampleTable(
+            layout=self.kind.layout,
+            keys=chosen.names,
+            inputs=Images(TreeFiles(self.tree, chosen)),
+            targets=Values(labels),
             classes=tuple(classes),
             splits=tuple([all_found[rank].split for rank in ranks.tolist()]) if splits else None,
             notes=(*self._notes(len(files) - len(order), found), *notes),
@@ -424,16 +411,7 @@ def read_image_folder(tree: Tree) -> SampleTable:
         EmptySourceError: there are no images at all; the message says what there is instead.
         LayoutError: the images are not in folders of classes; the message says how they lie.
     """
-    found = find_class_folders(tree, FileKind(IMAGE_FOLDER, "images", IMAGE_EXTENSIONS))
-    return SampleTable(
-        layout=IMAGE_FOLDER,
-        keys=found.files.names,
-        inputs=Images(TreeFiles(tree, found.files)),
-        targets=Values(found.labels),
-        splits=found.splits,
-        classes=found.classes,
-        notes=found.notes,
-    )
+    return read_class_folders(tree, FileKind(IMAGE_FOLDER, "images", IMAGE_EXTENSIONS))
 
 
 def read_array_folder(tree: Tree) -> SampleTable:
@@ -454,25 +432,17 @@ def read_array_folder(tree: Tree) -> SampleTable:
         msg = f"'{role}' is called like the inputs or targets of many samples, and no sample of its own."
         raise EmptySourceError(msg)
     try:
-        found = find_class_folders(tree, FileKind(ARRAY_FOLDER, "arrays", (NPY,)))
+        found = read_class_folders(tree, FileKind(ARRAY_FOLDER, "arrays", (NPY,)))
     except BrokenDatasetError:
         raise
     except LayoutError as error:
         # What is in no folders of classes are arrays of many samples, of which `row_arrays` has more to say.
         raise EmptySourceError(str(error)) from error
-    first = read_npy(tree, found.files[0], found.files[0].name)
+    first = read_npy(tree, next(entry for entry in files if entry.name == found.keys[0]), found.keys[0])
     if first.trouble or first.is_text:
         msg = f"'{first.name}' cannot be used: {first.trouble or 'it holds words'}."
         raise LayoutError(msg)
-    return SampleTable(
-        layout=ARRAY_FOLDER,
-        keys=found.files.names,
-        inputs=Arrays(TreeFiles(tree, found.files), first.shape, first.dtype, decode=decode_npy),
-        targets=Values(found.labels),
-        splits=found.splits,
-        classes=found.classes,
-        notes=found.notes,
-    )
+    return replace(found, inputs=Arrays(found.inputs.source, first.shape, first.dtype, decode=decode_npy))
 
 
 def decode_npy(content: Any) -> NDArray[Any]:

@@ -289,7 +289,7 @@ def _find_labels(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 def _which(columns: list[str]) -> LayoutError:
     return LayoutError(
         f"Which of the columns {listed(columns)} is the label? Say so: layout=table_rows(labels=['NAME']), from "
-        "colabstage.layouts.detect."
+        "colabstage.options."
     )
 
 

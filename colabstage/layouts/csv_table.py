@@ -136,25 +136,6 @@ class _LeadingTable(NamedTuple):
         return found
 
 
-class FileTable(NamedTuple):
-    """What tables say about files, as N samples."""
-
-    keys: Sequence[str]
-    """What each sample is called."""
-    files: Sequence[FileEntry]
-    """The file of each."""
-    targets: Targets
-    """As in `SampleTable`."""
-    splits: tuple[str, ...] | None
-    """As in `SampleTable`."""
-    groups: tuple[str, ...] | None
-    """As in `SampleTable`."""
-    classes: tuple[str, ...]
-    """As in `SampleTable`."""
-    notes: tuple[str, ...]
-    """As in `SampleTable`."""
-
-
 class TableChoice(NamedTuple):
     """What the caller says about the tables of a tree, in place of guessing it."""
 
@@ -187,38 +168,23 @@ def read_table(
         BrokenDatasetError: a table has one but cannot be used: its labels are unknown, a row is broken, others compete.
     """
     choice = TableChoice(None if labels is None else tuple(labels), table, separator)
-    found = find_file_table(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice)
-    return SampleTable(
-        layout=NAME,
-        keys=found.keys,
-        inputs=Images(TreeFiles(tree, found.files)),
-        targets=found.targets,
-        splits=found.splits,
-        groups=found.groups,
-        classes=found.classes,
-        notes=found.notes,
-    )
+    return TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice).read()
 
 
-def find_file_table(tree: Tree, kind: FileKind, choice: TableChoice) -> FileTable:
-    """Return the files of a kind that the tables of a tree name, with their labels.
-
-    Raises:
-        Exception: as `read_table`.
-    """
-    return _TableSearch(tree, kind, choice).find()
-
-
-class _TableSearch:
-    """A search through the tables of a tree for those that describe its files."""
+class TableSearch:
+    """A search through the tables of a tree for those that describe its files of a kind."""
 
     def __init__(self, tree: Tree, kind: FileKind, choice: TableChoice) -> None:
         self.tree = tree
         self.kind = kind
         self.choice = choice
 
-    def find(self) -> FileTable:
-        """Return what the tables say."""
+    def read(self) -> SampleTable:
+        """Make a table of what the tables say, the files themselves as inputs.
+
+        Raises:
+            Exception: as `read_table`.
+        """
         files = files_ending_in(self.tree.entries, self.kind.extensions)
         tables = list(files_ending_in(self.tree.entries, TABLE_EXTENSIONS))
         if not files or not tables:
@@ -236,7 +202,7 @@ class _TableSearch:
             msg = f"'{found[0].name}' leads to the {self.kind.noun} of '{self.tree.label}'. {error}"
             raise BrokenDatasetError(msg) from error
 
-    def _read(self, found: list[_LeadingTable], files: FileEntries) -> FileTable:
+    def _read(self, found: list[_LeadingTable], files: FileEntries) -> SampleTable:
         notes: list[str] = []
         # Faults of tables that do not count are of no interest.
         found = self._that_count(found, notes)
@@ -281,9 +247,10 @@ class _TableSearch:
         if not any(splits) and not first.split and all(by_folder) and len(set(by_folder)) > 1:
             splits = by_folder
             notes.append(f"Splits are the folders that the {self.kind.noun} are in: {listed(sorted(set(splits)))}.")
-        return FileTable(
+        return SampleTable(
+            layout=self.kind.layout,
             keys=_numbered_apart(chosen.names),
-            files=chosen,
+            inputs=Images(TreeFiles(self.tree, chosen)),
             targets=targets,
             # All or none: a sample without a split among others with one would be in no file.
             splits=tuple(splits) if splits and all(splits) else None,
@@ -413,7 +380,7 @@ class _TableSearch:
         msg = (
             f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called "
             "train, test "
-            f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.layouts.detect."
+            f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.options."
         )
         raise LayoutError(msg)
 
@@ -464,7 +431,7 @@ def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
         class_of: the class of images by name.
     """
     files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    search = _TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), TableChoice())
+    search = TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), TableChoice())
     try:
         found = search.with_paths(list(files_ending_in(tree.entries, TABLE_EXTENSIONS)), files)
     except LayoutError:

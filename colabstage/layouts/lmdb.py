@@ -21,6 +21,7 @@ from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
+    Labels,
     Part,
     ScanWindow,
     ShardFile,
@@ -30,7 +31,6 @@ from colabstage.layouts.shards import (
     rest_shard,
     scan_each,
     shard_of,
-    splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
 from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
@@ -256,17 +256,6 @@ class _ScannedDatabase(NamedTuple):
     """What Caffe's messages say of them, by the same names; empty where values are images themselves."""
 
 
-class _Targets(NamedTuple):
-    """What the labels of all databases become."""
-
-    values: Values | None
-    """The targets, `None` where there are none."""
-    classes: tuple[str, ...] = ()
-    """Names of the classes, in label order."""
-    notes: tuple[str, ...] = ()
-    """Sentences about how labels are stored."""
-
-
 def read_lmdb(tree: Tree) -> SampleTable:
     """Make a table of a tree with LMDB databases (data.mdb, or a file .lmdb) whose values are image files, or Caffe's
     messages of one or of its pixels, uint8 `(channels, height, width)`.
@@ -295,19 +284,19 @@ def read_lmdb(tree: Tree) -> SampleTable:
         msg = f"The databases in '{tree.label}' hold no values."
         raise EmptySourceError(msg)
     source = ShardParts(shards, parts, names)
+    notes: list[str] = []
     if any(found.datums for found in scanned):
-        inputs, targets = _of_caffe(scanned, source)
+        inputs, labels = _of_caffe(scanned, source, notes)
     else:
-        inputs, targets = Images(source), _targets_of_values(scanned, names)
-    splits = splits_of_shards([shard.name for shard in shards])
+        inputs, labels = Images(source), _labels_of_values(scanned, names, notes)
     return SampleTable(
         layout=NAME,
         keys=names,
         inputs=inputs,
-        targets=targets.values,
-        splits=None if splits is None else tuple(splits[part.shard] for part in parts),
-        classes=targets.classes,
-        notes=targets.notes,
+        targets=labels.targets,
+        splits=source.splits,
+        classes=labels.classes,
+        notes=tuple(notes),
     )
 
 
@@ -390,8 +379,10 @@ def _no_images(shard: ShardFile, name: str, head: bytes) -> LayoutError:
     return LayoutError(msg)
 
 
-def _of_caffe(scanned: Sequence[_ScannedDatabase], source: ShardParts) -> tuple[Images | Arrays, _Targets]:
-    """Return the inputs and targets of databases of Caffe's messages."""
+def _of_caffe(
+    scanned: Sequence[_ScannedDatabase], source: ShardParts, notes: list[str]
+) -> tuple[Images | Arrays, Labels]:
+    """Return the inputs and labels of databases of Caffe's messages."""
     datums = [datum for found in scanned for datum in found.datums.values()]
     if len(datums) != len(source):
         msg = (
@@ -406,22 +397,19 @@ def _of_caffe(scanned: Sequence[_ScannedDatabase], source: ShardParts) -> tuple[
             f"{datums[0].shape}; expected one. Have convert_imageset resize them, or write image files (--encoded)."
         )
         raise BrokenDatasetError(msg)
-    labels = Values(np.array([datum.label for datum in datums], np.int64))
+    labels = Labels(Values(np.array([datum.label for datum in datums], np.int64)), ())
     if not datums[0].shape:
-        return Images(source), _Targets(labels)
-    note = "Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them."
-    return Arrays(source, datums[0].shape, np.dtype(np.uint8)), _Targets(labels, notes=(note,))
+        return Images(source), labels
+    notes.append("Pixels are as Caffe has them, (channels, height, width), with blue first where OpenCV wrote them.")
+    return Arrays(source, datums[0].shape, np.dtype(np.uint8)), labels
 
 
-def _targets_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str]) -> _Targets:
+def _labels_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str], notes: list[str]) -> Labels:
     if not any(found.labels for found in scanned):
         # Keys that are written like paths of images say their classes as folders do.
         keys = [name for found in scanned for name in found.images]
         are_paths = all("/" in key and is_image(key) for key in keys)
-        targets, classes = make_labels(
-            [posixpath.basename(posixpath.dirname(key)) if are_paths else None for key in keys], names
-        )
-        return _Targets(targets, classes)
+        return make_labels([posixpath.basename(posixpath.dirname(key)) if are_paths else None for key in keys], names)
     texts = [found.labels.get(name) for found in scanned for name in found.images]
     missing = [name for name, text in zip(names, texts, strict=True) if text is None]
     if missing:
@@ -436,10 +424,9 @@ def _targets_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str]
             msg = f"The label of '{name}' is not text: {word[:20]!r}."
             raise BrokenDatasetError(msg) from error
     if not any(label is None or isinstance(label, str) for label in labels):
-        targets, classes = make_labels(labels, names)
-        return _Targets(targets, classes)
+        return make_labels(labels, names)
     # All labels may be empty, and a row has at least one byte.
     width = max(1, *map(len, words))
     rows = b"".join(word.ljust(width, b"\0") for word in words)
-    note = f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end."
-    return _Targets(Values(np.frombuffer(rows, np.uint8).reshape(len(words), width)), notes=(note,))
+    notes.append(f"Labels are texts: rows of {width} bytes, UTF-8, with zeros up to the end.")
+    return Labels(Values(np.frombuffer(rows, np.uint8).reshape(len(words), width)), ())

@@ -17,8 +17,7 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.layouts.reading import open_unpacked, stamp_of
-from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, join_sources
-from colabstage.layouts.table import FileSlices
+from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleSource
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.tree import FileEntry, Tree
 
 _IDX = re.compile(r"[-.]idx\d-[a-z0-9]+(\.gz)?$")
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -122,39 +121,13 @@ def _read_idx(tree: Tree, entry: FileEntry) -> StoredArray:
     # idx files are big-endian, which torch refuses.
     native = stored.newbyteorder("=")
 
-    def rows() -> SampleSource:
-        found = _row_slices(source, entry, _RowsInFile(shape[0], start, size, shape[1:], stored))
-        return found if stored.itemsize == 1 else ConvertedRows(found, lambda row: row.astype(native))
-
     return StoredArray(
         entry.name,
         shape,
         native,
-        rows,
+        lambda: fixed_rows(source, start, shape[0], shape[1:], stored, stamp=stamp_of(entry)),
         lambda: np.frombuffer(source.pread(shape[0] * size, start), stored).astype(native).reshape(shape),
     )
-
-
-class _RowsInFile(NamedTuple):
-    """Where rows of one shape are in a file."""
-
-    rows: int
-    """How many there are."""
-    start: int
-    """The position of the first one, in bytes."""
-    step: int
-    """The distance from one row to the next, in bytes."""
-    shape: tuple[int, ...]
-    """The shape of a row."""
-    dtype: np.dtype[Any] = _PIXEL
-    """The type of the values, as stored."""
-
-
-def _row_slices(source: ByteSource, entry: FileEntry, place: _RowsInFile) -> FileSlices:
-    size = int(np.prod(place.shape, dtype=np.int64)) * place.dtype.itemsize
-    starts = place.start + np.arange(place.rows, dtype=np.int64) * place.step
-    sizes = np.full(place.rows, size, np.int64)
-    return FileSlices(source, starts, sizes, stamp=stamp_of(entry), shape=place.shape, dtype=place.dtype)
 
 
 class _CifarFile(NamedTuple):
@@ -200,8 +173,8 @@ def _read_batch(tree: Tree, entry: FileEntry, content: bytes, held: dict[str, An
     if start < 0:
         source: SampleSource = HeldRows(data.reshape(-1, *_CIFAR_SHAPE), entry.name, stamp_of(entry))
     else:
-        place = _RowsInFile(len(data), start, _CIFAR_BYTES, _CIFAR_SHAPE)
-        source = _row_slices(open_unpacked(tree, entry), entry, place)
+        file = open_unpacked(tree, entry)
+        source = fixed_rows(file, start, len(data), _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry))
     return _CifarFile(_split_of_batch(entry), ConvertedRows(source, _channels_last), labels)
 
 
@@ -211,11 +184,6 @@ def _split_of_batch(entry: FileEntry) -> str:
 
 def _channels_last(image: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(image.transpose(1, 2, 0))
-
-
-def _upright(image: NDArray[Any]) -> NDArray[Any]:
-    """Return an image of STL10, which is stored column by column."""
-    return np.ascontiguousarray(image.transpose(2, 1, 0))
 
 
 def _joined_batches(folder: str, parts: Sequence[_CifarFile]) -> list[StoredArray]:
@@ -266,7 +234,7 @@ def _cifar_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]
         labels = {"labels": table[:, ahead - 1].astype(np.int64)}
         if ahead == 2:
             labels["coarse"] = table[:, 0].astype(np.int64)
-        images = _row_slices(source, entry, _RowsInFile(count, ahead, step, _CIFAR_SHAPE))
+        images = fixed_rows(source, ahead, count, _CIFAR_SHAPE, _PIXEL, stamp=stamp_of(entry), step=step)
         batch = _CifarFile(_split_of_batch(entry), ConvertedRows(images, _channels_last), labels)
         batches.setdefault(posixpath.dirname(entry.name), []).append(batch)
     return [array for folder, parts in batches.items() for array in _joined_batches(folder, parts)]
@@ -281,7 +249,9 @@ def _stl_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArray]:
             found.append(_known(name, np.frombuffer(source.pread(source.size, 0), np.uint8).astype(np.int64) - 1))
             continue
         count = source.size // _STL_BYTES
-        rows = ConvertedRows(_row_slices(source, entry, _RowsInFile(count, 0, _STL_BYTES, _STL_SHAPE)), _upright)
+        stored = fixed_rows(source, 0, count, _STL_SHAPE, _PIXEL, stamp=stamp_of(entry))
+        # An image is stored column by column.
+        rows = ConvertedRows(stored, lambda image: np.ascontiguousarray(image.transpose(2, 1, 0)))
         found.append(_stored_images(name, (count, *_STL_SHAPE[1:], _STL_SHAPE[0]), rows))
     return found
 

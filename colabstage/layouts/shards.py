@@ -199,13 +199,6 @@ def split_of_shard(name: str) -> str | None:
     return None
 
 
-def splits_of_shards(names: Sequence[str]) -> list[str] | None:
-    """Return the split of each shard, or `None` where not all of them are called after one."""
-    found = [split_of_shard(name) for name in names]
-    named = [split for split in found if split is not None]
-    return named if named and len(named) == len(found) else None
-
-
 def scan_each(count: int, scan: Callable[[int], T]) -> list[T]:
     """`scan(number)` for each of `count` files, in order; in two threads, more of them where that proves slow.
 
@@ -290,6 +283,15 @@ class ShardParts:
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def splits(self) -> tuple[str, ...] | None:
+        """Return the split of each sample, or `None` where not all of the files are called after one."""
+        found = [split_of_shard(shard.name) for shard in self._shards]
+        named = [split for split in found if split is not None]
+        if not named or len(named) < len(found):
+            return None
+        return tuple([named[number] for number in self._numbers.tolist()])
 
     def name(self, index: int) -> str:
         """Return the sample's name."""

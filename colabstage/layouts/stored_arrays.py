@@ -154,6 +154,34 @@ class HeldRows:
         return np.ascontiguousarray(self._values[index])
 
 
+def fixed_rows(
+    file: ByteSource,
+    start: int,
+    count: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    *,
+    stamp: str,
+    step: int | None = None,
+    wanted: np.dtype[Any] | None = None,
+) -> SampleSource:
+    """Return rows of one shape that lie in a file one after the other.
+
+    Args:
+        file, stamp: as for `FileSlices`.
+        start: where the first row begins, in bytes.
+        count, shape, dtype: how many rows there are, and what each is as it is stored.
+        step: bytes from the beginning of one row to that of the next; the length of a row by default.
+        wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    # Each row by its place, so that none is read that is not packed, and many at once are.
+    starts = start + np.arange(count, dtype=np.int64) * (size if step is None else step)
+    source = FileSlices(file, starts, np.full(count, size, np.int64), stamp=stamp, shape=shape, dtype=dtype)
+    given = dtype.newbyteorder("=") if wanted is None else wanted
+    return source if dtype == given else ConvertedRows(source, lambda row: row.astype(given))
+
+
 def join_sources(parts: Sequence[SampleSource]) -> SampleSource:
     """Return one source of several; the one itself where it is alone."""
     return parts[0] if len(parts) == 1 else JoinedSources(parts)
@@ -200,17 +228,10 @@ def read_npy(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     native = header.dtype.newbyteorder("=")
 
     def rows() -> SampleSource:
-        count, size = header.shape[0], header.row_bytes
         file, start = open_member(tree, entry), header.start
         if header.is_turned:
             file, start = _write_row_by_row(file, header), 0
-        starts = start + np.arange(count, dtype=np.int64) * size
-        # Each row by its place, so that none is read that is not packed, and many at once are.
-        source = FileSlices(
-            file, starts, np.full(count, size, np.int64), stamp=stamp_of(entry), shape=header.shape[1:],
-            dtype=header.dtype,
-        )  # fmt: skip
-        return source if native == header.dtype else ConvertedRows(source, lambda row: row.astype(native))
+        return fixed_rows(file, start, header.shape[0], header.shape[1:], header.dtype, stamp=stamp_of(entry))
 
     def whole() -> NDArray[Any]:
         file = open_member(tree, entry)
@@ -460,12 +481,8 @@ class _Hdf5File:
         offset = dataset.id.get_offset() if has_place else None
         if along_last or offset is None or dataset.file.userblock_size:
             return _Hdf5Rows(dataset, name, stamp_of(self.entry), along_last=along_last)
-        count, size = len(dataset), int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
-        starts = offset + np.arange(count, dtype=np.int64) * size
-        return FileSlices(
-            open_member(self.tree, self.entry), starts, np.full(count, size, np.int64), stamp=stamp_of(self.entry),
-            shape=dataset.shape[1:], dtype=dataset.dtype,
-        )  # fmt: skip
+        file, kind = open_member(self.tree, self.entry), dataset.dtype
+        return fixed_rows(file, offset, len(dataset), dataset.shape[1:], kind, stamp=stamp_of(self.entry), wanted=kind)
 
 
 def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,6 @@ from colabstage.layouts.shards import (
     rest_shard,
     scan_each,
     shard_of,
-    splits_of_shards,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import StringArray, files_ending_in
@@ -362,7 +361,6 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     scanned = scan_each(len(shards), lambda number: _scan_records(shards[number], number, image))
     records = [record for found in scanned for record in found.records]
     names = StringArray.of(record.name for record in records)
-    splits = splits_of_shards([shard.name for shard in shards])
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(found.without for found in scanned)
     notes = [left_out(without, "records", f"without '{image}'") + "."] if without else []
@@ -379,7 +377,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
             decoded=any(record.shape is not None for record in records),
         ),
         targets=targets,
-        splits=None if splits is None else tuple(splits[record.stored.shard] for record in records),
+        splits=parts.splits,
         classes=classes,
         notes=tuple(notes),
     )

@@ -17,8 +17,8 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_o
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
-from colabstage.layouts.stored_arrays import ConvertedRows, join_sources
-from colabstage.layouts.table import Arrays, BrokenDatasetError, FileSlices, NearMissError, SampleTable
+from colabstage.layouts.stored_arrays import fixed_rows, join_sources
+from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
@@ -89,14 +89,9 @@ class TokenStream:
     """Differs whenever the content may have changed."""
 
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
-        row_bytes = length * self.dtype.itemsize
         # Targets are the same bytes one token further on, so they are read and not copied beforehand.
-        starts = self.start + shift * self.dtype.itemsize + np.arange(count, dtype=np.int64) * row_bytes
-        source = FileSlices(
-            self.content, starts, np.full(count, row_bytes, np.int64), stamp=self.stamp, shape=(length,),
-            dtype=self.dtype,
-        )  # fmt: skip
-        return source if self.dtype == dtype else ConvertedRows(source, lambda row: row.astype(dtype))
+        start = self.start + shift * self.dtype.itemsize
+        return fixed_rows(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
 
 
 def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStream:

@@ -32,7 +32,6 @@ from colabstage.layouts.shards import (
     rest_shard,
     scan_each,
     shard_of,
-    splits_of_shards,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
 from colabstage.trees.entries import FileEntries, StringArray, extension_of, files_ending_in
@@ -288,7 +287,6 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     names = StringArray.of(f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples)
     notes: list[str] = []
     targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
-    splits = splits_of_shards([shard.name for shard in shards])
     without = sum(found.without for _, found in scanned)
     if without:
         notes.append(f"{without:,} samples of the shards have no image, array or clip, and were left out.")
@@ -297,13 +295,13 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")
     if targets is None:
         notes.append("The samples have no label in a cls or json, and texts that are captions; only images are kept.")
-    inputs = _make_inputs(ShardParts(shards, [sample.content for sample in samples], names), samples, sound, notes)
+    source = ShardParts(shards, [sample.content for sample in samples], names)
     return SampleTable(
         layout=NAME,
         keys=names,
-        inputs=inputs,
+        inputs=_make_inputs(source, samples, sound, notes),
         targets=targets,
-        splits=None if splits is None else tuple(splits[sample.content.shard] for sample in samples),
+        splits=source.splits,
         classes=classes,
         notes=tuple(notes),
     )
