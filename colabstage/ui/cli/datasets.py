@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +14,7 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_files, complete_kept, complete_words
-from colabstage.ui.cli.outcome import exit_codes, fail, print_json, show, shows_progress
+from colabstage.ui.cli.outcome import exit_codes, fail, print_json, show, shows_progress, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,11 +80,7 @@ def plan(
         from colabstage.stage.run import plan_stage
 
         # The library's own plan, so that what is said here is what `stage` then does.
-        planned = plan_stage(o.read_sources(source), **flags)
-        if as_json:
-            print_json(planned.to_dict())
-        else:
-            show(planned)
+        tell(plan_stage(o.read_sources(source), **flags), as_json=as_json)
 
 
 def list_(
@@ -123,25 +118,20 @@ def purge(
     *,
     older_than: Annotated[
         float | None,
-        typer.Option(
-            "--older-than", metavar="DAYS", min=0.0, show_default=False, help="Only those older than this many days."
-        ),
+        o.option("--older-than", "DAYS", "Only those older than this many days.", least=0.0),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", metavar="", help="All stored datasets.")] = False,
+    everything: Annotated[bool, o.option("--all", "", "All stored datasets.")] = False,
     only: Annotated[
         Literal["here", "cache"] | None,
-        typer.Option(
+        o.option(
             "--only",
-            metavar="here|cache",
+            "here|cache",
+            "Only on this machine, or only in the cache.",
             parser=o.read_place,
-            autocompletion=complete_words("here", "cache"),
-            show_default=False,
-            help="Only on this machine, or only in the cache.",
+            offers=complete_words("here", "cache"),
         ),
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", metavar="", help="Really remove them; without it, only list them.")
-    ] = False,
+    yes: Annotated[bool, o.option("--yes", "", "Really remove them; without it, only list them.")] = False,
     local_dir: o.LocalDir = None,
     cache_dir: o.CacheDir = "auto",
     as_json: o.AsJson = False,
@@ -217,7 +207,7 @@ def fetch(
     ],
     hash_: Annotated[
         str | None,
-        typer.Option("--hash", metavar="ALGORITHM:DIGEST", show_default=False, help="The expected hash of the file."),
+        o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file."),
     ] = None,
     overwrite: o.Overwrite = False,
     refresh: o.Refresh = False,
@@ -250,10 +240,7 @@ def fetch(
             verify=verify,
             progress=shows_progress(),
         )
-        if as_json:
-            print_json(done.to_dict())
-        else:
-            show(done)
+        tell(done, as_json=as_json)
 
 
 def extract(
@@ -285,11 +272,7 @@ def extract(
     with exit_codes(debug=debug):
         from colabstage.sources.extract.archive import extract_archive
 
-        done = extract_archive(archive, target, overwrite=overwrite, progress=shows_progress())
-        if as_json:
-            print_json(asdict(done))
-        else:
-            show(done)
+        tell(extract_archive(archive, target, overwrite=overwrite, progress=shows_progress()), as_json=as_json)
 
 
 @o.with_flags(o.PACK_FLAGS)
@@ -327,22 +310,16 @@ def pack(
     with exit_codes(debug=debug):
         from colabstage.pack.run import pack_dataset
 
-        out = _as_hdf5(out)
         report = pack_dataset(
             source,
-            out,
+            _as_hdf5(out),
             **flags,
             shards=shards,
             append_to=append_to,
             overwrite=overwrite,
             progress=shows_progress(),
         )
-        if as_json:
-            from dataclasses import asdict
-
-            print_json(asdict(report))
-        else:
-            show(report, f"Written to '{report.path}'")
+        tell(report, f"Written to '{report.path}'", as_json=as_json)
 
 
 # Names of what a pack is not. Other programs would open it as that, and fail.

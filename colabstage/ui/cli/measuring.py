@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from colabstage.io.arguments import NOTHING_DONE
-from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
+from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_splits
-from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, show, shows_progress
+from colabstage.ui.cli.outcome import NOTHING_LEFT, exit_codes, fail, print_json, show, shows_progress, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +34,10 @@ def doctor(
     *,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", min=0, show_default=False, help="Workers of your own loader."),
+        o.option("--workers", "N", "Workers of your own loader.", least=0),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Batch size of that loader.")
-    ] = 64,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds that a mount may take to answer.")
-    ] = 10.0,
+    batch_size: Annotated[int, o.option("--batch-size", "N", "Batch size of that loader.", least=1)] = 64,
+    timeout: Annotated[float, o.option("--timeout", "S", "Seconds that a mount may take to answer.", least=0.1)] = 10.0,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -59,10 +55,7 @@ def doctor(
         from colabstage.diagnose.doctor import doctor as look
 
         report = look(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
-        if as_json:
-            print_json(report.to_dict())
-        else:
-            show(report)
+        tell(report, as_json=as_json)
         if report.exit_code:
             # What merely costs time is not a failure, so that a script can ask whether this machine works at all.
             broken = [finding.title for finding in report.findings if finding.status == "fail"]
@@ -75,11 +68,9 @@ def compare(
     image_size: o.Size = None,
     layout: o.Layout = "auto",
     encoding: o.Encoded = "auto",
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, help="Maximum number of images to read.")
-    ] = 500,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", min=1, help="Files to read at the same time.")] = 2,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Approximate duration.")] = 60.0,
+    samples: Annotated[int, o.option("--samples", "N", "Maximum number of images to read.", least=1)] = 500,
+    workers: Annotated[int, o.option("--workers", "N", "Files to read at the same time.", least=1)] = 2,
+    seconds: Annotated[float, o.option("--seconds", "S", "Approximate duration.", least=0.1)] = 60.0,
     local_dir: o.LocalDir = None,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
@@ -107,18 +98,13 @@ def compare(
             local_dir=local_dir,
             progress=shows_progress(),
         )
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            show(found)
+        tell(found, as_json=as_json)
 
 
 def gpu(
     *,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Seconds to watch.")] = 10.0,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="S", min=0.05, help="Seconds between two samples.")
-    ] = 0.5,
+    seconds: Annotated[float, o.option("--seconds", "S", "Seconds to watch.", least=0.1)] = 10.0,
+    interval: Annotated[float, o.option("--interval", "S", "Seconds between two samples.", least=0.05)] = 0.5,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -170,24 +156,14 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
 def profile(
     file: Annotated[str, typer.Argument(metavar="FILE", help="An HDF5 file, or a pattern for several.")],
     *,
-    split: Annotated[
-        str, typer.Option("--split", metavar="NAME", autocompletion=complete_splits, help="Which split.")
-    ] = "train",
-    batch_size: Annotated[int, typer.Option("--batch-size", metavar="N", min=1, help="Samples in a batch.")] = 64,
+    split: Annotated[str, o.option("--split", "NAME", "Which split.", offers=complete_splits)] = "train",
+    batch_size: Annotated[int, o.option("--batch-size", "N", "Samples in a batch.", least=1)] = 64,
     step_ms: Annotated[
         float | None,
-        typer.Option(
-            "--step-ms",
-            metavar="MS",
-            min=0.0,
-            show_default=False,
-            help="Milliseconds that your model takes for a batch; simulated by waiting.",
-        ),
+        o.option("--step-ms", "MS", "Milliseconds that your model takes for a batch; simulated by waiting.", least=0.0),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", min=0.1, help="Seconds to measure.")] = 10.0,
-    tune: Annotated[
-        bool, typer.Option("--tune", metavar="", help="Instead, try out strategies and numbers of workers.")
-    ] = False,
+    seconds: Annotated[float, o.option("--seconds", "S", "Seconds to measure.", least=0.1)] = 10.0,
+    tune: Annotated[bool, o.option("--tune", "", "Instead, try out strategies and numbers of workers.")] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:
@@ -208,7 +184,7 @@ def profile(
             from colabstage.diagnose.autotune import autotune_loader
 
             tuned = autotune_loader(dataset, batch_size, step=_waiting(step_ms), budget_s=seconds)
-            print_json(tuned.to_dict()) if as_json else show(tuned)
+            tell(tuned, as_json=as_json)
             return
         from colabstage.diagnose.profile import profile_loader
         from colabstage.diagnose.restore import NOTHING_FOUND
@@ -218,7 +194,7 @@ def profile(
             measured = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
         # A step that only waits trains nothing, so there was nothing to find.
         found = replace(measured, notes=tuple(note for note in measured.notes if note != NOTHING_FOUND))
-        print_json(found.to_dict()) if as_json else show(found)
+        tell(found, as_json=as_json)
 
 
 def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
@@ -228,13 +204,11 @@ def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the chart.")] = Path("demo-out"),
+    out: Annotated[Path, o.option("--out", "DIR", "Folder for the chart.")] = Path("demo-out"),
     time_scale: Annotated[
-        float, typer.Option("--time-scale", metavar="X", min=0.0, help="Multiply every delay of the simulated Drive.")
+        float, o.option("--time-scale", "X", "Multiply every delay of the simulated Drive.", least=0.0)
     ] = 1.0,
-    quick: Annotated[
-        bool, typer.Option("--quick", metavar="", help="Use fewer images and epochs: takes half a minute.")
-    ] = False,
+    quick: Annotated[bool, o.option("--quick", "", "Use fewer images and epochs: takes half a minute.")] = False,
     as_json: o.AsJson = False,
     debug: o.Debug = False,
 ) -> None:

@@ -27,6 +27,35 @@ _Word = TypeVar("_Word", bound=str)
 # The panels of the help, in which options stand.
 _IMAGES = "What the pack holds"
 _PLACES = "Storage, cache and verification"
+
+
+def option(
+    name: str,
+    metavar: str,
+    text: str,
+    panel: str | None = None,
+    *,
+    parser: Callable[[str], Any] | None = None,
+    offers: Callable[..., list[str]] | None = None,
+    least: float | None = None,
+) -> typer.models.OptionInfo:
+    """Spell an option of the command line.
+
+    Args:
+        name: with its dashes.
+        metavar: what the help shows in place of its word; empty for a switch, which takes none.
+        text: what it does, as the help says it.
+        panel: the panel of the help in which it stands; that of all others by default.
+        parser: turns the word into the argument; typer does by the type otherwise.
+        offers: the words for the Tab key.
+        least: the smallest number that it takes.
+    """
+    info: typer.models.OptionInfo = typer.Option(
+        name, metavar=metavar, help=text, rich_help_panel=panel, parser=parser, autocompletion=offers, min=least
+    )
+    return info
+
+
 Source = Annotated[
     list[str],
     typer.Argument(
@@ -40,62 +69,35 @@ LocalSource = Annotated[
     str,
     typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; can be on a mounted Drive."),
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Seed of the splits and of the row order.", rich_help_panel=_IMAGES)
-]
+Seed = Annotated[int, option("--seed", "N", "Seed of the splits and of the row order.", _IMAGES)]
 Groups = Annotated[
     str | None,
-    typer.Option(
-        "--group-by",
-        metavar="REGEX",
-        show_default=False,
-        help="Samples whose names have the same match stay in the same split.",
-        rich_help_panel=_IMAGES,
-    ),
+    option("--group-by", "REGEX", "Samples whose names have the same match stay in the same split.", _IMAGES),
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(
-        "--shards",
-        metavar="N",
-        show_default=False,
-        help="Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.",
-        rich_help_panel=_IMAGES,
-    ),
+    option("--shards", "N", "Write N files, OUT-00000-of-0000N.h5 …, which a pattern reads as one.", _IMAGES),
 ]
 CacheDir = Annotated[
     str,
-    typer.Option(
+    option(
         "--cache-dir",
-        metavar="none|auto|PATH",
-        help="Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
-        rich_help_panel=_PLACES,
+        "none|auto|PATH",
+        "Where packs are kept. auto: MyDrive/colabstage on a mounted Drive, otherwise another persistent disk.",
+        _PLACES,
     ),
 ]
 Refresh = Annotated[
     bool,
-    typer.Option(
-        "--refresh",
-        metavar="",
-        help="Stage again, even if the dataset is already here or cached.",
-        rich_help_panel=_PLACES,
-    ),
+    option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES),
 ]
 Hash = Annotated[
     str | None,
-    typer.Option(
-        "--hash",
-        metavar="ALGORITHM:DIGEST",
-        show_default=False,
-        help="The expected hash of a single file, for example sha256:…",
-        rich_help_panel=_PLACES,
-    ),
+    option("--hash", "ALGORITHM:DIGEST", "The expected hash of a single file, for example sha256:…", _PLACES),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", metavar="", help="Replace what is at the target.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", metavar="", help="Print the result as JSON, and nothing else, to stdout.")
-]
-Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback when something fails.")]
+Overwrite = Annotated[bool, option("--overwrite", "", "Replace what is at the target.")]
+AsJson = Annotated[bool, option("--json", "", "Print the result as JSON, and nothing else, to stdout.")]
+Debug = Annotated[bool, option("--debug", "", "Show the traceback when something fails.")]
 
 
 def complete_words(*words: str) -> Callable[[str], list[str]]:
@@ -202,16 +204,8 @@ def _choice_reader(words: tuple[_Word, ...]) -> Callable[[str], _Word]:
     return read
 
 
-def _choice(option: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
-    info: typer.models.OptionInfo = typer.Option(
-        option,
-        parser=_choice_reader(words),
-        metavar="|".join(words),
-        autocompletion=complete_words(*words),
-        help=text,
-        rich_help_panel=panel,
-    )
-    return info
+def _choice(name: str, words: tuple[str, ...], text: str, panel: str) -> typer.models.OptionInfo:
+    return option(name, "|".join(words), text, panel, parser=_choice_reader(words), offers=complete_words(*words))
 
 
 read_place = _choice_reader(("here", "cache"))
@@ -222,23 +216,16 @@ PackFile = Annotated[
 ]
 Layout = Annotated[
     str,
-    typer.Option(
-        "--layout",
-        metavar="NAME",
-        autocompletion=complete_layouts,
-        help="How files become samples; auto detects it.",
-        rich_help_panel=_IMAGES,
-    ),
+    option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=complete_layouts),
 ]
 Size = Annotated[
     ImageSize | None,
-    typer.Option(
+    option(
         "--image-size",
+        "HxW",
+        "Height and width of every image, for example 256x256. Without it, each image keeps its own.",
+        _IMAGES,
         parser=read_image_size,
-        metavar="HxW",
-        show_default=False,
-        help="Height and width of every image, for example 256x256. Without it, each image keeps its own.",
-        rich_help_panel=_IMAGES,
     ),
 ]
 Colours = Annotated[
@@ -255,67 +242,63 @@ Resizing = Annotated[
 ]
 Encoded = Annotated[
     str,
-    typer.Option(
+    option(
         "--encoding",
-        metavar="auto|pixels|encoded|jpeg:Q",
-        autocompletion=complete_words("auto", "pixels", "encoded", "jpeg:90"),
-        help="Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
-        rich_help_panel=_IMAGES,
+        "auto|pixels|encoded|jpeg:Q",
+        "Decoded pixels, the files' own bytes, JPEGs of quality Q, or whichever fits.",
+        _IMAGES,
+        offers=complete_words("auto", "pixels", "encoded", "jpeg:90"),
     ),
 ]
 Splits = Annotated[
     Fractions | None,
-    typer.Option(
+    option(
         "--splits",
-        parser=read_fractions,
-        metavar="NAME=F,…",
-        show_default=False,
-        help="Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
+        "NAME=F,…",
+        "Fractions for a source without split folders, for example train=0.8,dev=0.1,test=0.1; 0.8 means train, "
         "and the rest is test.",
-        rich_help_panel=_IMAGES,
+        _IMAGES,
+        parser=read_fractions,
     ),
 ]
 Errors = Annotated[
     str,
-    typer.Option(
+    option(
         "--on-error",
-        metavar="raise|skip|skip:P%",
-        autocompletion=complete_words("raise", "skip", "skip:1%"),
-        help="What to do with images that cannot be decoded.",
-        rich_help_panel=_IMAGES,
+        "raise|skip|skip:P%",
+        "What to do with images that cannot be decoded.",
+        _IMAGES,
+        offers=complete_words("raise", "skip", "skip:1%"),
     ),
 ]
 AppendTo = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--append-to",
-        metavar="PACK",
-        show_default=False,
-        autocompletion=complete_files,
-        help="Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
+        "PACK",
+        "Instead of OUT: write the samples next to this pack, as an addition to its dataset.",
+        offers=complete_files,
     ),
 ]
 Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
 LocalDir = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--local-dir",
-        metavar="PATH",
-        show_default=False,
-        autocompletion=complete_files,
-        help="Folder on the local disk. Default: colabstage in the platform's fast folder.",
-        rich_help_panel=_PLACES,
+        "PATH",
+        "Folder on the local disk. Default: colabstage in the platform's fast folder.",
+        _PLACES,
+        offers=complete_files,
     ),
 ]
 DiskLimit = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--disk-limit",
-        metavar="SIZE",
-        show_default=False,
-        help="Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
+        "SIZE",
+        "Keep at most this much of the pack on the local disk, for example 20GB. A larger one is packed in shards "
         "into the cache, and read from there in part.",
-        rich_help_panel=_PLACES,
+        _PLACES,
     ),
 ]
 Verifying = Annotated[

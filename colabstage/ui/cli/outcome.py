@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -188,3 +189,11 @@ def shows_progress() -> bool:
 def print_json(value: Any) -> None:
     """Print a value as JSON; paths become text."""
     print(json.dumps(value, indent=2, default=str))
+
+
+def tell(found: Any, *more: object, as_json: bool) -> None:
+    """Print what a command found or did: as JSON and nothing else, or as text, with `more` below it."""
+    if as_json:
+        print_json(found.to_dict() if hasattr(found, "to_dict") else asdict(found))
+    else:
+        show(found, *more)
