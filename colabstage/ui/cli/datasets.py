@@ -107,18 +107,11 @@ def list_(
 
 def purge(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME…",
-            show_default=False,
-            autocompletion=complete_kept,
-            help="Datasets, as `cache list` names them.",
-        ),
+        list[str] | None, o.argument("NAME…", "Datasets, as `cache list` names them.", offers=complete_kept)
     ] = None,
     *,
     older_than: Annotated[
-        float | None,
-        o.option("--older-than", "DAYS", "Only those older than this many days.", least=0.0),
+        float | None, o.option("--older-than", "DAYS", "Only those older than this many days.", least=0.0)
     ] = None,
     everything: Annotated[bool, o.option("--all", "", "All stored datasets.")] = False,
     only: Annotated[
@@ -188,27 +181,19 @@ def fetch(
     *,
     source: Annotated[
         list[str] | None,
-        typer.Argument(
-            # One word alone would be the target, and the complaint about a source that is not there a riddle.
-            metavar="SOURCE",
-            show_default=False,
-            help="As for `stage`: paths, patterns, share links, addresses.",
-        ),
+        # One word alone would be the target, and the complaint about a source that is not there a riddle.
+        o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses."),
     ] = None,
     target: Annotated[
         # A text, because a path has no slash at its end, and that says "into this folder".
         str,
-        typer.Argument(
-            metavar="TARGET",
-            show_default=False,
-            autocompletion=complete_files,
-            help="The file or folder to create; a single file can go into an existing folder.",
+        o.argument(
+            "TARGET",
+            "The file or folder to create; a single file can go into an existing folder.",
+            offers=complete_files,
         ),
     ],
-    hash_: Annotated[
-        str | None,
-        o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file."),
-    ] = None,
+    hash_: Annotated[str | None, o.option("--hash", "ALGORITHM:DIGEST", "The expected hash of the file.")] = None,
     overwrite: o.Overwrite = False,
     refresh: o.Refresh = False,
     verify: o.Verifying = "fast",
@@ -244,18 +229,8 @@ def fetch(
 
 
 def extract(
-    archive: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ARCHIVE", show_default=False, autocompletion=complete_files, help="A zip, tar, 7z, rar or gz."
-        ),
-    ],
-    target: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TARGET", show_default=False, autocompletion=complete_files, help="The folder to create."
-        ),
-    ],
+    archive: Annotated[Path, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.", offers=complete_files)],
+    target: Annotated[Path, o.argument("TARGET", "The folder to create.", offers=complete_files)],
     *,
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
@@ -280,13 +255,8 @@ def pack(
     source: o.LocalSource,
     out: Annotated[
         Path | None,
-        typer.Argument(
-            # Not required, because with --append-to the name follows from the pack that is added to.
-            metavar="[OUT]",
-            show_default=False,
-            autocompletion=complete_files,
-            help="The file to write; its manifest OUT.json goes next to it.",
-        ),
+        # Not required, because with --append-to the name follows from the pack that is added to.
+        o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.", offers=complete_files),
     ] = None,
     *,
     flags: dict[str, Any],

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-import typer
-
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.ui.cli import options as o
 from colabstage.ui.cli.options import complete_splits
@@ -25,17 +23,9 @@ _REDRAW_S = 0.5
 
 
 def doctor(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PATH", show_default=False, help="A folder, an archive or an HDF5 file to check as well."
-        ),
-    ] = None,
+    path: Annotated[str | None, o.argument("PATH", "A folder, an archive or an HDF5 file to check as well.")] = None,
     *,
-    workers: Annotated[
-        int | None,
-        o.option("--workers", "N", "Workers of your own loader.", least=0),
-    ] = None,
+    workers: Annotated[int | None, o.option("--workers", "N", "Workers of your own loader.", least=0)] = None,
     batch_size: Annotated[int, o.option("--batch-size", "N", "Batch size of that loader.", least=1)] = 64,
     timeout: Annotated[float, o.option("--timeout", "S", "Seconds that a mount may take to answer.", least=0.1)] = 10.0,
     as_json: o.AsJson = False,
@@ -63,7 +53,7 @@ def doctor(
 
 
 def compare(
-    path: Annotated[str, typer.Argument(metavar="PATH", show_default=False, help="A folder or an archive of images.")],
+    path: Annotated[str, o.argument("PATH", "A folder or an archive of images.")],
     *,
     image_size: o.Size = None,
     layout: o.Layout = "auto",
@@ -154,7 +144,7 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
 
 
 def profile(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An HDF5 file, or a pattern for several.")],
+    file: Annotated[str, o.argument("FILE", "An HDF5 file, or a pattern for several.")],
     *,
     split: Annotated[str, o.option("--split", "NAME", "Which split.", offers=complete_splits)] = "train",
     batch_size: Annotated[int, o.option("--batch-size", "N", "Samples in a batch.", least=1)] = 64,

@@ -56,19 +56,23 @@ def option(
     return info
 
 
+def argument(metavar: str, text: str, *, offers: Callable[..., list[str]] | None = None) -> typer.models.ArgumentInfo:
+    """Spell an argument of the command line, as `option` does an option."""
+    info: typer.models.ArgumentInfo = typer.Argument(
+        metavar=metavar, help=text, autocompletion=offers, show_default=False
+    )
+    return info
+
+
 Source = Annotated[
     list[str],
-    typer.Argument(
-        metavar="SOURCE",
-        show_default=False,
-        help="A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
+    argument(
+        "SOURCE",
+        "A folder, an archive or a quoted pattern, also on a mounted Drive; a share link; an https://, s3://, "
         "gs://, hf://, ftp:// … address; kaggle://owner/dataset. Several sources form one dataset.",
     ),
 ]
-LocalSource = Annotated[
-    str,
-    typer.Argument(metavar="SOURCE", show_default=False, help="A folder, or a zip or tar; can be on a mounted Drive."),
-]
+LocalSource = Annotated[str, argument("SOURCE", "A folder, or a zip or tar; can be on a mounted Drive.")]
 Seed = Annotated[int, option("--seed", "N", "Seed of the splits and of the row order.", _IMAGES)]
 Groups = Annotated[
     str | None,
@@ -88,8 +92,7 @@ CacheDir = Annotated[
     ),
 ]
 Refresh = Annotated[
-    bool,
-    option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES),
+    bool, option("--refresh", "", "Stage again, even if the dataset is already here or cached.", _PLACES)
 ]
 Hash = Annotated[
     str | None,
@@ -210,13 +213,9 @@ def _choice(name: str, words: tuple[str, ...], text: str, panel: str) -> typer.m
 
 read_place = _choice_reader(("here", "cache"))
 
-PackFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", show_default=False, autocompletion=complete_files, help="The HDF5 file."),
-]
+PackFile = Annotated[Path, argument("FILE", "The HDF5 file.", offers=complete_files)]
 Layout = Annotated[
-    str,
-    option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=complete_layouts),
+    str, option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=complete_layouts)
 ]
 Size = Annotated[
     ImageSize | None,
@@ -302,8 +301,7 @@ DiskLimit = Annotated[
     ),
 ]
 Verifying = Annotated[
-    Verify,
-    _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES),
+    Verify, _choice("--verify", get_args(Verify), "Trust unchanged times and sizes, or compare every block.", _PLACES)
 ]
 
 
