@@ -25,7 +25,7 @@ from colabstage.stage.publish import previous_path, publish_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 _NBYTES = 2_000_000
 # As slow that kills meet uploads under way, and otherwise quick.
@@ -100,7 +100,7 @@ class Arriving:
             self._timer.start()
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Publish all that are left, one after the other, and note each that is reported as uploaded."""
         folder = Path(arguments["folder"])
         try:
@@ -111,16 +111,16 @@ class Arriving:
                 if report.proof != "uploaded":
                     msg = f"arrive: checkpoint {number} has the proof {report.proof!r} ({report.why})."
                     raise WrongError(msg)
-                diary.note("uploaded\t1")
+                log.note("uploaded\t1")
         except (ColabstageError, OSError):
             if probe_mount(folder.parent, 10).state != "dead":
                 raise
             # The client died; so does this notebook, and the campaign goes on with a new one.
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Those that were reported in the run that has just ended."""
-        reported = sum(int(amount) for name, amount in diary if name == "uploaded")
+        reported = sum(int(amount) for name, amount in log if name == "uploaded")
         self._arguments["first"] += reported
         self.counts["checkpoints published"] += reported
         return reported

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 # What stands at the target: nothing that anybody trusts, what was there before, or the whole new thing.
 State = Literal["nothing", "old", "whole"]
@@ -43,10 +43,10 @@ class Campaign(Protocol):
         """Make a fresh place for the round of this number; returns what the worker needs to know."""
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Do the work; called in the worker."""
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Units that the run which has just ended finished, not counting what it found finished."""
 
     @property

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 # What one journal line stands for, and how many such batches are under way, or waiting to be noted, at once.
 _BATCH_MB = 1.05
@@ -59,13 +59,13 @@ class Extracting:
         return {"archive": str(self._archives[number % 2]), "target": str(self._place / "photos")}
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Extract."""
-        print(extract_archive(arguments["archive"], arguments["target"], progress=diary))
+        print(extract_archive(arguments["archive"], arguments["target"], progress=log))
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """The content written, but for what was taken over, which is told first and at once."""
-        amounts = [amount / 1e6 for name, amount in diary if name != "steps"]
+        amounts = [amount / 1e6 for name, amount in log if name != "steps"]
         # A batch is small against all that was finished, so the two cannot be taken for each other.
         took_over = bool(amounts) and self._in_place > 4 * _BATCH_MB and amounts[0] > self._in_place / 2
         done = sum(amounts[1:] if took_over else amounts)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 _KINDS = ("folder", "web", "file")
 # No piece that arrives is longer.
@@ -94,14 +94,14 @@ class Fetching:
         return self._place / ("photos" if self._kind == "folder" else "large.bin")
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Fetch."""
-        print(fetch_files(arguments["source"], arguments["target"], progress=diary))
+        print(fetch_files(arguments["source"], arguments["target"], progress=log))
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Of a folder what Drive's client gave in this run; of a file what arrived, but for what was there before."""
         if self._kind != "folder":
-            amounts = [amount / 1e6 for name, amount in diary if name != "steps"]
+            amounts = [amount / 1e6 for name, amount in log if name != "steps"]
             # What is kept is told first and at once, in whole blocks; what arrives, in small pieces.
             return sum(amounts[1:] if amounts and amounts[0] > _PIECE_MB else amounts)
         stats = self._drive.stats()

@@ -48,16 +48,16 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one worker: whether it was killed, its `diary`, the seconds it worked, and what it `said`."""
+    """What became of one worker: whether it was killed, its `log`, the seconds it worked, and what it `said`."""
 
     killed: bool
-    diary: list[tuple[str, float]]
+    log: list[tuple[str, float]]
     seconds: float
     said: str
 
     def total(self, name: str) -> float:
         """The sum of what was noted under a name."""
-        return sum(amount for found, amount in self.diary if found == name)
+        return sum(amount for found, amount in self.log if found == name)
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class _Hunt:
         for _ in range(self._campaign.variants + 1):
             arguments = self._begin()
             run = self._run(arguments, Moment())
-            self._end_round([self._campaign.done(run.diary)], [])
+            self._end_round([self._campaign.done(run.log)], [])
             self._pace[self._variant] = run.seconds, max(1, int(run.total("steps")))
 
     @property
@@ -156,7 +156,7 @@ class _Hunt:
         while True:
             moment = self._choose(len(finished))
             run = self._run(arguments, moment)
-            done.append(self._campaign.done(run.diary))
+            done.append(self._campaign.done(run.log))
             self._history.append(f"{moment}: {'killed' if run.killed else 'ended'}, {done[-1]:,.1f} done; {run.said}")
             if not run.killed:
                 break
@@ -238,14 +238,14 @@ class _Workers:
 
     def run(self, arguments: dict[str, Any], moment: Moment) -> tuple[Run, int]:
         """Run one worker, killed at that moment, if it is still at work; returns its exit code, too."""
-        diary, said = self._home / "diary", self._home / "said"
-        diary.unlink(missing_ok=True)
-        paths = {"home": str(self._home), "diary": str(diary), "said": str(said)}
+        log, said = self._home / "log", self._home / "said"
+        log.unlink(missing_ok=True)
+        paths = {"home": str(self._home), "log": str(log), "said": str(said)}
         number = self._ask(json.dumps({**arguments, **paths, "step": moment.step}))
         # Nobody else gets the number before the server is told to wait for its process.
         process = os.pidfd_open(number)
         try:
-            began = _wait_until_begun(process, diary)
+            began = _wait_until_begun(process, log)
             if moment.after_s is not None and not _has_ended(process, began + moment.after_s - time.monotonic()):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             if not _has_ended(process, _RUN_S):
@@ -257,7 +257,7 @@ class _Workers:
         seconds = time.monotonic() - began
         exit_code = self._ask("")
         told = said.read_text(encoding="utf-8", errors="replace")
-        return Run(exit_code == -signal.SIGKILL, _read_diary(diary), seconds, told), exit_code
+        return Run(exit_code == -signal.SIGKILL, _read_log(log), seconds, told), exit_code
 
     def _ask(self, line: str) -> int:
         """The server's answer to one line."""
@@ -283,9 +283,9 @@ def _has_ended(process: int, within_s: float) -> bool:
     return bool(select.select([process], [], [], max(0.0, within_s))[0])
 
 
-def _wait_until_begun(process: int, diary: Path) -> float:
+def _wait_until_begun(process: int, log: Path) -> float:
     deadline = time.monotonic() + _RUN_S
-    while not diary.exists() and not _has_ended(process, _LOOK_S):
+    while not log.exists() and not _has_ended(process, _LOOK_S):
         if time.monotonic() > deadline:
             signal.pidfd_send_signal(process, signal.SIGKILL)
             msg = f"The worker has not begun in {_RUN_S:.0f} s."
@@ -293,7 +293,7 @@ def _wait_until_begun(process: int, diary: Path) -> float:
     return time.monotonic()
 
 
-def _read_diary(path: Path) -> list[tuple[str, float]]:
+def _read_log(path: Path) -> list[tuple[str, float]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 _VERBS = ("stage", "extract", "fetch", "publish", "purge")
 _MINE = "hours of work"
@@ -85,28 +85,28 @@ class Living:
         return {"verb": self._verb, "place": str(self._place)}
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Make one call."""
         from pathlib import Path
 
         place = Path(arguments["place"])
         home, local = place.parent, place / "local"
         if arguments["verb"] == "stage":
-            options: dict[str, Any] = {"local_dir": local, "cache_dir": None, "verify": "full", "progress": diary}
+            options: dict[str, Any] = {"local_dir": local, "cache_dir": None, "verify": "full", "progress": log}
             print(stage_dataset(home / "source", keep="files", **options).report)
         elif arguments["verb"] == "extract":
-            print(extract_archive(home / "source.zip", place / "it", progress=diary))
+            print(extract_archive(home / "source.zip", place / "it", progress=log))
         elif arguments["verb"] == "fetch":
-            print(fetch_files(home / "source", place / "fetched", verify="full", progress=diary))
+            print(fetch_files(home / "source", place / "fetched", verify="full", progress=log))
         elif arguments["verb"] == "publish":
-            print(publish_file(home / "model.pt", place / "to" / "model.pt", progress=diary))
+            print(publish_file(home / "model.pt", place / "to" / "model.pt", progress=log))
         else:
             print(purge_datasets(list_datasets(local_dir=local, cache_dir=None)))
             print(sweep_leftovers(local_dir=local, cache_dir=None))
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Whether the call came to its end."""
-        return float(any(name == "steps" for name, _ in diary))
+        return float(any(name == "steps" for name, _ in log))
 
     def look(self) -> State:
         """What was there before, or what the source holds, whole; and all that is not ours."""

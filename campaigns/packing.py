@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 _THREADS = "threads"
 
@@ -107,20 +107,20 @@ class Packing:
         return {"source": source, "out": str(self._out), "encoding": self._kind, "count": self._count}
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Pack, unless it is there: asked to replace a whole pack, `pack_dataset` makes it anew as it should."""
         out = Path(arguments["out"])
         manifest = read_manifest(out) if out.exists() else None
         if manifest is not None and sum(manifest.samples.values()) == arguments["count"]:
             return
-        shown = _Counting(diary)
+        shown = _Counting(log)
         pack_dataset(arguments["source"], out, encoding=arguments["encoding"], overwrite=True, progress=shown)
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """All advances but the first, which is what was taken over."""
-        self._worked = any(name == "pack" for name, _ in diary)
-        self._threads = max([self._threads, *(int(amount) for name, amount in diary if name == _THREADS)])
-        return sum([amount for name, amount in diary if name == "pack"][1:])
+        self._worked = any(name == "pack" for name, _ in log)
+        self._threads = max([self._threads, *(int(amount) for name, amount in log if name == _THREADS)])
+        return sum([amount for name, amount in log if name == "pack"][1:])
 
     def look(self) -> State:
         """A pack counts with its manifest; without, its bytes must still be whole ones."""
@@ -139,24 +139,24 @@ class Packing:
 
 
 class _Counting(NullProgress):
-    """A diary that also tells, with every sample, how many threads there are that may have one in hand."""
+    """A progress log that also tells, with every sample, how many threads there are that may have one in hand."""
 
-    def __init__(self, diary: Diary) -> None:
-        self._diary = diary
+    def __init__(self, log: ProgressLog) -> None:
+        self._log = log
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """A step of the diary."""
-        return _CountingStep(self._diary, self._diary.step(name, total=total, unit=unit))
+        """A step of the progress log."""
+        return _CountingStep(self._log, self._log.step(name, total=total, unit=unit))
 
 
 class _CountingStep:
-    def __init__(self, diary: Diary, step: ProgressStep) -> None:
-        self._diary = diary
+    def __init__(self, log: ProgressLog, step: ProgressStep) -> None:
+        self._log = log
         self._step = step
 
     def advance(self, amount: int = 1) -> None:
         count = sum(thread.name == "colabstage-pipeline" for thread in threading.enumerate())
-        self._diary.note(f"{_THREADS}\t{count}")
+        self._log.note(f"{_THREADS}\t{count}")
         self._step.advance(amount)
 
     def __enter__(self) -> Self:

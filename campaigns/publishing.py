@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 # Blocks that have been read when the process dies, and are not written yet or not to their end.
 _IN_FLIGHT = 1
@@ -62,11 +62,11 @@ class Publishing:
         return self._versions[number % _VERSIONS]
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """Publish."""
-        publish_file(arguments["source"], arguments["target"], progress=diary)
+        publish_file(arguments["source"], arguments["target"], progress=log)
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """What the mount was written since the last run, but for the manifests."""
         written = self._drive.stats().bytes_written
         blocks, self._written = (written - self._written) / BLOCK_BYTES, written

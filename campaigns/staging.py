@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
 
 _KINDS = ("folder", "zip", "cache")
 _WORKERS = 4
@@ -116,14 +116,14 @@ class Staging:
         return {"source": str(self._source(self._kind)), "fast": str(self._fast)}
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """The one cell."""
-        print(stage_dataset(arguments["source"], local_dir=arguments["fast"], progress=diary).report)
+        print(stage_dataset(arguments["source"], local_dir=arguments["fast"], progress=log).report)
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Samples packed, or bytes of the pack that Drive's client handed out, in samples."""
         if self._kind != "cache":
-            return sum([amount for name, amount in diary if name == "pack"][1:])
+            return sum([amount for name, amount in log if name == "pack"][1:])
         stats = self._drive.stats()
         read, before = stats.bytes_cold + stats.bytes_warm, self._read
         self._read = read

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from campaigns.worker import Diary
+    from campaigns.worker import ProgressLog
     from colabstage.load.loader import Loader
     from colabstage.load.partial import PartialPack
     from colabstage.stage.streaming import Arriving
@@ -127,13 +127,13 @@ class Streaming:
         }
 
     @staticmethod
-    def work(arguments: dict[str, Any], diary: Diary) -> None:
+    def work(arguments: dict[str, Any], log: ProgressLog) -> None:
         """The rest of the epoch, from the batch after the last one that was noted."""
         place = Path(arguments["place"])
         local = place / "local"
         if arguments["kind"] == "limited":
             part = open_partial(arguments["pack"], arguments["limit"], local_dir=local)
-            with _watching(part, local, arguments["limit"], diary):
+            with _watching(part, local, arguments["limit"], log):
                 _train(make_loader(dataset_h5(part.path, arrival=part), _BATCH), "limited", place)
             return
         data = stage_dataset(
@@ -141,20 +141,20 @@ class Streaming:
             local_dir=local,
             cache_dir=None if arguments["kind"] == "packed" else place / "cache",
             streaming=True,
-            progress=diary,
+            progress=log,
         )
         # The first epoch of a finished pack comes in another order than that of one which is being packed.
         if data.arriving is None:
             _train(data.loader("train", _BATCH), "here", place)
             return
-        with _watching(data.arriving.arrival, local, None, diary):
+        with _watching(data.arriving.arrival, local, None, log):
             _train(data.loader("train", _BATCH), "arriving", place)
             data.wait(progress=False)
 
-    def done(self, diary: Sequence[tuple[str, float]]) -> float:
+    def done(self, log: Sequence[tuple[str, float]]) -> float:
         """Bytes that were fetched, in samples: those of the source, or of blocks of the pack."""
-        self.counts["looks at the disk"] += sum(1 for name, _ in diary if name == "disk")
-        fetched = max([0.0, *(amount for name, amount in diary if name == "fetched")])
+        self.counts["looks at the disk"] += sum(1 for name, _ in log if name == "disk")
+        fetched = max([0.0, *(amount for name, amount in log if name == "fetched")])
         if self._kind != "packed":
             # The table beside a partial copy counts on from run to run.
             before, self._fetched = self._fetched, max(self._fetched, fetched)
@@ -271,7 +271,7 @@ def _check_limit(folder: Path, limit: int) -> None:
 
 
 @contextlib.contextmanager
-def _watching(part: Arriving | PartialPack, folder: Path, limit: int | None, diary: Diary) -> Iterator[None]:
+def _watching(part: Arriving | PartialPack, folder: Path, limit: int | None, log: ProgressLog) -> Iterator[None]:
     """Note what is fetched and what the disk holds, every few milliseconds.
 
     Raises:
@@ -283,7 +283,7 @@ def _watching(part: Arriving | PartialPack, folder: Path, limit: int | None, dia
     def watch() -> None:
         while True:
             last, used = ended.is_set(), _used(folder)
-            diary.note(f"fetched\t{part.figures['fetched']}\ndisk\t{used}")
+            log.note(f"fetched\t{part.figures['fetched']}\ndisk\t{used}")
             if limit is not None and used > limit:
                 over.append(used)
             if last:

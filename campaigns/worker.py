@@ -8,9 +8,9 @@ signal's number of one that was killed). Nearly all the time of a process of its
 work needs: here that is loaded once, what the work itself imports included, which the first that ends well names. The
 server has no threads and no file open, so that what is forked from it starts as a fresh interpreter does.
 
-ARGUMENTS is JSON: what the campaign's `begin` returned, with `diary`, the file to tell in, `said`, the file for what
+ARGUMENTS is JSON: what the campaign's `begin` returned, with `log`, the file to tell in, `said`, the file for what
 is printed, `home`, the folder whose changes count as steps, and `step`, the number of the step at which to die (0 for
-none). Lines of the diary: `begun`, `NAME<tab>AMOUNT` for each advance of a progress step, and at the end
+none). Lines of the log: `begun`, `NAME<tab>AMOUNT` for each advance of a progress step, and at the end
 `steps<tab>NUMBER`.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _STEPS = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"})
 
 
-class Diary(NullProgress):
+class ProgressLog(NullProgress):
     """A `Progress` that writes every advance down, in one write each, so that a kill loses none."""
 
     def __init__(self, path: str) -> None:
@@ -52,12 +52,12 @@ class Diary(NullProgress):
 
 
 class _Step:
-    def __init__(self, diary: Diary, name: str) -> None:
-        self._diary = diary
+    def __init__(self, log: ProgressLog, name: str) -> None:
+        self._log = log
         self._name = name
 
     def advance(self, amount: int = 1) -> None:
-        self._diary.note(f"{self._name}\t{amount}")
+        self._log.note(f"{self._name}\t{amount}")
 
     def __enter__(self) -> Self:
         return self
@@ -120,12 +120,12 @@ def _redirect(said: str) -> None:
     os.dup2(1, 2)
 
 
-def _work(work: Callable[[dict[str, Any], Diary], None], arguments: dict[str, Any]) -> None:
-    diary = Diary(arguments["diary"])
+def _work(work: Callable[[dict[str, Any], ProgressLog], None], arguments: dict[str, Any]) -> None:
+    log = ProgressLog(arguments["log"])
     steps = Steps(arguments["home"], arguments["step"])
-    diary.note("begun")
-    work(arguments, diary)
-    diary.note(f"steps\t{steps.count}")
+    log.note("begun")
+    work(arguments, log)
+    log.note(f"steps\t{steps.count}")
 
 
 def _load(names: list[str]) -> None:
