@@ -471,8 +471,8 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _keras(facts: ProfileFacts) -> Iterator[Advice]:
-    setting = facts.setting
-    if setting.strategy is None:
+    # Ours works ahead by itself, and reads a packed file already.
+    if facts.setting.strategy is None:
         yield from _keras_workers(facts)
         yield from _advise_packing(facts, "to_keras({data}, {batch})")
 

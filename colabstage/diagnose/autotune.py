@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from colabstage.diagnose.facts import batch_size_of, usable
+from colabstage.diagnose.facts import batch_size_of
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
 from colabstage.io.page import notes, page, table
+from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,7 +182,7 @@ def autotune_loader(
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = f"autotune_loader needs a dataset with a length and samples by number, got {type(dataset).__name__}."
         raise OptionError(msg)
-    cores, memory = usable()
+    resources = read_resources()
     began = time.monotonic()
     from colabstage.load.dataset import dataset_h5
 
@@ -194,9 +195,9 @@ def autotune_loader(
         make = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
         candidates = our_candidates(
-            cores,
+            resources.cores,
             # Half, because the training needs memory too.
-            fits=bool(dataset.reader.stored_bytes < memory / 2),
+            fits=bool(dataset.reader.stored_bytes < resources.free_memory_bytes / 2),
             per_sample=dataset.per_sample or bool(dataset.reader.encoded),
         )
     else:
@@ -204,7 +205,7 @@ def autotune_loader(
 
         name = "DataLoader"
         make = partial(DataLoader, dataset, batch_size, shuffle=shuffle, collate_fn=collate_fn)
-        roots, candidates = (dataset, collate_fn), stock_candidates(cores)
+        roots, candidates = (dataset, collate_fn), stock_candidates(resources.cores)
     with (
         preserve_randomness(),
         preserve_attributes(roots),
@@ -299,28 +300,17 @@ def _search(
             best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
             # Starting processes counts against the budget, since the user waits for it.
             seconds = max(_LEAST_S, share_s - _STARTING_S * (candidate.weight > 0))
-            trial = _try(candidate, make, _Limits(step, seconds, best_s))
-            latest[id(candidate)] = trial
+            latest[id(candidate)] = _try(candidate, make, step, seconds, best_s)
         left = next_round([latest[id(candidate)] for candidate in left])
         if len(left) < 2 or time.monotonic() > deadline:
             break
     return list(latest.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """How long a trial may take."""
-
-    step: Callable[[Any], object] | None
-    """The caller's step; `None` where only the loader is tried."""
-    seconds: float
-    """How long each candidate is measured."""
-    best_s: float
-    """The seconds from batch to batch of the best so far."""
-
-
-def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Trial:
-    """Run one candidate for a while; an error in it is its result."""
+def _try(
+    candidate: Candidate, make: Callable[..., Any], step: Callable[[Any], object] | None, seconds: float, best_s: float
+) -> Trial:
+    """Run one candidate for a while, or until it is clearly worse than `best_s`; an error in it is its result."""
     trial = Trial(candidate)
     loader: Any = None
     iterator: Any = None
@@ -330,10 +320,11 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
         iterator = iter(loader)
         batch = next(iterator)
         trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])
-        if limits.step is not None:
-            limits.step(batch)
+        if step is not None:
+            step(batch)
+        # Else the first batch's memory would be held while the others are timed.
         del batch
-        return _time_trial(trial, loader, iterator, limits)
+        return _time_trial(trial, loader, iterator, step=step, seconds=seconds, best_s=best_s)
     except StopIteration:
         return replace(trial, problem="the dataset has no batch of this size")
     # A dataset may work without processes and fail to pickle, for example.
@@ -345,8 +336,15 @@ def _try(candidate: Candidate, make: Callable[..., Any], limits: _Limits) -> Tri
             loader.close()
 
 
-def _time_trial(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Trial:
-    step, seconds = limits.step, limits.seconds
+def _time_trial(
+    trial: Trial,
+    loader: Any,
+    iterator: Any,
+    *,
+    step: Callable[[Any], object] | None,
+    seconds: float,
+    best_s: float,
+) -> Trial:
     # Batches that were prepared before the measurement began are not counted, where batches come fast.
     ahead = trial.candidate.weight * int(trial.candidate.options.get("prefetch_factor") or 2)
     began = counted_from = time.perf_counter()
@@ -365,6 +363,6 @@ def _time_trial(trial: Trial, loader: Any, iterator: Any, limits: _Limits) -> Tr
         if count - skipped >= _LEAST_BATCHES and now - began > _LEAST_S / 2:
             mean_s = (now - counted_from) / (count - skipped)
             # What is left of its time is better spent on those that may win.
-            if mean_s > _CLEARLY_WORSE * limits.best_s:
+            if mean_s > _CLEARLY_WORSE * best_s:
                 return replace(trial, batch_s=mean_s, batches=count, stopped=True)
     return replace(trial, batch_s=(time.perf_counter() - counted_from) / max(1, count - skipped), batches=count)

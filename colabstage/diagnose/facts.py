@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from colabstage.machine.resources import read_resources
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -261,12 +259,6 @@ def measure_cores(cores: int) -> float:
 def _work(rounds: int) -> None:
     for _ in range(rounds):
         zlib.crc32(_WORK)
-
-
-def usable() -> tuple[int, int]:
-    """Return the cores, and the bytes of memory, that this process may use."""
-    resources = read_resources()
-    return resources.cores, resources.free_memory_bytes
 
 
 def measure_gather(batch: Any) -> float:

@@ -259,57 +259,6 @@ def has_kernel() -> bool:
     return getattr(get_shell() if get_shell else None, "kernel", None) is not None
 
 
-def show_live(usage: LiveUsage) -> Any:
-    """Show usage below the running cell; the handle's `.update(usage)` replaces it, from any thread."""
-    return import_module("IPython.display").display(usage, display_id=True)
-
-
-def draw_samples(samples: Sequence[GpuSample]) -> Figure:
-    """Draw utilisation and memory over time, a line for each GPU.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    figure = new_figure(9.0, 4.4)
-    panels: list[tuple[str, Callable[[GpuReading], float | None]]] = [
-        ("busy, %", lambda gpu: None if gpu.utilisation is None else 100 * gpu.utilisation),
-        ("memory, GB", lambda gpu: None if gpu.memory_used_bytes is None else gpu.memory_used_bytes / 1e9),
-    ]
-    names = {one.index: _gpu_label(one) for one in figure_out(samples)}
-    axes = figure.subplots(2, 1, sharex=True)
-    for axis, (label, value) in zip(axes, panels, strict=True):
-        for index, points in _lines(samples, value).items():
-            xs, ys = zip(*points, strict=True)
-            axis.plot(xs, ys, color=_LINES[index % len(_LINES)], linewidth=1.4, label=names[index])
-        axis.set_ylabel(label)
-        # From zero, or a little noise would fill the picture.
-        axis.set_ylim(bottom=0)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(0, 105)  # a line at 100 % would otherwise be cut in half
-    if axes[0].lines:
-        axes[0].legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
-    axes[1].set_xlabel("seconds")
-    return figure
-
-
-def _gpu_label(one: GpuFigures) -> str:
-    busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy on average"
-    return f"GPU {one.index}, {one.name}{busy}"
-
-
-def _lines(
-    samples: Sequence[GpuSample], value: Callable[[GpuReading], float | None]
-) -> dict[int, list[tuple[float, float]]]:
-    lines: dict[int, list[tuple[float, float]]] = {}
-    for sample in samples:
-        for gpu in sample.gpus:
-            found = value(gpu)
-            if found is not None:
-                lines.setdefault(gpu.index, []).append((sample.seconds, found))
-    return lines
-
-
 class GpuMonitor:
     """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
 
@@ -381,7 +330,8 @@ class GpuMonitor:
             self._problem = f"Nothing to watch: {problem}."
             self._say(self._problem)
             return self
-        handle = show_live(LiveUsage((), None)) if self._live else None
+        # The handle's `update` replaces what is shown below the cell, from any thread.
+        handle = import_module("IPython.display").display(LiveUsage((), None), display_id=True) if self._live else None
         # Time continues where the last run ended, so that a plot of both has no line going back.
         began = self._earlier[-1].seconds + self._interval_s if self._earlier else 0.0
         self._run = _SamplingThread(self._interval_s, self._timeout_s, began, handle)
@@ -418,8 +368,6 @@ class GpuMonitor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures, and every sample, as JSON values."""
-        from dataclasses import asdict
-
         return {
             "problem": self.problem,
             "gpus": [one.to_dict() for one in self.figures],
@@ -435,7 +383,32 @@ class GpuMonitor:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        return draw_samples(self.samples)
+        figure = new_figure(9.0, 4.4)
+        panels: list[tuple[str, Callable[[GpuReading], float | None]]] = [
+            ("busy, %", lambda gpu: None if gpu.utilisation is None else 100 * gpu.utilisation),
+            ("memory, GB", lambda gpu: None if gpu.memory_used_bytes is None else gpu.memory_used_bytes / 1e9),
+        ]
+        axes = figure.subplots(2, 1, sharex=True)
+        readings = [(sample.seconds, gpu) for sample in self.samples for gpu in sample.gpus]
+        for axis, (label, value) in zip(axes, panels, strict=True):
+            for one in self.figures:
+                points = [(seconds, value(gpu)) for seconds, gpu in readings if gpu.index == one.index]
+                # What the driver did not tell leaves no gap: a line through the others shows more.
+                known = [point for point in points if point[1] is not None]
+                if known:
+                    busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy on average"
+                    look = {"color": _LINES[one.index % len(_LINES)], "label": f"GPU {one.index}, {one.name}{busy}"}
+                    axis.plot(*zip(*known, strict=True), linewidth=1.4, **look)
+            axis.set_ylabel(label)
+            # From zero, or a little noise would fill the picture.
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+        axes[0].set_ylim(0, 105)  # a line at 100 % would otherwise be cut in half
+        if axes[0].lines:
+            axes[0].legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(-0.01, 1.0))
+        axes[1].set_xlabel("seconds")
+        return figure
 
     def __enter__(self) -> Self:
         return self.start()

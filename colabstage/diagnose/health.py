@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.files import read_json
@@ -31,7 +31,7 @@ from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.machine.resources import free_space, read_resources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from colabstage.machine.gpu import GpuReading
     from colabstage.machine.mounts import Mount
@@ -245,13 +245,9 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         # A traceback's last line says what went wrong.
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
         return _unreachable(path, last[0] if last else f"exit code {child.returncode}")
-    return dataset_from_json(json.loads(answer))
-
-
-def dataset_from_json(raw: dict[str, Any]) -> DatasetFacts:
-    """Return what `dataclasses.asdict` made JSON of."""
-    pack = raw.pop("pack")
-    return DatasetFacts(**raw, pack=None if pack is None else PackFacts(**pack))
+    told = json.loads(answer)
+    pack = told.pop("pack")
+    return DatasetFacts(**told, pack=None if pack is None else PackFacts(**pack))
 
 
 def _unreachable(path: Path, why: str) -> DatasetFacts:
@@ -362,7 +358,8 @@ def inspect_machine(
     """
     folder = current_folder() or Path.cwd()
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
-        dataset = None if path is None else pool.submit(_inspect_path, folder / Path(path).expanduser(), timeout_s)
+        place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
+        dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
         mounts = pool.submit(_probe_mounts, timeout_s)
         gpu = pool.submit(_inspect_gpus, timeout_s)
         here, resources = _inspect_platform(timeout_s), read_resources()
@@ -390,10 +387,6 @@ def inspect_machine(
             gpu=gpu.result(),
             dataset=None if dataset is None else dataset.result(),
         )
-
-
-def _inspect_path(path: Path, timeout_s: float) -> DatasetFacts:
-    return inspect_dataset(Path(os.path.normpath(path)), timeout_s=timeout_s)
 
 
 def _inspect_platform(timeout_s: float) -> PlatformFacts:
@@ -454,21 +447,14 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
     if not root.is_dir():
         return None, True
     total = 0
-    for blocks in _blocks_below(root):
-        total += 512 * blocks
-        if time.monotonic() > deadline:
-            return total, False
-    return total, True
-
-
-def _blocks_below(root: Path) -> Iterator[int]:
     for folder, _, names in os.walk(root):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):  # evicted meanwhile
                 # Blocks and not sizes: the client's files have holes.
-                yield os.lstat(f"{folder}/{name}").st_blocks
-            except OSError:  # evicted meanwhile
-                continue
+                total += 512 * os.lstat(f"{folder}/{name}").st_blocks
+            if time.monotonic() > deadline:
+                return total, False
+    return total, True
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:

@@ -142,11 +142,6 @@ def _note(known: dict[CodeType, StageName], function: object, stage: StageName) 
             known[code] = stage
 
 
-def note_collate(known: dict[CodeType, StageName], function: object) -> None:
-    """Take note of what makes batches of samples."""
-    _note(known, function, "collate")
-
-
 def gives_the_same(dataset: Any) -> bool:
     """Tell whether a dataset's first item is the same when it is asked for again: nothing in it is drawn at random."""
     import numpy as np
@@ -223,7 +218,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         # A copy has a place of its own, so the loader's stays where it is.
         return _profiled_ours(loader, copy.copy(loader))
     known = known_stages(loader.dataset)
-    note_collate(known, loader.collate_fn)
+    _note(known, loader.collate_fn, "collate")
     workers = loader.num_workers
     setting = Setting(
         "torch",
@@ -262,10 +257,8 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
         strategy=plan.strategy,
     )
     known = known_stages(loader.dataset)
-    note_collate(known, loader.collate_fn)
-    for function in (getattr(loader._machine.finish, "batch_transform", None),):
-        if (code := getattr(function, "__code__", None)) is not None:
-            known[code] = "transform"
+    _note(known, loader.collate_fn, "collate")
+    _note(known, loader._machine.finish.batch_transform, "transform")
     sampler = loader._machine.sampler
     asked = sampler.asked
 

@@ -28,7 +28,6 @@ from colabstage.diagnose.facts import (
     measure_gather,
     measure_handover,
     measure_pickling,
-    usable,
 )
 from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.diagnose.loaders import end_iterator
@@ -36,6 +35,7 @@ from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.gpu import gpu_problem
+from colabstage.machine.resources import read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -321,13 +321,8 @@ def _with_stages(
         return replace(facts, stages=_shares(sampler, _mean(untouched)), produced_s=tuple(untouched))
     if profiled.setting.workers == 0:
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
-    batches = feed.taken - taken_before
-    stages = tuple(
-        StageCost(name, entry.seconds / batches, entry.cpu_s / batches, entry.gil_s / batches)
-        for name in LOADER_STAGES
-        if (entry := sampler.times.get(name)) is not None
-    )
-    return replace(facts, stages=stages)
+    # Threads overlap, so their times add up to more than a batch takes, and are not scaled to it.
+    return replace(facts, stages=_stage_costs(sampler, 1 / (feed.taken - taken_before)))
 
 
 def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
@@ -337,7 +332,10 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
     # All batches came between two samples.
     if seen == 0:
         return (StageCost("read", batch_s, batch_s),)
-    scale = batch_s / seen
+    return _stage_costs(sampler, batch_s / seen)
+
+
+def _stage_costs(sampler: StackSampler, scale: float) -> tuple[StageCost, ...]:
     return tuple(
         StageCost(name, entry.seconds * scale, entry.cpu_s * scale, entry.gil_s * scale)
         for name in LOADER_STAGES
@@ -346,24 +344,21 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
 
 
 def _costs(facts: ProfileFacts, batch: Any) -> Costs:
-    cores, memory = usable()
-    handover_s, take_s = _handover_s(facts, batch)
+    resources = read_resources()
+    if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
+        handover_s, take_s = measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
+    else:
+        handover_s, take_s = measure_handover(batch)
     return Costs(
         handover_s=handover_s,
         take_s=take_s,
         gather_s=measure_gather(batch),
         pack_s=None if facts.setting.h5_file is None else _pack_s(facts.setting.h5_file, facts.setting.batch_samples),
-        cores=measure_cores(cores),
-        core_count=cores,
-        free_memory_bytes=memory,
+        cores=measure_cores(resources.cores),
+        core_count=resources.cores,
+        free_memory_bytes=resources.free_memory_bytes,
         free_disk_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
     )
-
-
-def _handover_s(facts: ProfileFacts, batch: Any) -> tuple[float, float]:
-    if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
-        return measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
-    return measure_handover(batch)
 
 
 def _pack_s(path: str, samples: int) -> float | None:

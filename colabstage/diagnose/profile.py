@@ -16,12 +16,12 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import MeasureOptions, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
-from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.page import facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -45,30 +45,9 @@ _SHOWN = 12
 _LINE = 90
 
 
-def draw_profile(profile: LoaderProfile) -> Figure:
-    """Draw the profile on white, 9 inches wide.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
-    # A few consecutive batches from the middle, where the loop has settled.
-    first = max(0, len(profile.spans) // 2 - _SHOWN // 2)
-    spans = profile.spans[first : first + _SHOWN]
-    figure = new_figure(9.0, 4.6 if spans else 3.0)
-    heading_lines = "\n".join(textwrap.wrap(profile.verdict.sentence, _LINE))
-    figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
-    if spans:
-        above, below = figure.subplots(2, 1, height_ratios=[max(2, len(profile.stage_seconds)), 1.6])
-        _draw_timeline(below, spans)
-    else:
-        above = figure.subplots()
-    _draw_stages(above, profile)
-    return figure
-
-
-def _draw_stages(axis: Axes, profile: LoaderProfile) -> None:
-    names = list(profile.stage_seconds)
-    milliseconds = [1000 * seconds for seconds in profile.stage_seconds.values()]
+def _draw_stages(axis: Axes, stage_seconds: Mapping[str, float]) -> None:
+    names = list(stage_seconds)
+    milliseconds = [1000 * seconds for seconds in stage_seconds.values()]
     bars = axis.barh(names, milliseconds, color=[COLOURS[name] for name in names], height=0.66)
     axis.bar_label(bars, [f"{value:,.2f} ms" for value in milliseconds], padding=4, fontsize=9, color=_INK)
     axis.invert_yaxis()
@@ -197,18 +176,29 @@ class LoaderProfile:
         """Return a bar for each stage, and a timeline of a few batches.
 
         Returns:
-            A matplotlib figure, which a notebook shows; `.savefig("profile.png")` writes it.
+            A matplotlib figure on white, which a notebook shows; `.savefig("profile.png")` writes it.
 
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        return draw_profile(self)
+        # A few consecutive batches from the middle, where the loop has settled.
+        first = max(0, len(self.spans) // 2 - _SHOWN // 2)
+        spans = self.spans[first : first + _SHOWN]
+        figure = new_figure(9.0, 4.6 if spans else 3.0)
+        heading_lines = "\n".join(textwrap.wrap(self.verdict.sentence, _LINE))
+        figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
+        if spans:
+            above, below = figure.subplots(2, 1, height_ratios=[max(2, len(self.stage_seconds)), 1.6])
+            _draw_timeline(below, spans)
+        else:
+            above = figure.subplots()
+        _draw_stages(above, self.stage_seconds)
+        return figure
 
     def __str__(self) -> str:
         return self.summary()
 
     def _repr_html_(self) -> str:
-
         seconds = self.stage_seconds
         longest = max(seconds.values(), default=0.0) or 1.0
         bars = "".join(
@@ -272,7 +262,11 @@ def profile_loader(
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
-    _check_arguments(step, budget_s)
+    if step is not None:
+        check_argument("step", step, "function", remedy="It is called with one batch.")
+    if not budget_s > 0:
+        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
+        raise OptionError(msg)
     with ExitStack() as stack:
         # Entered first and left last, because examining the loader may already draw random numbers.
         stack.enter_context(preserve_randomness())
@@ -284,15 +278,6 @@ def profile_loader(
         profiled.notes.append(put_back)
     facts = measured.facts
     return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(profiled.notes))
-
-
-def _check_arguments(step: object, budget_s: float) -> None:
-    if step is not None and not callable(step):
-        msg = f"step={step!r} cannot be called; expected a function of one batch."
-        raise OptionError(msg)
-    if not budget_s > 0:
-        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
-        raise OptionError(msg)
 
 
 def profiled_loader(loader: object) -> ProfiledLoader:

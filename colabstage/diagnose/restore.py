@@ -26,6 +26,8 @@ from colabstage.pack.code import codes_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    Found = Iterable[tuple[str, object]]
+
 # Datasets wrap each other (a subset of a concatenation of folders), each with transforms made of transforms.
 _DEPTH = 5
 _MOST_PARTS = 500
@@ -133,12 +135,6 @@ def _enters(part: object) -> bool:
     module = type(part).__module__ or ""
     # torch's own wrappers of datasets and samplers are entered, for users' datasets are inside.
     return module.startswith("torch.utils.data") or module.partition(".")[0] not in _FOREIGN
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    Found = Iterable[tuple[str, object]]
 
 
 # What is said of a step in which nothing was found.
