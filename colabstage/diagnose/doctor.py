@@ -66,7 +66,7 @@ class Ruling:
     """What to do about this very finding, where that is not what the check advises in general."""
 
 
-def check_platform(facts: MachineFacts) -> Ruling:
+def judge_platform(facts: MachineFacts) -> Ruling:
     """Run it on Linux, with a folder on the machine's own disk that can be written to; another one is named with
     local_dir=… or the variable COLABSTAGE_LOCAL_DIR. Elsewhere reading falls back to slower ways."""
     here = facts.platform
@@ -78,7 +78,7 @@ def check_platform(facts: MachineFacts) -> Ruling:
     return Ruling("ok" if here.system == "linux" else "warn", f"{what}; datasets are staged to '{here.fast_dir}'")
 
 
-def check_disk(facts: MachineFacts) -> Ruling:
+def judge_disk(facts: MachineFacts) -> Ruling:
     """Free some of the local disk: `colabstage cache purge` removes datasets that are staged here, `colabstage plan`
     says what one needs. On Colab, 'Runtime, Disconnect and delete runtime' gives a fresh disk."""
     free, data = facts.disk.free_bytes, facts.dataset
@@ -108,7 +108,7 @@ def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
     )
 
 
-def check_drive_cache(facts: MachineFacts) -> Ruling:
+def judge_drive_cache(facts: MachineFacts) -> Ruling:
     """Call flush_drive(remount=False), then delete /root/.config/Google/DriveFS and mount again: the Drive client
     keeps a copy of everything that was read or written through the mount, and gives it back only as the disk fills.
     Never delete it while Drive is mounted: what was not uploaded is there."""
@@ -124,7 +124,7 @@ def check_drive_cache(facts: MachineFacts) -> Ruling:
     return Ruling("ok", f"The Drive client holds {said}{rest}.")
 
 
-def check_mount(facts: MachineFacts) -> Ruling:
+def judge_mount(facts: MachineFacts) -> Ruling:
     """Mount it again: on Colab, mount_drive() starts a new client, which takes up what the old one had not uploaded.
     A mount that only takes long may be busy: wait a minute, then look again. Stage the dataset (stage_dataset) so that
     training does not depend on the mount."""
@@ -144,7 +144,7 @@ def check_mount(facts: MachineFacts) -> Ruling:
     return Ruling("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
 
 
-def check_current_folder(facts: MachineFacts) -> Ruling:
+def judge_current_folder(facts: MachineFacts) -> Ruling:
     """Leave it: os.chdir('/content'). When the client behind a mount dies, every command of a notebook whose current
     folder is on it fails, even those that have nothing to do with it; and Drive cannot be flushed while it is used."""
     if facts.folder_mount is not None:
@@ -152,7 +152,7 @@ def check_current_folder(facts: MachineFacts) -> Ruling:
     return Ruling("ok", f"'{facts.folder}' is on a local disk.")
 
 
-def check_gdown(facts: MachineFacts) -> Ruling:
+def judge_gdown(facts: MachineFacts) -> Ruling:
     """Run %pip install -q -U "gdown>=6.3" and, if gdown was imported before, restart the session. Older versions (5.2.2
     is on Colab's image) take a download that broke off for a whole one, and stop at 50 files of a folder. Only Google
     Drive share links need it."""
@@ -166,7 +166,7 @@ def check_gdown(facts: MachineFacts) -> Ruling:
     return Ruling("warn" if missing else "fail", problem.partition(" Run: ")[0])
 
 
-def check_memory(facts: MachineFacts) -> Ruling:
+def judge_memory(facts: MachineFacts) -> Ruling:
     """Nothing has to fit: make_loader reads files larger than memory with shuffle="window" at the disk's full rate. To
     make it fit, pack smaller images (image_size=…), keep them encoded (encoding="encoded"), or choose a machine with
     more memory. in_memory=True and strategy="memory" are refused where they do not fit."""
@@ -181,7 +181,7 @@ def check_memory(facts: MachineFacts) -> Ruling:
     return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
 
-def check_shared_memory(facts: MachineFacts) -> Ruling:
+def judge_shared_memory(facts: MachineFacts) -> Ruling:
     """Give a container more (docker run --shm-size=8g, or --ipc=host), use fewer workers or a smaller prefetch_factor,
     or num_workers=0 with make_loader, which needs no worker processes. A worker that finds no room in /dev/shm dies
     with 'Bus error'."""
@@ -203,7 +203,7 @@ def check_shared_memory(facts: MachineFacts) -> Ruling:
     return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
-def check_cores(facts: MachineFacts) -> Ruling:
+def judge_cores(facts: MachineFacts) -> Ruling:
     """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
     other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
     cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
@@ -216,7 +216,7 @@ def check_cores(facts: MachineFacts) -> Ruling:
     return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
 
 
-def check_network_mount(facts: MachineFacts) -> Ruling:
+def judge_network_mount(facts: MachineFacts) -> Ruling:
     """Stage it: stage_dataset(path) copies and packs it to the local disk once, and every epoch reads from there.
     Through a mount each file costs a round trip (0.4 s a file are reported of Drive), in every epoch."""
     data = facts.dataset
@@ -252,7 +252,7 @@ def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
     return f"'{data.path}' is not {wanted}."
 
 
-def check_crowded_folder(facts: MachineFacts) -> Ruling:
+def judge_crowded_folder(facts: MachineFacts) -> Ruling:
     """Zip the folder where the files come from and put the zip on Drive: archives are read in place and fast. With
     10,000 entries and more in one folder, a Drive mount answers listings with 'Input/output error'; trying again now
     and then succeeds, as each attempt learns a part."""
@@ -265,7 +265,7 @@ def check_crowded_folder(facts: MachineFacts) -> Ruling:
     return Ruling("warn" if data.largest_folder >= _CROWDED else "ok", f"{said}, on {data.slow_mount}.")
 
 
-def check_residency(facts: MachineFacts) -> Ruling:
+def judge_residency(facts: MachineFacts) -> Ruling:
     """Nothing has to be done: the first epoch reads the rest from the disk, and later ones from memory where it fits.
     make_loader reads a cold file in large pieces first. To have it warm at once, read it through: cat FILE >
     /dev/null."""
@@ -276,7 +276,7 @@ def check_residency(facts: MachineFacts) -> Ruling:
     return Ruling("ok" if resident >= _MOSTLY else "warn", said)
 
 
-def check_pack(facts: MachineFacts) -> Ruling:
+def judge_pack(facts: MachineFacts) -> Ruling:
     """Run `colabstage verify FILE` to compare every byte, and stage it again with refresh=True where it is damaged. A
     copy that was cut off can open without an error and give wrong data: only the manifest (FILE.json), which holds a
     hash of every block, can tell. Files that others wrote have none; copy the manifest along with a pack."""
@@ -296,7 +296,7 @@ def check_pack(facts: MachineFacts) -> Ruling:
     return Ruling("fail", f"{rows}; {pack.manifest_detail}.")
 
 
-def check_libraries(facts: MachineFacts) -> Ruling:
+def judge_libraries(facts: MachineFacts) -> Ruling:
     """Install newer ones: pip install -U "numpy>=1.26" "h5py>=3.12" "torch>=2.4", then restart the session. torch may
     be missing where Keras or TensorFlow trains."""
     versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
@@ -310,7 +310,7 @@ def check_libraries(facts: MachineFacts) -> Ruling:
     return Ruling("ok", f"{said}.")
 
 
-def check_gpu(facts: MachineFacts) -> Ruling:
+def judge_gpu(facts: MachineFacts) -> Ruling:
     """On Colab choose a GPU under 'Runtime, Change runtime type'. A torch that was built for CPUs only is replaced by:
     pip install -U torch --force-reinstall. Who else uses the GPU is in `nvidia-smi`: an earlier notebook that still
     holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
@@ -353,21 +353,21 @@ def numbers(version: str) -> tuple[int, ...]:
 
 # By title, in the order of the report.
 CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
-    "platform": check_platform,
-    "disk": check_disk,
-    "Drive client's cache": check_drive_cache,
-    "mounts": check_mount,
-    "current folder": check_current_folder,
-    "gdown": check_gdown,
-    "libraries": check_libraries,
-    "memory": check_memory,
-    "shared memory": check_shared_memory,
-    "cores": check_cores,
-    "GPU": check_gpu,
-    "location": check_network_mount,
-    "crowded folders": check_crowded_folder,
-    "page cache": check_residency,
-    "pack": check_pack,
+    "platform": judge_platform,
+    "disk": judge_disk,
+    "Drive client's cache": judge_drive_cache,
+    "mounts": judge_mount,
+    "current folder": judge_current_folder,
+    "gdown": judge_gdown,
+    "libraries": judge_libraries,
+    "memory": judge_memory,
+    "shared memory": judge_shared_memory,
+    "cores": judge_cores,
+    "GPU": judge_gpu,
+    "location": judge_network_mount,
+    "crowded folders": judge_crowded_folder,
+    "page cache": judge_residency,
+    "pack": judge_pack,
 }
 
 

@@ -263,7 +263,7 @@ def profile_loader(
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
     if step is not None:
-        check_argument("step", step, "function", remedy="It is called with one batch.")
+        check_argument("step", step, "function", remedy="This cannot be called with a batch.")
     if not budget_s > 0:
         msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
         raise OptionError(msg)
