@@ -512,6 +512,11 @@ class ThreadPool:
         self._demand = self.cancellation if isinstance(self.cancellation, Demand) else Demand()
         self._pool = ThreadPoolExecutor(self.threads - 1, "colabstage-pool") if self.threads > 1 else None
 
+    @property
+    def urgent(self) -> bool:
+        """Return whether somebody may be waiting for what is shared (`Demand.urgent`)."""
+        return self._demand.urgent
+
     def share(self, count: int, work: Callable[[int, int], None], *, alone: int = 0) -> None:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
 
@@ -531,7 +536,7 @@ class ThreadPool:
             work(0, count)
             return
         done = 0
-        while alone and done < count and not self._demand.urgent:
+        while alone and done < count and not self.urgent:
             self.cancellation.check()
             begin, done = done, min(count, done + alone)
             work(begin, done)

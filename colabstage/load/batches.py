@@ -108,6 +108,13 @@ _MOST_CHANNELS = 4
 _IMAGE_AXES = 3
 
 
+# A consumer that waits wakes in a tenth of this. One that keeps its batches is waited for in vain so many times.
+_HAND_OVER_S = 0.0005
+_PATIENCE = 3
+# Three of these are in the processor's caches as well as two.
+_LARGE_BYTES = 4 * 1024 * 1024
+
+
 def host_batches(
     dataset: dataset_h5,
     batches: Iterable[NDArray[np.intp]],
@@ -161,9 +168,19 @@ def host_batches(
         if together > 1:
             while group := list(islice(waiting, together)):
                 yield from _each_batch(*read(np.concatenate(group)), group)
+        # Whoever waits for a batch lets go of the one before it as soon as it comes, which the processor's caches may
+        # still hold: so two buffers serve by turns, where the third would come from memory.
+        patience = _PATIENCE if inputs.row_shape is not None else 0
+        made: deque[tuple[Any, Any]] = deque()
         for rows in waiting:
             # Nothing here may keep a name on a batch: it would occupy a buffer while the next one is made.
-            yield make(rows)
+            made.append(make(rows))
+            hand_over = patience > 0 and pool.urgent and len(rows) * inputs.row_bytes >= _LARGE_BYTES
+            if hand_over:
+                buffers.expect_return()
+            yield made.popleft()
+            if hand_over and not buffers.await_return(_HAND_OVER_S):
+                patience -= 1
 
 
 def can_group(dataset: dataset_h5) -> bool:

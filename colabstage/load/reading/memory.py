@@ -11,6 +11,7 @@ import ctypes
 import math
 import mmap
 import os
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -217,6 +218,9 @@ class BufferPool:
         # No lock: finalizers run wherever the last reference dies, also inside `borrow` of the same thread.
         # A deque's append and pop are atomic, and at its full length it lets the oldest block go.
         self._idle: deque[Block] = deque(maxlen=max_idle)
+        # Released by whoever gives a block back. Not a `Condition`, whose own lock a finalizer might find taken by its
+        # own thread.
+        self._returned = threading.Lock()
 
     def borrow(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """Borrow an uninitialised C-contiguous array; its memory comes back when the last view of it is dropped."""
@@ -228,13 +232,28 @@ class BufferPool:
         # The base of this array is the block, not another array. So numpy, which shortens chains of views, stops
         # at it, and it outlives every view.
         array = np.ndarray(shape, wanted, buffer=block)
-        weakref.finalize(array, self._idle.append, block).atexit = False
+        weakref.finalize(array, self._take_back, block).atexit = False
         return array
 
     @property
     def idle(self) -> int:
         """Return the number of blocks that wait to be borrowed again."""
         return len(self._idle)
+
+    def expect_return(self) -> None:
+        """Begin to look out for a block that comes back, for `await_return`: one thread at a time."""
+        self._returned.acquire(blocking=False)
+
+    def await_return(self, seconds: float) -> bool:
+        """Wait until a block has come back since `expect_return`; `False` when none did in so many seconds."""
+        return self._returned.acquire(timeout=seconds)
+
+    def _take_back(self, block: Block) -> None:
+        self._idle.append(block)
+        # Nobody waits, or another block has come back at this moment.
+        with contextlib.suppress(RuntimeError):
+            if self._returned.locked():
+                self._returned.release()
 
     def _take_block(self, nbytes: int) -> Block:
         with contextlib.suppress(IndexError):

@@ -62,6 +62,7 @@ from colabstage.load.reading.storage import (
     EngineChoice,
     choose_engine,
     choose_ragged,
+    is_warm,
     ragged_facts,
     read_storage_facts,
 )
@@ -325,15 +326,18 @@ class SplitPart:
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
         file = OpenFile(self.path, self._stamps, self._fields)
+        # First, because each epoch asks, and what memory is free takes as long to find out.
+        if is_warm(file.resident_part(self._x.facts)):
+            return
         # What does not fit would push itself out of memory while it is read.
         before = self._cache_state(file, self._x.facts)
-        if before.warm or not before.fits:
+        if not before.fits:
             return
         yield from file.warm(self._x.facts)
         # The system may have dropped the first pages while the last ones were read. Mapped reads of a cold file would
         # then fetch twenty times what they need.
         part = file.resident_part(self._x.facts)
-        if not replace(before, resident_part=part).warm:
+        if not is_warm(part):
             reason = f"after reading all of it once, only {part:.0%} has stayed in memory"
             _log.warning("'%s' is read row by row: %s.", self.path, reason)
             self._x = replace(self._x, choice=EngineChoice("read", reason))

@@ -69,6 +69,11 @@ class StorageFacts:
         return self.shape[0] * self.row_bytes
 
 
+def is_warm(resident_part: float) -> bool:
+    """Tell whether random rows mostly come out of memory, where it holds this part of them."""
+    return resident_part >= _WARM_PART
+
+
 @dataclass(frozen=True, slots=True)
 class CacheState:
     """How much of a dataset the system has in memory."""
@@ -83,7 +88,7 @@ class CacheState:
     @property
     def warm(self) -> bool:
         """Tell whether random rows mostly come out of memory."""
-        return self.resident_part >= _WARM_PART
+        return is_warm(self.resident_part)
 
     @property
     def fits(self) -> bool:

@@ -36,6 +36,22 @@ def test_kept_arrays_are_never_overwritten() -> None:
     assert [int(array.min()) for array in kept] == [int(array.max()) for array in kept] == list(range(12))
 
 
+def test_a_block_that_comes_back_is_waited_for() -> None:
+    """Whoever looks out for a block has it as soon as another thread drops it, and hears of none that stays away."""
+    pool = BufferPool(2)
+    held = [pool.borrow(SHAPE, np.uint8), pool.borrow(SHAPE, np.uint8)]
+    # Nobody looks out for this one.
+    held.pop()
+    pool.expect_return()
+    assert not pool.await_return(0.01)
+    dropping = threading.Timer(0.05, held.clear)
+    pool.expect_return()
+    dropping.start()
+    assert pool.await_return(10)
+    assert pool.idle == 2
+    dropping.join()
+
+
 @pytest.mark.parametrize(
     "derive",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from colabstage.io.progress import Demand
 from colabstage.load.batches import host_batches
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -37,7 +39,7 @@ def test_batches_are_those_gathered_one_by_one(small: Path) -> None:
     """Grouped or not, an epoch has the same batches, the last and partial one too."""
     grouped = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3)
     single = make_loader(dataset_h5(small, return_index=True), BATCH, seed=3, prefetch_factor=1)
-    assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (64, 1)
+    assert (grouped.plan.prefetch.value, single.plan.prefetch.value) == (256, 1)
     with h5py.File(small) as file:
         images, labels = file["X_train"][()], file["Y_train"][()]
     pairs = list(zip(grouped, single, strict=True))
@@ -117,3 +119,51 @@ def test_no_more_are_prepared_than_asked_for(small: Path) -> None:
     assert max(read) == 4 * BATCH
     assert 8 * BATCH <= sum(read) <= 13 * BATCH
     loader.close()
+
+
+class _Counting(BufferPool):
+    """Count how often a block is waited for, and whether it came back."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.came_back: list[bool] = []
+        self.wait_s = 0.0
+
+    def await_return(self, seconds: float) -> bool:
+        self.came_back.append(super().await_return(max(seconds, self.wait_s)))
+        return self.came_back[-1]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """12 rows of 1 MiB."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w") as file:
+        file["X_train"] = np.arange(12, dtype=np.uint8).repeat(1 << 20).reshape(12, 1 << 20)
+    return path
+
+
+def test_large_batches_take_turns_in_two_buffers(large: Path) -> None:
+    """A consumer that waits, and drops the batch before when the next one comes, has the memory of that one next."""
+    buffers, rows = _Counting(), [np.arange(start, start + 4) for start in (0, 4, 8)]
+    batches = host_batches(dataset_h5(large), rows, workers=1, buffers=buffers, cancellation=Demand())
+    held = [batch for batch in (next(batches), next(batches)) if isinstance(batch, tuple)]
+    addresses = [x.data_ptr() for x, _ in held]
+    # As a loop does, whose variable names the batch before until it has the next one.
+    dropping = threading.Timer(0.0, held.pop, [0])
+    buffers.wait_s = 10.0
+    dropping.start()
+    third = next(batches)
+    dropping.join()
+    assert isinstance(third, tuple)
+    assert third[0].data_ptr() == addresses[0]
+    assert torch.equal(third[0][:, 0], torch.arange(8, 12, dtype=torch.uint8))
+
+
+def test_who_keeps_batches_is_not_waited_for_again_and_again(large: Path) -> None:
+    """After a few that did not come back, none is waited for."""
+    buffers, rows = _Counting(), [np.arange(start % 8, start % 8 + 4) for start in range(12)]
+    batches = host_batches(dataset_h5(large), rows, workers=1, buffers=buffers, cancellation=Demand())
+    kept = list(batches)
+    assert len(kept) == 12
+    assert buffers.came_back == [False] * 3

@@ -24,25 +24,31 @@ DIGITS = LoaderFacts(
 
 @pytest.mark.parametrize(
     ("prefetch", "batch_bytes", "together"),
-    [(64, 32_768, 32), (64, 1_000, 32), (3, 1_000, 1), (10, 1_000, 5), (64, 500_000, 4), (64, 5_000_000, 1)],
+    [(64, 32_768, 32), (999, 1_000, 128), (3, 1_000, 1), (10, 1_000, 5), (64, 500_000, 16), (64, 5_000_000, 1)],
 )
 def test_a_group_is_half_of_what_may_be_ahead_and_small(prefetch: int, batch_bytes: int, together: int) -> None:
-    """Groups hold 2 MiB, 32 batches, or half of the batches that may wait, whichever is least."""
+    """Groups hold 8 MiB, 128 batches, or half of the batches that may wait, whichever is least."""
     assert batches_together(prefetch, batch_bytes) == together
-    assert together * batch_bytes <= 2 * 1024 * 1024 or together == 1
+    assert together * batch_bytes <= 8 * 1024 * 1024 or together == 1
 
 
 def test_empty_rows_are_small() -> None:
     """Batches without bytes are no division by zero."""
-    assert prefetch_of_small(0) == 64
+    assert prefetch_of_small(0, copied=True) == 256
 
 
 def test_small_batches_are_planned_together() -> None:
     """The plan of small batches prepares two groups ahead and says so; what was asked for stays."""
     plan = choose_loader(DIGITS, LoaderRequest(64))
-    assert plan.prefetch.value == 64
-    assert "32 at a time" in plan.prefetch.reason
+    assert plan.prefetch.value == 256
+    assert "128 at a time" in plan.prefetch.reason
     assert choose_loader(DIGITS, LoaderRequest(64, prefetch_factor=2)).prefetch.value == 2
+
+
+def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
+    """The first batch waits for its whole group, which takes long where each row does."""
+    decoded = replace(DIGITS, engine=EngineChoice("chunks", "a test"))
+    assert choose_loader(decoded, LoaderRequest(64)).prefetch.value == 64
 
 
 @pytest.mark.parametrize(
