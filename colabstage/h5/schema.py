@@ -12,10 +12,10 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -251,7 +251,18 @@ def _encode(text: object) -> bytes:
 
 
 def _longest(texts: Sequence[object]) -> int:
+    if isinstance(texts, StringArray) and texts.is_utf8():
+        return int(texts.lengths.max(initial=0))
     return max((len(_encode(text)) for text in texts), default=1)
+
+
+def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
+    """Return each text as bytes, with zeros up to `length`."""
+    import numpy as np
+
+    if isinstance(texts, StringArray) and texts.is_utf8():
+        return texts.padded(length)
+    return np.array([_encode(text) for text in texts], dtype=f"S{length}")
 
 
 def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
@@ -264,17 +275,15 @@ def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
 
 def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:
     import h5py
-    import numpy as np
 
     # HDF5 has no strings of zero bytes.
     length = _longest(texts) or 1
     dataset = file.create_dataset(
         name, shape=(len(texts),), dtype=h5py.string_dtype("utf-8", length), track_times=False
     )
-    encoded = map(_encode, texts)
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         # The padded bytes go in as they are: h5py's own conversion of a million strings takes seconds.
-        raw = np.array(list(islice(encoded, _TEXTS_AT_ONCE)), dtype=f"S{length}")
+        raw = _encoded(texts[start : start + _TEXTS_AT_ONCE], length)
         place = dataset.id.get_space()
         place.select_hyperslab((start,), raw.shape)
         dataset.id.write(h5py.h5s.create_simple(raw.shape), place, raw, mtype=dataset.id.get_type())

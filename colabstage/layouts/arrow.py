@@ -41,7 +41,8 @@ from colabstage.layouts.shards import (
     shard_of,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
-from colabstage.trees.entries import StringArray, files_ending_in
+from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import LocalBytes, SourceFile
 
 if TYPE_CHECKING:

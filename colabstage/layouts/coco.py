@@ -17,7 +17,8 @@ from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
-from colabstage.trees.entries import files_ending_in, first_repeated
+from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -37,7 +37,8 @@ from colabstage.layouts.reading import read_files, read_head
 from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
-from colabstage.trees.entries import FileEntries, files_ending_in, folders_of
+from colabstage.trees.entries import FileEntries, files_ending_in
+from colabstage.trees.strings import folders_of
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from colabstage.layouts.shards import (
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
 from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
-from colabstage.trees.entries import StringArray, files_ending_in
+from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.names import parent_folders
@@ -86,7 +89,10 @@ def is_note(name: str) -> bool:
 def count_kinds(files: Iterable[FileEntry]) -> str:
     """Write how many files there are of each extension, the commonest first."""
     endings, of_files = FileEntries.of(files).endings
-    return count_by([endings[number].lower() or "without extension" for number in of_files.tolist()])
+    counts: Counter[str] = Counter()
+    for ending, count in zip(endings, np.bincount(of_files, minlength=len(endings)).tolist(), strict=True):
+        counts[ending.lower() or "without extension"] += count
+    return count_by(counts)
 
 
 def listed(names: list[str]) -> str:

@@ -63,7 +63,7 @@ _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes
 # The test set of MNIST and its kin, and SVHN's further images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # What numpy.savez calls arrays that are given to it without names.
-_SAME_DIGIT = str.maketrans("123456789", "0" * 9)
+_SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
 
 
@@ -206,10 +206,10 @@ def has_role(name: str) -> bool:
 def first_with_role(files: FileEntries) -> str | None:
     """Return the first file of some that `has_role`, by its bare name; `None` where none has."""
     # No role has digits in its name, and names of samples mostly differ in digits only.
-    firsts: dict[str, str] = {}
-    for name in files.names:
-        firsts.setdefault(name[name.rfind("/") + 1 :].translate(_SAME_DIGIT), name)
-    return next((name for base, name in firsts.items() if has_role(base)), None)
+    names = files.names.translated(_SAME_DIGIT)
+    bases, numbers = names.parts(names.last_of(b"/") + 1, names.lengths)
+    firsts = np.unique(numbers, return_index=True)[1]
+    return next((files.names[int(first)] for base, first in zip(bases, firsts, strict=True) if has_role(base)), None)
 
 
 def _called(names: list[str], wanted: str) -> list[str]:

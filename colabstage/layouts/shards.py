@@ -21,8 +21,8 @@ from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import stamp_of
 from colabstage.layouts.table import BrokenDatasetError, Values
-from colabstage.trees.entries import StringArray
 from colabstage.trees.folder import FolderFile
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -277,7 +277,7 @@ class ShardParts:
         self._numbers, self.sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
         # One shard after the other is what a disk reads fastest, and what keeps few of them open.
         self.positions = self._bases[self._numbers] + table[:, 1]
-        self._names = names if isinstance(names, StringArray) else StringArray.of(names)
+        self._names = StringArray.of(names)
         self._lock = threading.Lock()
         self._in_use: OrderedDict[int, None] = OrderedDict()
 

@@ -13,7 +13,8 @@ from colabstage.io.units import format_count, left_out
 from colabstage.layouts.names import same_split, split_name
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
-from colabstage.trees.entries import files_ending_in, take_strings
+from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import take_strings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

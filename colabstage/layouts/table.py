@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError, SourceReadError
 from colabstage.io.units import NAMES_SHOWN, format_names
-from colabstage.trees.entries import FileEntries, first_repeated
+from colabstage.trees.entries import FileEntries
+from colabstage.trees.strings import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -311,7 +312,7 @@ class NearMissError(LayoutError):
 class SampleTable:
     """Which content is which sample, with its target and split. N samples.
 
-    Sequences of texts may be lists, tuples, or `trees.entries.StringArray`, which hold millions in little memory.
+    Sequences of texts may be lists, tuples, or `trees.strings.StringArray`, which hold millions in little memory.
     """
 
     layout: str

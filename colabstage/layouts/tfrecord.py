@@ -32,7 +32,8 @@ from colabstage.layouts.shards import (
     shard_of,
 )
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
-from colabstage.trees.entries import StringArray, files_ending_in
+from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

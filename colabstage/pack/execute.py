@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,6 +47,7 @@ from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
 from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -312,8 +312,8 @@ class _PackRun:
         written = (FORMAT_VERSION, version("colabstage"), RECORD.descr, options, plan.resizer, fields, shard)
         for fact in (self.origin.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
-        for text in chain(table.classes, table.keys):
-            digest.update(f"{text}\n".encode(errors="surrogateescape"))
+        for texts in (table.classes, table.keys):
+            StringArray.of(texts).feed(digest.update)
         # A listing may have another order, or an archive may have been made again: the journal's positions then stand
         # for other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]

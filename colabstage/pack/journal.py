@@ -12,6 +12,7 @@ from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import xxhash
 
 from colabstage.io.files import Closing
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
-# The stamp of an unfinished block; no finished one has it.
-# No block has it: a stamp that would be 0 is written as 1.
+# The stamp of an unfinished block. No finished one has it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
 
 
@@ -46,8 +46,6 @@ class PackJournal(Closing):
         """
         self._lock = threading.Lock()
         self._samples = samples
-        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
-        self._left = bytearray(_blocks_of(samples))
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
         self._found = _read_finished(path, self._head, samples, self._block_stamp)
@@ -67,7 +65,8 @@ class PackJournal(Closing):
     @property
     def finished_samples(self) -> int:
         """Return how many samples an earlier run has finished."""
-        return self._samples - sum(self._samples_of(block) for block, stamp in self._blocks() if stamp == _NO_STAMP)
+        finished = np.frombuffer(self._found.stamps, np.uint64) != _NO_STAMP
+        return int(np.frombuffer(self._lengths(), np.uint8)[finished].sum())
 
     @property
     def skipped(self) -> dict[int, str]:
@@ -91,20 +90,23 @@ class PackJournal(Closing):
             ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
             ({"animated": position} for position in sorted(self.animated)),
         )
-        for block in range(len(self._left)):
-            self._left[block] = self._samples_of(block)
+        # How many samples of each block are not finished; one byte each, since there may be millions of blocks.
+        self._left = self._lengths()
         return Journal(self._path, self._head, kept)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Yield each block with its stamp, or `_NO_STAMP`."""
         return enumerate(self._found.stamps)
 
-    def _samples_of(self, block: int) -> int:
-        return min(BLOCK_SAMPLES, self._samples - block * BLOCK_SAMPLES)
+    def _lengths(self) -> bytearray:
+        """Return how many samples each block has."""
+        lengths = bytearray([BLOCK_SAMPLES]) * _blocks_of(self._samples)
+        lengths[-1:] = [self._samples - BLOCK_SAMPLES * (len(lengths) - 1)] if lengths else []
+        return lengths
 
     def _block_stamp(self, block: int) -> int:
         first = block * BLOCK_SAMPLES
-        stamps = "\n".join(self._stamp(i) for i in range(first, first + self._samples_of(block)))
+        stamps = "\n".join(self._stamp(i) for i in range(first, min(first + BLOCK_SAMPLES, self._samples)))
         return xxhash.xxh3_64_intdigest(stamps.encode(errors="surrogateescape")) or 1
 
     def is_finished(self, position: int) -> bool:

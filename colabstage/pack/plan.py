@@ -33,7 +33,7 @@ from colabstage.images.options import MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes, Values
 from colabstage.pack.splits import SplitPlan, split_rows
-from colabstage.trees.entries import take_strings
+from colabstage.trees.strings import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,10 +15,10 @@ import xxhash
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.layouts.table import Boxes, TreeFiles, Values
-from colabstage.trees.entries import take_strings
+from colabstage.trees.strings import StringArray, take_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,12 +41,14 @@ class SplitPlan:
 def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.uint64]:
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
-    prefix = f"{seed}/{purpose}/"
-    return np.fromiter(
-        (xxhash.xxh3_64_intdigest((prefix + key).encode(errors="surrogateescape")) for key in keys),
-        dtype=np.uint64,
-        count=len(keys),
-    )
+    prefix = f"{seed}/{purpose}/".encode()
+    return np.fromiter((xxhash.xxh3_64_intdigest(prefix + key) for key in _encoded(keys)), np.uint64, len(keys))
+
+
+def _encoded(keys: Sequence[str]) -> Iterable[bytes]:
+    if isinstance(keys, StringArray) and keys.is_utf8():
+        return keys.encoded()
+    return (key.encode(errors="surrogateescape") for key in keys)
 
 
 def assign_splits(

@@ -7,7 +7,6 @@ archive: skipping the one member would hand over a dataset that is not the one i
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import posixpath
 import re
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import UnsafeArchiveError
 from colabstage.io.temporaries import is_our_name
 from colabstage.io.units import format_bytes
-from colabstage.trees.entries import first_repeated
+from colabstage.trees.strings import StringArray, first_repeated, folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -183,17 +182,17 @@ def check_collisions(archive: str, files: Sequence[str], folders: Iterable[str])
     twice = first_repeated(files)
     if twice is not None:
         raise refuse_member(archive, twice, "its name occurs twice, so which of the two is meant is unclear")
-    parents = parent_folders(itertools.chain(files, (f"{folder}/" for folder in folders)))
-    for name in files:
-        if name in parents:
-            raise refuse_member(archive, name, "it is a file and also a folder of other members")
+    names = StringArray.of(files)
+    both = names.among(parent_folders(names) | parent_folders([f"{folder}/" for folder in folders]))
+    if len(both):
+        raise refuse_member(archive, names[int(both[0])], "it is a file and also a folder of other members")
 
 
 def parent_folders(names: Iterable[str]) -> set[str]:
     """Return every folder that `names` are in, at any depth."""
     folders: set[str] = set()
-    for name in names:
-        folder = name.rpartition("/")[0]
+    for direct in folders_of(StringArray.of(names))[0]:
+        folder = direct
         while folder and folder not in folders:
             folders.add(folder)
             folder = folder.rpartition("/")[0]

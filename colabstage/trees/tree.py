@@ -265,8 +265,8 @@ def as_tree(given: object) -> Tree | None:
     return _GivenTree(given) if all(hasattr(given, name) for name in ("entries", "read", "label")) else None
 
 
-def count_by(keys: Iterable[str], *, most: int = 5) -> str:
-    """Write how often each key occurs, the commonest first.
+def count_by(keys: Iterable[str] | Mapping[str, int], *, most: int = 5) -> str:
+    """Write how often each key occurs, or the counts of keys, the commonest first.
 
     >>> count_by([".txt", ".csv", ".csv"])
     '2 .csv, 1 .txt'

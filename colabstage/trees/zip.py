@@ -18,7 +18,7 @@ import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
-from colabstage.trees.entries import StringArray, narrowed, sorted_by_name
+from colabstage.trees.entries import sorted_by_name
 from colabstage.trees.names import (
     DEFAULT_LIMITS,
     JUNK_FILES,
@@ -34,6 +34,7 @@ from colabstage.trees.names import (
     resolve_links,
     without_files,
 )
+from colabstage.trees.strings import StringArray, narrowed
 from colabstage.trees.tree import PIECE_BYTES, Tree, cut_while_read, skipped_links, unknown_entry
 from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
 

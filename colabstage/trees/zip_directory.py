@@ -12,20 +12,25 @@ import functools
 import struct
 import zlib
 from array import array
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
+from colabstage.io.pipeline import DaemonPool
 from colabstage.trees.names import refuse_member
 from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
+    from concurrent.futures import Future
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.trees.entries import StringArray
+    from colabstage.trees.strings import StringArray
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -76,9 +81,10 @@ _FIRST_MARKS = (b"PK\3\4", b"PK\7\x08", b"PK00", _END_MARK)
 _MAX_DIRECTORY_BYTES = 1 << 30
 # No file is as long; what claims to be more is refused for this just as well, and sums of two fit 64 bits.
 _BEYOND = 1 << 61
-# Of a directory, what is read at once, and the members that are taken apart together: one of 70 MB, of a million
-# members, would otherwise be in memory three times over. Longer than any record, which has at most 192 KiB.
-_READ_BYTES = 8 << 20
+# Of a directory, what is read at once, how many of these are under way, and the members that are taken apart together:
+# one of 70 MB, of a million members, would otherwise be in memory three times over.
+_READ_BYTES = 4 << 20
+_PIECES_AHEAD = 4
 _PARSED_TOGETHER = 1 << 15
 
 _EXTRA_ZIP64 = 0x0001
@@ -189,9 +195,10 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
     if start >= tail_at:
-        members = _parse_members(source, lambda at: tail[start + at - tail_at : end.position - tail_at], end.size)
+        members = _parse_members(source, iter([tail[start - tail_at : end.position - tail_at]]), end.size)
     else:
-        members = _parse_members(source, lambda at: source.pread(min(_READ_BYTES, end.size - at), start + at), end.size)
+        with DaemonPool(_PIECES_AHEAD, "colabstage-directory") as pool:
+            members = _parse_members(source, _pieces_of(source, start, end.position, pool), end.size)
     if shift > 0:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
         turns = np.cumsum(members.facts["offset"] < np.concatenate([[0], members.facts["offset"][:-1]]))
@@ -285,22 +292,40 @@ def _damaged_directory(source: ByteSource, reason: str) -> CorruptArchiveError:
     return CorruptArchiveError(f"'{source.label}' is damaged: {reason}. Copy or upload the archive again.")
 
 
-def _parse_members(source: ByteSource, read: Callable[[int], bytes], length: int) -> ZipDirectory:
-    """Return what a directory of `length` bytes says. `read`: returns some of it, from a place in it on."""
+def _pieces_of(source: ByteSource, begin: int, end: int, pool: DaemonPool) -> Iterator[bytes]:
+    """Yield the bytes of a directory piece by piece. From afar each costs a round trip, so several are under way."""
+    places = iter(range(begin, end, _READ_BYTES))
+    coming: deque[tuple[int, Future[bytes]]] = deque()
+
+    def ask(count: int) -> None:
+        for place in islice(places, count):
+            length = min(_READ_BYTES, end - place)
+            coming.append((length, pool.submit(partial(source.pread, length, place))))
+
+    ask(_PIECES_AHEAD)
+    while coming:
+        length, future = coming.popleft()
+        (piece,) = DaemonPool.results([future])
+        if len(piece) < length:
+            raise truncated(source, "its directory is cut")
+        ask(1)
+        yield piece
+
+
+def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> ZipDirectory:
+    """Return what a directory of `length` bytes says, of which `pieces` follow each other."""
     import numpy as np
 
-    from colabstage.trees.entries import StringArray
+    from colabstage.trees.strings import StringArray
 
     names: list[StringArray] = []
     stored_names: dict[int, bytes] = {}
     facts = {name: np.empty(0, dtype) for name, dtype in _FACTS[_place_type(source)].items()}
     done = room = 0
 
-    def take_some(at: int) -> int:
+    def take_some(at: int, piece: bytes) -> bytes:
+        """Take the records of a piece that is at a place in the directory; return the beginning of one that is cut."""
         nonlocal done, room
-        piece = read(at)
-        if len(piece) < min(_READ_BYTES, length - at):
-            raise truncated(source, "its directory is cut")
         found = _record_starts(source, piece, at, is_last=at + len(piece) == length)
         wanted = done + len(found.starts)
         if wanted > room:
@@ -316,12 +341,13 @@ def _parse_members(source: ByteSource, read: Callable[[int], bytes], length: int
             for name, values in records.facts().items():
                 facts[name][done : done + len(starts)] = values
             done += len(starts)
-        return at + found.end
+        return piece[found.end :]
 
-    at = 0
-    while at < length:
-        # In a function, so that one piece is gone before the next is read.
-        at = take_some(at)
+    at, rest = 0, b""
+    for piece in pieces:
+        at += len(piece)
+        # In a function, so that what it holds of one piece is gone before the next.
+        rest = take_some(at - len(rest) - len(piece), rest + piece)
     return ZipDirectory(
         StringArray.joined(names), stored_names, {name: column[:done] for name, column in facts.items()}
     )
@@ -353,7 +379,7 @@ class _Records:
         on."""
         import numpy as np
 
-        from colabstage.trees.entries import StringArray
+        from colabstage.trees.strings import StringArray
 
         records, directory = self._records, self._directory
         begins = self._starts + _MEMBER.size

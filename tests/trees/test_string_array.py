@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.trees.entries import StringArray, first_repeated, folders_of, narrowed, take_strings
+from colabstage.trees.strings import StringArray, first_repeated, folders_of, narrowed, take_strings
 
 # Lone surrogates are how Python shows a file name that is no UTF-8; "\uffff" sorts before "\U00010000" there.
 ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, "日本", "a\0"]
@@ -107,3 +107,32 @@ def test_numbers_are_narrowed_only_where_all_fit() -> None:
     assert narrowed(np.array([0, 2**32 - 1])).dtype == np.uint32
     assert narrowed(np.array([0, 2**32])).tolist() == [0, 2**32]
     assert narrowed(np.array([-1, 5])).tolist() == [-1, 5]
+
+
+@pytest.mark.parametrize("times", [1, 700], ids=["one page", "several"])
+def test_bytes_of_all_texts_at_once_are_those_of_each(times: int) -> None:
+    """As bytes, padded, translated and fed to a digest; selections as well."""
+    paths = [path for path in PATHS if len(path) < 100] * times
+    texts = StringArray.of(["-", *paths]).take(np.arange(1, len(paths) + 1))
+    encoded = [path.encode() for path in paths]
+    assert list(texts.encoded()) == encoded
+    assert texts.padded(40).tolist() == [path.rstrip(b"\0") for path in encoded]
+    assert texts.translated(bytes.maketrans(b"ac", b"xy")) == [
+        path.replace("a", "x").replace("c", "y") for path in paths
+    ]
+    fed = [b"", b""]
+    for number, strings in enumerate((texts, StringArray.of(paths))):
+        strings.feed(lambda part, number=number: fed.__setitem__(number, fed[number] + part))  # type: ignore[misc]
+    assert fed[0] == fed[1]
+
+
+def test_hashes_tell_texts_apart() -> None:
+    """Equal texts have equal hashes, wherever they are; of many alike ones no two others have."""
+    names = [f"{a}{b}/{c}" for a in "abcde" for b in range(100) for c in ("", "a", "b", "ab", "ba", "\0")]
+    texts = StringArray.of(names)
+    assert len(set(texts.hashes().tolist())) == len(names)
+    rows = np.random.default_rng(0).permutation(len(names))
+    assert np.array_equal(texts.take(rows).hashes(), texts.hashes()[rows])
+    assert texts.among({names[7], "absent", "", names[2900]}).tolist() == [7, 2900]
+    assert StringArray.of(ODD).among({"", "\udc80"}).tolist() == [1, 2]
+    assert not len(texts.among(()))

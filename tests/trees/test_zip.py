@@ -278,6 +278,30 @@ def test_a_directory_in_many_pieces_is_what_zipfile_reads(
         ZipTree(_Memory(broken))
 
 
+def test_pieces_of_a_directory_are_asked_for_together(zip_bytes: ZipBytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From afar each costs a round trip, so several are under way; and one that is cut is no directory."""
+    monkeypatch.setattr("colabstage.trees.zip_directory._READ_BYTES", 50_000)
+    content = zip_bytes({f"c/{number:05}.bin": b"" for number in range(4000)})
+    # The directory is four of them and a shorter one.
+    together = threading.Barrier(2)
+
+    class Far(_Memory):
+        def pread(self, length: int, offset: int) -> bytes:
+            if length == 50_000:
+                together.wait(20)
+            return super().pread(length, offset)
+
+    with ZipTree(Far(content)) as tree:
+        assert len(tree.entries) == 4000
+
+    class Cut(_Memory):
+        def pread(self, length: int, offset: int) -> bytes:
+            return super().pread(length, offset)[: length - (length == 50_000)]
+
+    with pytest.raises(CorruptArchiveError, match="its directory is cut"):
+        ZipTree(Cut(content))
+
+
 def test_a_member_of_many_takes_its_name_twice_and_some_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a zip of 100,000 members: at most 180 bytes of memory for each, and less than 80 once it is open."""
     monkeypatch.setattr("colabstage.trees.zip_directory._READ_BYTES", 1 << 18, raising=False)

@@ -262,11 +262,11 @@ class StreamingCopy(Closing):
         """Read before the copy has begun, and keep what comes along for the next look."""
         if not self._source.facts.ranges:
             return self._read_directly(offset, end)
+        if (data := known_bytes(self._source, offset, end)) is not None:
+            return data
         self._look_at_end()
         if offset >= self._end_begins and (data := self._read_at_end()) is not None:
             return data[offset - self._end_begins : end - self._end_begins]
-        if (data := known_bytes(self._source, offset, end)) is not None:
-            return data
         if end - offset > self._along_bytes:
             return self._read_directly(offset, end)
         for begin, data in tuple(self._looked_at):
@@ -282,12 +282,9 @@ class StreamingCopy(Closing):
             if self._end_pool is not None or self._closed or not ends_with_contents(self._source.facts.name):
                 return
             self._end_pool = pool = DaemonPool(1, "colabstage-end")
-            if self._end_begins > ALONG_BYTES:
-                self._at_end = pool.submit(self._read_end)
-
-    def _read_end(self) -> bytes:
-        known = known_bytes(self._source, self._end_begins, self.size)
-        return self._read_directly(self._end_begins, self.size) if known is None else known
+            # What came along when the file was opened says how long its table of contents is, so nothing is guessed.
+            if self._end_begins > ALONG_BYTES and not known_bytes(self._source, self.size - 1, self.size):
+                self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
 
     def _read_at_end(self) -> bytes | None:
         """Return the end once it is here; `None` where it was not asked for, or did not come: who asks again then is
