@@ -1,4 +1,5 @@
-"""The runs behind a profile: the loader alone, loader and step together, the step alone, the stages alone.
+"""The runs behind a profile: the loader alone, loader and step together, the step alone, the stages alone; and trials,
+with a batch of the caller's own size, of what other ways of loading would cost here.
 
 The runs that count have two looks at the clock for each batch and nothing else. Stacks are sampled in a run of its own,
 of the loader alone; where worker processes make its batches, of the loader without them.
@@ -6,15 +7,22 @@ of the loader alone; where worker processes make its batches, of the loader with
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
 import time
+import zlib
 from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from colabstage.diagnose.facts import (
     LOADER_STAGES,
@@ -22,12 +30,9 @@ from colabstage.diagnose.facts import (
     ProfileFacts,
     Span,
     StageCost,
+    arrays_of,
     batch_size_of,
     image_size_of,
-    measure_cores,
-    measure_gather,
-    measure_handover,
-    measure_pickling,
 )
 from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.diagnose.loaders import end_iterator
@@ -49,6 +54,14 @@ _LEAST_BATCHES = 3
 _GPU_EVERY_S = 0.2
 # In epochs of one or two batches most batches are an epoch's first, which do not count; so epochs are limited as well.
 _MOST_EPOCHS = 20
+_MOST_THREADS = 8
+# About 2 ms of one core a time, and long enough together that the system's scheduler has shared out the cores.
+_WORK = bytes(4 << 20)
+_ROUNDS = 25
+_LEAST_CORES = 0.1
+_TRIALS = 7
+# A few hundred bytes written into a pipe or read out of it, with the thread that does it.
+_PIPE_S = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,8 +376,6 @@ def _costs(facts: ProfileFacts, batch: Any) -> Costs:
 
 def _pack_s(path: str, samples: int) -> float | None:
     """Return the seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
-    import numpy as np
-
     from colabstage.load.reading.reader import SplitReader
 
     try:
@@ -378,4 +389,115 @@ def _pack_s(path: str, samples: int) -> float | None:
             seconds.append(time.perf_counter() - began)
     except Exception:  # noqa: BLE001 - a file of another shape is the caller's right; then this advice is not given
         return None
+    return min(seconds)
+
+
+def measure_cores(cores: int) -> float:
+    """Return how many times one core's work this process gets done with all cores, in code that releases Python's
+    lock.
+
+    Two cores that share one's units are fewer than two, and so are those that other programs use now.
+    """
+    threads = min(cores, _MOST_THREADS)
+    # Core time, because others may use this core as well; that is what is to be found out of all of them together.
+    began = time.thread_time()
+    _work(_ROUNDS)
+    alone_s = (time.thread_time() - began) / _ROUNDS
+    began = time.perf_counter()
+    others = [
+        threading.Thread(target=_work, args=(_ROUNDS,), name="colabstage-profile-core", daemon=True)
+        for _ in range(threads - 1)
+    ]
+    for thread in others:
+        thread.start()
+    _work(_ROUNDS)
+    for thread in others:
+        thread.join(10.0)
+    done = threads * _ROUNDS * alone_s / (time.perf_counter() - began)
+    return max(_LEAST_CORES, min(float(cores), cores / threads * done))
+
+
+def _work(rounds: int) -> None:
+    for _ in range(rounds):
+        zlib.crc32(_WORK)
+
+
+def measure_gather(batch: Any) -> float:
+    """Return the seconds to copy this batch's bytes, row by row and out of order, from memory to a buffer that is used
+    again.
+
+    Where the batch is of floating-point numbers, they are made of bytes, as they are stored, and scaled.
+    """
+    samples, size = batch_size_of(batch)
+    if size == 0:
+        return 0.0
+    first = next(arrays_of(batch))
+    floats = "float" in str(first.dtype)
+    # Packs store bytes: a quarter of what the floats of a batch take.
+    row_bytes = max(1, size // max(1, samples) // (4 if floats else 1))
+    # More rows than a batch has, so that the processor's cache does not hold all of them.
+    rows = np.ones((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
+    chosen = np.random.default_rng(0).integers(0, len(rows), samples)
+    out = np.empty((samples, row_bytes), np.uint8)
+
+    def gather() -> None:
+        np.take(rows, chosen, axis=0, out=out, mode="clip")
+        if floats:
+            np.multiply(out, np.float32(1 / 255), dtype=np.float32)
+
+    return _best_of(gather)
+
+
+def measure_handover(batch: Any) -> tuple[float, float]:
+    """Return the seconds that a worker process takes to put a batch where the consumer finds it, and the consumer to
+    take it.
+
+    As torch's `DataLoader` does it: the batch is copied into shared memory that is new; its tensors' names are pickled
+    and go through a pipe; the consumer asks for each tensor's memory over a socket, and maps it.
+    """
+    import torch
+    import torch.multiprocessing  # says how tensors are pickled
+
+    # Without a batch of arrays there is nothing to copy, and only the pipe is left.
+    tensors = [torch.as_tensor(np.asarray(array)) for array in arrays_of(batch) if array.nbytes]
+    if not tensors:
+        return 0.0005, 0.0002
+    given, taken = [], []
+    with _tensor_server():
+        for _ in range(_TRIALS):
+            began = time.perf_counter()
+            pickled = ForkingPickler.dumps([tensor.clone() for tensor in tensors])
+            given.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            pickle.loads(pickled)
+            taken.append(time.perf_counter() - began)
+    # The shortest of what may be put off; the middle of what the step waits for each time.
+    return _PIPE_S + min(given), _PIPE_S + statistics.median(taken)
+
+
+@contextmanager
+def _tensor_server() -> Iterator[None]:
+    """End the thread that hands over pickled tensors' memory, unless it was there before, for somebody else."""
+    was_there = resource_sharer._resource_sharer._thread is not None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if not was_there:
+            resource_sharer.stop(timeout=5.0)
+
+
+def measure_pickling(batch: Any) -> float:
+    """Return the seconds to bring a batch from a process to another as Keras does: pickled, through a pipe, and
+    back."""
+    arrays = [np.asarray(array) for array in arrays_of(batch)]
+    # Written into the pipe and read out of it, which costs about as much again.
+    return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
+
+
+def _best_of(work: Callable[[], object], times: int = _TRIALS) -> float:
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
     return min(seconds)
