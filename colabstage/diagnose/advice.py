@@ -340,6 +340,7 @@ def _longer_queue(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
+    # Then only the first batch of an epoch is waited for, and not the start of Python in each process.
     if facts.setting.processes and not facts.setting.persistent:
         yield Advice(
             "DataLoader(..., persistent_workers=True)",
@@ -401,6 +402,7 @@ def _pack_bytes(setting: Setting, *, itself: bool) -> int:
     """Estimate how large a pack would be, 0 where nobody knows: of bytes where its images are staged, of what the
     batches hold where the dataset's own items are packed."""
     each = setting.batch_bytes / max(1, setting.batch_samples)
+    # Images that are staged are stored as bytes of three colours, whatever a batch makes of them.
     if setting.image_size is not None and not itself:
         each = 3.0 * setting.image_size[0] * setting.image_size[1]
     return int((setting.batches or 0) * setting.batch_samples * each)
@@ -429,6 +431,7 @@ def _by_batches(facts: ProfileFacts) -> Iterator[Advice]:
     transform_s = facts.seconds("transform")
     if transform_s < _WORTH * facts.serial_s:
         return
+    # What is left is a bound: what one call for the batch takes nobody has tried.
     rest_s = facts.serial_s - transform_s
     step_s = facts.step_alone_s or 0.0
     without_s = max(rest_s, step_s) if facts.setting.overlapped else rest_s + step_s

@@ -219,6 +219,7 @@ def autotune_loader(
     options = best.candidate.options
     default = next((trial for trial in trials if trial.candidate == candidates[0]), best)
     return TunedLoader(
+        # Arguments that can be passed on as they are, and the line that says the same.
         options,
         f"{name}(dataset, {batch_size}{''.join(f', {key}={value!r}' for key, value in options.items())})",
         (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s)),

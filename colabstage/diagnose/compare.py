@@ -314,6 +314,7 @@ def _check_answers(path: Path) -> str | None:
     slow = slow_reason(mount_of(path))
     if slow is None:
         return None
+    # Asked before anything is listed, because a mount that hangs keeps whoever lists it.
     probe = probe_mount(path, _PROBE_S)
     if probe.state in {"alive", "missing"}:
         return slow
@@ -584,6 +585,7 @@ def _timed_pass(
         if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
             enough.cancel()
 
+    # Decoding is a part of reading here, as in a worker process; the one worker only counts what comes.
     limits = PipelineLimits(
         readers=workers,
         max_readers=workers,
@@ -611,6 +613,7 @@ def _no_image_files(name: str) -> LayoutError:
 
 
 def _comparison_notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
+    # By what is free now: the pack is to stay in memory beside the model that is being trained.
     free_bytes = read_resources().free_memory_bytes
     if broken:
         yield f"{broken} of the images could not be decoded, and were left out."

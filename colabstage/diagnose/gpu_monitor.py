@@ -187,6 +187,7 @@ def history(samples: Sequence[GpuSample], index: int, *, width: int) -> list[flo
     values = [reading.utilisation for sample in samples for reading in sample.gpus if reading.index == index]
     if len(values) <= width:
         return values
+    # Means of equal parts, in which a peak of one sample counts as little as it lasted.
     edges = [len(values) * part // width for part in range(width + 1)]
     return [mean(values[start:stop]) for start, stop in pairwise(edges)]
 

@@ -357,6 +357,7 @@ def inspect_machine(
         timeout_s: deadline of each look, in seconds; they are taken beside each other.
     """
     folder = current_folder() or Path.cwd()
+    # In threads of their own, because each waits for somebody else: a child, the mounts, the driver.
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
         place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
         dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
@@ -446,6 +447,7 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
     root = system_root() / _DRIVE_CLIENT
     if not root.is_dir():
         return None, True
+    # Below the client's folder alone: what is on the mount itself takes no room here.
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:

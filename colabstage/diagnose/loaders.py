@@ -92,6 +92,7 @@ def profiled_iterable(loader: Any) -> ProfiledLoader:
     inner = getattr(loader, "loader", None)
     ours = type(loader).__module__.startswith("colabstage.")
     once = hasattr(type(loader), "__next__")
+    # Other libraries call them so as well; where none is told, one that is not ours is taken to work only when asked.
     workers = _count_of(loader, "num_workers") or _count_of(loader, "num_threads") or (1 if ours else 0)
     setting = Setting("iterable", workers=workers, prefetch=2 if workers else 0, batches=_length(loader))
     known = known_stages(getattr(inner, "dataset", None), getattr(loader, "dataset", None))
@@ -233,6 +234,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     return ProfiledLoader(
         setting,
         start=lambda: iter(copied),
+        # Stacks of other processes cannot be sampled, so the stages are told by a copy that has none.
         alone=(lambda: iter(_copy_loader(loader, _ALONE))) if workers else None,
         close=lambda: _end_epoch(copied),
         repeats=lambda: gives_the_same(loader.dataset),
@@ -264,6 +266,7 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
 
     def close() -> None:
         copied.close()
+        # The copy shares the sampler, which is to say the same as before of how it was asked.
         sampler.asked = asked
 
     return ProfiledLoader(

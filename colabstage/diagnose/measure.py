@@ -305,6 +305,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _with_run(facts: ProfileFacts, spans: list[Span], ahead: int) -> ProfileFacts:
+    # Without the batches that were ready before the run began, if enough others are left.
     kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
     if not kept:
         return facts
@@ -389,6 +390,7 @@ def _pack_s(path: str, samples: int) -> float | None:
             seconds.append(time.perf_counter() - began)
     except Exception:  # noqa: BLE001 - a file of another shape is the caller's right; then this advice is not given
         return None
+    # The first one may have read from the disk, and an epoch after the first does not.
     return min(seconds)
 
 

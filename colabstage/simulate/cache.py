@@ -398,6 +398,7 @@ class ContentCache:
         """Give back what `open` lent."""
         with self._lock:
             content.users -= 1
+            # Other opens of the same version read through the same handles.
             if content.users:
                 return
             for handle in (content.cloud_fd, -1 if content.blocks == 1 else content.fd):
@@ -517,6 +518,7 @@ class ContentCache:
         """Make a file that was written here, and has just been uploaded, the entry of its cloud file."""
         # Without a copy: what was just written is read warm.
         if stat.st_size > self._block_bytes:
+            # A whole entry has this name, and the upload was of all of it.
             file.rename(self._file(content_key(stat)))
             return
         if stat.st_size:

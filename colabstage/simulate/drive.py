@@ -143,6 +143,7 @@ class SimulatedDrive:
         make_mountpoint(mountpoint)
         if self.mountpoint not in (None, mountpoint):
             self._left.append(self.mountpoint)
+        # One that died is still a process to be waited for, and its counters are not those of the next.
         self._end_server()
         self._last_stats = DriveStats()
         self.mountpoint = mountpoint
@@ -294,6 +295,7 @@ class SimulatedDrive:
 
     def set_faults(self, faults: DriveFaults) -> None:
         """Make things go wrong from now on, also after the next mount. Counting starts again."""
+        # Kept here too: the next client starts with them.
         self._faults = faults
         self._ask({"do": "faults", "faults": dataclasses.asdict(faults)})
 

@@ -555,6 +555,7 @@ class FuseDrive:
         """Remove an empty folder."""
         path = canonical(path)
         self._enter_change("unlink", path)
+        # The cloud's folder is empty as long as uploads into it are still to come.
         if self.queue.inside(path):
             _fail(errno.ENOTEMPTY, path)
         Path(self._folders.cloud_path(path)).rmdir()
@@ -565,6 +566,7 @@ class FuseDrive:
         """Delete a file: what is in the cloud goes to the trash."""
         path = canonical(path)
         self._enter_change("unlink", path)
+        # What only this machine has leaves no trace in the cloud, not even in its trash.
         was_pending = self.queue.remove(path)
         try:
             self._account.discard(Path(self._folders.cloud_path(path)))
@@ -611,6 +613,7 @@ class FuseDrive:
         """Put an uploaded copy into its place in the cloud, and keep the local one as cached content."""
         target = Path(self._folders.cloud_path(pending.path))
         target.parent.mkdir(parents=True, exist_ok=True)
+        # In this order: what is listed has its id already, and what is cached was listed.
         self._attributes.put(copy, target)
         self._folders.patch(pending.path)
         self._content.adopt(pending.data, target.stat())

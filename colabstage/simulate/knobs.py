@@ -399,6 +399,7 @@ class ThrottledTree(Tree):
             # A pipe for each read: warm reads do not share a rate.
             warm = Meter(self._knobs.warm_bytes_per_s)
             return warm.reserve(now + self._knobs.warm_open_latency_s, entry.size)
+        # A file is one block here: trees read it whole or from its beginning.
         self._cached.add(entry.name)
         stream = self._traffic.open_stream()
         return self._traffic.fetch(stream, now, block=0, nbytes=entry.size, first_of_open=True)

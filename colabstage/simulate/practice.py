@@ -272,6 +272,7 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
         msg = f"data={data!r} is nothing to practise on. Available: {', '.join(get_args(PracticeData))}."
         raise OptionError(msg)
     if source:
+        # The person's own source may be on their Drive, which a notebook has to mount first.
         if detect_platform().drive_mountable:
             open_drive()
         return source

@@ -76,6 +76,7 @@ class StagedDataset:
             msg = f"data[{split!r}] names no split. {self._by_split()}"
             raise OptionError(msg)
         info = self._pack()
+        # Asked first: its file may be under a name that changes when the last row is here.
         if self.arriving is not None:
             return self.arriving.open(split)
         # Imported on use, because it imports torch, which staging does not need.
@@ -124,6 +125,7 @@ class StagedDataset:
         Raises:
             SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
+        # As above: whoever only stages needs no torch.
         from colabstage.load.loader import make_loader
 
         return make_loader(self[split], batch_size, options=options, **arguments)
@@ -180,6 +182,7 @@ class StagedDataset:
         if self.arriving is not None:
             return self.arriving.wait_published(timeout_s)
         began = time.monotonic()
+        # What this call copies comes before what an earlier one has: it replaces that.
         if self.publishing is not None:
             published = self.publishing.result(timeout_s)
         elif self.find_published is not None:
@@ -221,6 +224,7 @@ class StagedDataset:
     @property
     def _size(self) -> str:
         """Return the size of the packed file as text, or how much of it is packed."""
+        # Its file here has holes where blocks are elsewhere, and so a length that says nothing.
         if self.part is not None:
             return format_bytes(self.part.file.files.size)
         # While data arrives the file is under another name until its last byte is here.

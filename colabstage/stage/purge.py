@@ -12,7 +12,7 @@ import functools
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionError
 from colabstage.h5.manifest import read_manifest
@@ -31,12 +31,13 @@ from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
 
 Place = Literal["here", "cache"]
+T = TypeVar("T")
 
 _DAY_S = 86_400.0
 
@@ -115,21 +116,29 @@ def list_datasets(
     Raises:
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    base, cache = _places(local_dir, cache_dir)
-    places = [base, *([] if cache is None else [cache])]
 
-    def found() -> list[StoredDataset]:
-        require_answer(*places)
+    def found(base: Path, cache: Path | None) -> list[StoredDataset]:
         return [*_list_here(base), *_list_parts(base), *([] if cache is None else _list_cache(cache))]
 
-    return run_watched(found, *places)
+    return _at_places(local_dir, cache_dir, found)
 
 
-def _places(
-    local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Path, Path | None]:
+def _at_places(
+    local_dir: str | os.PathLike[str] | None,
+    cache_dir: str | os.PathLike[str] | None,
+    work: Callable[[Path, Path | None], T],
+) -> T:
+    """Call `work` with the folder of this machine's datasets and the cache, once both have given a sign of life."""
     base = read_local_dir(local_dir)
-    return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
+    cache = find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
+    places = [base, *([] if cache is None else [cache])]
+
+    def watched() -> T:
+        # In the thread that is watched: the question itself may take as long as a mount likes.
+        require_answer(*places)
+        return work(base, cache)
+
+    return run_watched(watched, *places)
 
 
 def _list_here(base: Path) -> Iterator[StoredDataset]:
@@ -168,6 +177,7 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
             nbytes=disk_use(folder),
             changed_s=last_touched(folder),
             samples=known.get("samples", {}),
+            # Some of its blocks are elsewhere, by design.
             whole=False,
         )
 
@@ -204,6 +214,7 @@ def _list_cache(cache: Path) -> Iterator[StoredDataset]:
 
 def _list_set(pattern: Path) -> Iterator[StoredDataset]:
     """List all shards of a set as one dataset."""
+    # The pattern has no number; that of any shard of the set has the same stem.
     name, count = PartName.of(pattern.with_name(pattern.name.replace("?????", "00000"))).stem, 0
     nbytes, changed_s, sizes_agree = 0, 0.0, True
     source, samples = "", dict[str, int]()
@@ -392,18 +403,12 @@ def sweep_leftovers(
     Raises:
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    base, cache = _places(local_dir, cache_dir)
-    places = [base, *([] if cache is None else [cache])]
-
-    def sweep() -> list[Path]:
-        require_answer(*places)
-        return _sweep(base, cache)
-
-    return run_watched(sweep, *places)
+    return _at_places(local_dir, cache_dir, _sweep)
 
 
 def _sweep(base: Path, cache: Path | None) -> list[Path]:
     removed = sweep_orphans(base)
+    # Locks are beside the folders of the datasets, and outlive them.
     for lock in sorted(base.glob(lock_path(base / "*").name)):
         # A lock that somebody holds stays; the others are files without a use.
         clear_lock(lock)

@@ -125,6 +125,7 @@ class StagePlan:
         # Nothing would be read or written, so figures of it would only puzzle.
         if self.action != "reuse":
             figures = self.figures
+            # The peak and not what stays: an archive that is copied here goes again.
             room = "" if self.fits else ": too little"
             facts += [
                 ("read", format_bytes(figures.source_bytes)),
@@ -166,6 +167,7 @@ class StageStep:
     @property
     def quantity(self) -> str:
         """Return the amount as text."""
+        # A step that decides something counts nothing.
         if not self.unit:
             return ""
         return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
@@ -208,6 +210,7 @@ class StageReport:
         began, others_s = time.monotonic(), self.seconds
         try:
             yield step
+        # Also Ctrl-C: the report of a stopped call shows which step it was in.
         except BaseException:
             step.note = step.note or "failed"
             raise

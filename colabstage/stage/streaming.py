@@ -157,6 +157,7 @@ class BackgroundPack:
             while not any(future.done() for future in either):
                 wait(either, timeout=_LOOK_S, return_when="FIRST_COMPLETED")
         except KeyboardInterrupt:
+            # Nobody has the dataset yet, so nobody could stop the thread later.
             self._progress.cancellation.cancel()
             self._thread.join(_CLEAR_UP_S)
             raise
@@ -183,6 +184,7 @@ class BackgroundPack:
 
     def wait_published(self, timeout_s: float) -> PublishReport | None:
         """Wait until everything is here and in the cache; as `StagedDataset.wait_published`."""
+        # One time for both: what packing takes is not there for the upload.
         deadline = SYSTEM_CLOCK.now() + timeout_s
         self.wait(timeout_s, progress=False)
         return self._done.result().wait_published(max(0.0, deadline - SYSTEM_CLOCK.now()))
@@ -240,6 +242,7 @@ class BackgroundPack:
                 done = self._advance(step, done)
                 wait((self._done,), timeout=_LOOK_S)
             error = self._done.exception()
+            # What came between the last look and the end.
             self._advance(step, done)
         finally:
             step.__exit__(None if error is None else type(error), error, None)
@@ -279,6 +282,7 @@ class BackgroundPack:
         handed_out = self.arrival.handed_out
         if handed_out.first_s is not None:
             found["first_batch_s"] = handed_out.first_s - self._began
+            # Training goes on after the last row has come; only what was beside the work counts.
             ends = handed_out.last_s if self._ended_s is None else min(handed_out.last_s, self._ended_s)
             found["overlap_s"] = max(0.0, ends - handed_out.first_s)
             found["waited_s"] = handed_out.waited_s
@@ -286,6 +290,7 @@ class BackgroundPack:
 
     def _let_in(self, arrival: Arriving) -> None:
         self._arrival = arrival
+        # Before the dataset is handed out: from then on what is printed belongs to the user's cells.
         self._progress.fall_silent()
         self._report.arrival = self.figures
         self._report.note(
