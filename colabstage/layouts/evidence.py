@@ -212,7 +212,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
             f'(first \'{sounds[0].name}\'). Say which are meant: layout="image_folder" or layout="audio".'
         )
         raise BrokenDatasetError(msg)
-    return _undoubted(seen, found, is_more=is_more)
+    return _FolderEvidence(seen, found, is_more).undoubted()
 
 
 def _second_copy(tree: Tree) -> frozenset[str]:
@@ -256,7 +256,7 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
     """
     found = read_audio(tree)
     by_folder = bool(found.classes) and all(label in name.split("/")[:-1] for name, label in _class_of(found))
-    return _undoubted(tree, found, is_more=is_more) if by_folder else found
+    return _FolderEvidence(tree, found, is_more).undoubted() if by_folder else found
 
 
 def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
@@ -266,17 +266,7 @@ def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
         EmptySourceError, LayoutError: as `read_array_folder`.
         NearMissError: as `guess_image_folder`.
     """
-    return _undoubted(tree, read_array_folder(tree), is_more=is_more)
-
-
-def _undoubted(tree: Tree, found: SampleTable, *, is_more: bool) -> SampleTable:
-    """Return the table of folders of classes, with the splits of lists, or a note on lists that are not read.
-
-    Raises:
-        BrokenDatasetError: lists of splits contradict the folders, or each other.
-        NearMissError: the folders are probably not classes.
-    """
-    return _FolderEvidence(tree, found, is_more).undoubted()
+    return _FolderEvidence(tree, read_array_folder(tree), is_more).undoubted()
 
 
 class _FolderEvidence:
@@ -289,7 +279,12 @@ class _FolderEvidence:
         self.folders, self.folder_of = folders_of(found.keys)
 
     def undoubted(self) -> SampleTable:
-        """Return the table, unless the folders are probably not classes."""
+        """Return the table with the splits of lists, or a note on lists that are not read.
+
+        Raises:
+            BrokenDatasetError: lists of splits contradict the folders, or each other.
+            NearMissError: the folders are probably not classes.
+        """
         below = self._folders_below()
         reason = (
             ("" if self.is_more else self._one_class())

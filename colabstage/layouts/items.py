@@ -14,7 +14,7 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, UnreadBoxes
+from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
 from colabstage.machine.watched import call_here
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets: Targets | None = None
-    classes = tuple(str(name) for name in _dataset_classes(dataset, pairs.keys))
+    # Hugging Face's datasets have the names of classes with the column, torchvision's as an attribute.
+    named = getattr(_feature(dataset, pairs.keys), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
+    classes = tuple(map(str, named or ()))
     notes = pairs.notes()
     if may_hold_boxes(y):
         planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
@@ -97,7 +99,11 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         # Boxes bring names of their own, of the things in an image; the dataset's are those of whole images.
         classes, notes = planned.classes, (*notes, planned.note)
     elif y is not None:
-        targets = _item_targets(_Side(pairs, 1, count, _item_array(y, pairs.name(0)).nbytes, _item_array), y)
+        first = _item_array(y, pairs.name(0))
+        ys = _Side(pairs, 1, count, first.nbytes, _item_array)
+        targets = (
+            find_masks(ys, decoded=True, spread=False) if _is_pillow_image(y) else Arrays(ys, first.shape, first.dtype)
+        )
         if not classes and isinstance(targets, Masks) and targets.foreground:
             classes = FOREGROUND_CLASSES
     values = _item_array(x, pairs.name(0))
@@ -136,13 +142,6 @@ def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> 
     if keys is None or not isinstance(features, Mapping):
         return None
     return features if keys[1] == _REST else features.get(keys[1])
-
-
-def _dataset_classes(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Iterable[object]:
-    """Return the names of the classes, as torchvision's datasets and Hugging Face's have them."""
-    if keys is not None:
-        return getattr(_feature(dataset, keys), "names", None) or ()
-    return getattr(dataset, "classes", ()) or ()
 
 
 class _Pairs:
@@ -248,7 +247,7 @@ class _Pairs:
         return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
 
-class _Side:
+class _Side(NumberedRows):
     """One side of all items, as a `SampleSource`.
 
     Args:
@@ -262,20 +261,10 @@ class _Side:
     def __init__(
         self, pairs: _Pairs, side: int, count: int, nbytes: int, convert: Callable[[Any, str], NDArray[Any]]
     ) -> None:
+        super().__init__(pairs.label, pairs.token, count, nbytes)
         self._pairs = pairs
         self._side = side
         self._convert = convert
-        self.positions = np.arange(count, dtype=np.int64)
-        self.sizes = np.full(count, nbytes, np.int64)
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        return self._pairs.name(index)
-
-    def stamp(self, index: int) -> str:
-        return f"{self._pairs.token} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
         # Also what makes an array of it is code of the item's, which may read a file only then.
@@ -317,10 +306,3 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
         msg = f"{name} has {kind}; expected an image, an array or a number, of at most 64 bits."
         raise LayoutError(msg)
     return values
-
-
-def _item_targets(side: _Side, first: Any) -> Targets:
-    values = _item_array(first, side.name(0))
-    if _is_pillow_image(first):
-        return find_masks(side, decoded=True, spread=False)
-    return Arrays(side, values.shape, values.dtype)

@@ -81,7 +81,8 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     """
     found = []
     bare = ""
-    for entry in files_ending_in(tree.entries, (".csv", ".gz")).where(_is_table):
+    tables = files_ending_in(tree.entries, (".csv", ".gz"))
+    for entry in tables.where(lambda name: name.lower().removesuffix(".gz").endswith(".csv")):
         # Opened before it is known to be such a table, because a .csv.gz shows its header only unpacked.
         source = open_unpacked(tree, entry)
         head = source.pread(_HEAD_BYTES, 0)
@@ -127,10 +128,6 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         classes=class_numbers(values) if labels else (),
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
-
-
-def _is_table(name: str) -> bool:
-    return name.lower().removesuffix(".gz").endswith(".csv")
 
 
 def _read_columns(head: bytes) -> _PixelColumns | None:

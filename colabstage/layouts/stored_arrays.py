@@ -33,7 +33,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
-from colabstage.layouts.table import FileSlices
+from colabstage.layouts.table import FileSlices, NumberedRows
 from colabstage.trees.tree import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -126,28 +126,13 @@ class JoinedSources:
         return self._parts[place], index - int(self._ends[place] - len(self._parts[place]))
 
 
-class HeldRows:
+class HeldRows(NumberedRows):
     """The rows of an array that is held in memory."""
 
     def __init__(self, values: NDArray[Any], name: str, stamp: str) -> None:
         """Take `stamp`, which differs whenever the file may have changed that the array was read from."""
+        super().__init__(name, f"{stamp} {name}", len(values), values.nbytes // max(1, len(values)))
         self._values = values
-        self._name = name
-        self._stamp = stamp
-        count = len(values)
-        self.sizes = np.full(count, values.nbytes // max(1, count), np.int64)
-        self.positions = np.arange(count, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """Return the array's name and the number of the row."""
-        return f"{self._name}[{index}]"
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and which row."""
-        return f"{self._stamp} {self._name} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
         """Return one row."""
@@ -553,16 +538,15 @@ def _trouble(dataset: Any) -> str:
     return f"it holds {dataset.dtype}, which are not numbers of one kind"
 
 
-class _Hdf5Rows:
+class _Hdf5Rows(NumberedRows):
     """Rows of a dataset in chunks, read a block at a time: a chunk is unpacked once, not once for each of its rows."""
 
     def __init__(self, dataset: Any, name: str, stamp: str, *, along_last: bool) -> None:
         self._dataset = dataset
-        self._name = name
-        self._stamp = stamp
         self._axis = 1 if along_last else 0
-        self._count = dataset.shape[self._axis]
-        self._row_bytes = max(1, dataset.size // max(1, self._count) * dataset.dtype.itemsize)
+        count = int(dataset.shape[self._axis])
+        self._row_bytes = max(1, dataset.size // max(1, count) * dataset.dtype.itemsize)
+        super().__init__(name, f"{stamp} {dataset.name}", count, self._row_bytes)
         chunk = dataset.chunks[self._axis] if dataset.chunks else 1
         # How many rows to read at once: whole chunks where that stays within bounds.
         wanted = max(1, _BLOCK_BYTES // self._row_bytes)
@@ -573,27 +557,6 @@ class _Hdf5Rows:
         )
         self._blocks: OrderedDict[int, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self._count)
-
-    @cached_property
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of a row, unpacked."""
-        return np.full(self._count, self._row_bytes, np.int64)
-
-    @cached_property
-    def positions(self) -> NDArray[np.int64]:
-        """Return the rows in their order."""
-        return np.arange(self._count, dtype=np.int64)
-
-    def name(self, index: int) -> str:
-        """Return the dataset's name and the number of the row."""
-        return f"{self._name}[{index}]"
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and which row."""
-        return f"{self._stamp} {self._dataset.name} {index}"
 
     def read(self, index: int) -> NDArray[Any]:
         """Return one row.

@@ -146,6 +146,34 @@ class FileSlices:
         return np.frombuffer(data, self._dtype).reshape(self._shape)
 
 
+class NumberedRows:
+    """What sources have in common whose samples are rows of about one size, known by their number.
+
+    Args:
+        name: what all rows together are called.
+        stamp: changes whenever any of them may have changed.
+        count: how many there are.
+        nbytes: about how many bytes one takes.
+    """
+
+    def __init__(self, name: str, stamp: str, count: int, nbytes: int) -> None:
+        self._name = name
+        self._stamp = stamp
+        self.sizes = np.full(count, nbytes, np.int64)
+        self.positions = np.arange(count, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def name(self, index: int) -> str:
+        """Return what the rows are called and the number of this one."""
+        return f"{self._name}[{index}]"
+
+    def stamp(self, index: int) -> str:
+        """Return the stamp of all, and which row."""
+        return f"{self._stamp} {index}"
+
+
 @dataclass(frozen=True, slots=True)
 class Images:
     """One image for each sample."""

@@ -183,7 +183,7 @@ class UploadQueue:
         """Take up what an earlier client left in the folder."""
         # Before anything is queued: uploads make such copies themselves.
         for copy in self._folder.glob("*.copy"):
-            # Half an upload; its pending file is whole and is uploaded again.
+            # Half of an upload or of a label; what it was of is in the pending file.
             copy.unlink()
         numbers = sorted(int(file.stem) for file in self._folder.glob("*.data"))
         self._next = numbers[-1] + 1 if numbers else 0
