@@ -76,6 +76,11 @@ class Cancellation:
             msg = "Cancelled on request; nothing that was there before has changed."
             raise CancelledError(msg)
 
+    def sleep(self, seconds: float) -> None:
+        """Return after so many seconds; raise `CancelledError` as soon as `cancel` is called."""
+        self._event.wait(seconds)
+        self.check()
+
 
 class Demand(Cancellation):
     """Say what the consumer of a thread's work wants: nothing any more (`cancel`), or the next result at once."""

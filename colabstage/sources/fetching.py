@@ -82,16 +82,7 @@ class FetchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "path": str(self.path),
-            "files": self.files,
-            "nbytes": self.nbytes,
-            "seconds": self.seconds,
-            "rate": self.rate,
-            "kept_bytes": self.kept_bytes,
-            "transport": self.transport,
-            "notes": list(self.notes),
-        }
+        return {**asdict(self), "path": str(self.path), "rate": self.rate, "notes": list(self.notes)}
 
     def __str__(self) -> str:
         return "\n  ".join(map(printable, (self._summary(), *self.notes)))
@@ -168,7 +159,11 @@ def fetch_files(
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
-    place, into = _read_target(target), os.fspath(target).endswith(os.sep)
+    text = os.fspath(target)
+    if "://" in text or not text:
+        msg = f"target={text!r} is not a path; expected a file or folder on this machine."
+        raise OptionError(msg)
+    place, into = absolute_path(text), text.endswith(os.sep)
     shown = resolve_progress(progress)
     fetch = _FetchCall(
         parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into
@@ -184,14 +179,6 @@ def fetch_files(
         work, place=drive_path_of(parsed) or place, touches=(place, *paths_of(parsed)), notice=notes.append
     )
     return replace(done, notes=(*done.notes, *notes))
-
-
-def _read_target(target: str | os.PathLike[str]) -> Path:
-    text = os.fspath(target)
-    if "://" in text or not text:
-        msg = f"target={text!r} is not a path; expected a file or folder on this machine."
-        raise OptionError(msg)
-    return absolute_path(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,11 +346,9 @@ class _FetchCall:
         # As `cp` does: into a folder that is there, else under the name given.
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
-        on_drive = opened.path is not None and drive_root(opened.path) is not None
         # An interrupted run's bytes are on the disk already, so they need no room.
         kept = sum(map(disk_use, find_orphans(place)))
-        plan = self._plan([facts.size or 0], opened, connections=facts.connections, on_drive=on_drive, kept=kept)
-        self._check_space(plan)
+        plan = self._plan([facts.size or 0], opened, connections=facts.connections, kept=kept)
         # The checksum that the caller gave is in the record, so that the next call with the same need not ask the
         # source.
         identity = replace(opened.identity, checksum=str(self.checksum or ""))
@@ -423,10 +408,7 @@ class _FetchCall:
             return self._move(opened, place, identity, len(tree.entries), identity.nbytes)
         fingerprint = identity.fingerprint
         sizes = [entry.size for entry in tree.entries]
-        on_drive = opened.path is not None and drive_root(opened.path) is not None
-        kept = unfinished_bytes(place, fingerprint)
-        plan = self._plan(sizes, opened, connections=1, on_drive=on_drive, kept=kept)
-        self._check_space(plan)
+        plan = self._plan(sizes, opened, connections=1, kept=unfinished_bytes(place, fingerprint))
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
 
         def announce(deed: str) -> None:
@@ -453,21 +435,19 @@ class _FetchCall:
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *plan.reasons])
 
-    def _plan(
-        self, sizes: Sequence[int], opened: SourcePart, *, connections: int, on_drive: bool, kept: int
-    ) -> TransferPlan:
+    def _plan(self, sizes: Sequence[int], opened: SourcePart, *, connections: int, kept: int) -> TransferPlan:
+        """Decide how files come here, and refuse where they do not fit."""
         facts = TransferFacts(
             transport=opened.transport,
             slow=opened.slow,
             cores=usable_cores(),
             connections=connections,
-            mount_copy=on_drive,
+            mount_copy=opened.path is not None and drive_root(opened.path) is not None,
             kept_bytes=kept,
         )
-        return plan_transfer(sizes, facts)
-
-    def _check_space(self, plan: TransferPlan) -> None:
+        plan = plan_transfer(sizes, facts)
         check_space(self.target.parent, plan.peak_bytes, f"Fetching '{self.source.label}'")
+        return plan
 
     def _check_replaceable(self, place: Path) -> None:
         """Refuse to replace what is not ours, or not as we left it, and the source itself."""

@@ -246,15 +246,16 @@ def file_name(headers: Mapping[str, str], *urls: str) -> str:
 
     An address whose last part has a suffix comes before one without; never with folders, never hidden.
     """
-    told = _clean_name(_disposition_name(headers.get("Content-Disposition", "")))
+    told = _clean_name(disposition_name(headers))
     names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
     # A redirect often ends at a number; the name then is in the address before it.
     with_suffix = [name for name in names if PurePosixPath(name).suffix]
     return next(filter(None, [told, *with_suffix, *names]), "download")
 
 
-def _disposition_name(text: str) -> str:
-    """Return the file name of a Content-Disposition: `filename*` before `filename` (RFC 6266, 4.3)."""
+def disposition_name(headers: Mapping[str, str]) -> str:
+    """Return the file name of a Content-Disposition as it is: `filename*` before `filename` (RFC 6266, 4.3)."""
+    text = headers.get("Content-Disposition", "")
     extended = re.search(r"(?i)(?:^|;)\s*filename\*\s*=\s*\"?([\w-]+)'[^']*'([^;\"\s]+)", text)
     if extended:
         try:

@@ -223,7 +223,7 @@ def connection_error(error: BaseException, label: str) -> SourceError:
     """Return the typed error for a connection that failed, with the innermost reason: outer ones show addresses."""
     import requests
 
-    inner = _innermost(error)
+    inner = innermost(error)
     # Not transient: it would be refused again and again.
     if isinstance(inner, ssl.SSLCertVerificationError):
         msg = (
@@ -255,7 +255,8 @@ def _reason_of(error: BaseException, inner: BaseException) -> str:
     return (isinstance(inner, OSError) and inner.strerror) or "it broke"
 
 
-def _innermost(error: BaseException) -> BaseException:
+def innermost(error: BaseException) -> BaseException:
+    """Return what an error of a connection came from at last."""
     seen: set[int] = set()
     # Causes may form a circle.
     while id(error) not in seen:

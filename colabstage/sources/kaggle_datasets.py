@@ -39,6 +39,7 @@ from colabstage.io.temporaries import rename_own
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.remote import TransientError
+from colabstage.sources.share_pages import page_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,16 +134,9 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
 
 def _page_path(text: str) -> str | None:
     """Return `owner/dataset…` from a page's address; "" for another page of Kaggle's, `None` for any other address."""
-    if "://" not in text:
-        if text.partition("/")[0].lower() not in _HOSTS:
-            return None
-        text = f"https://{text}"
-    try:
-        parts = urllib.parse.urlsplit(text)
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or parts.hostname not in _HOSTS or not parts.path.startswith("/datasets/"):
-        return "" if parts.scheme in ("http", "https") and parts.hostname in _HOSTS else None
+    parts = page_address(text, _HOSTS)
+    if parts is None or not parts.path.startswith("/datasets/"):
+        return None if parts is None else ""
     found = parts.path.removeprefix("/datasets/")
     version = urllib.parse.parse_qs(parts.query).get("datasetVersionNumber", [""])[0]
     if re.fullmatch(rf"{_SLUG}/{_SLUG}/versions/\d+/?", found) is None:
@@ -357,7 +351,7 @@ def _download(
         if tries >= policy.attempts:
             msg = f"{problem} Given up after {tries} tries without progress; what has arrived is kept for the next run."
             raise SourceReadError(msg)
-        _wait(cancellation, policy.first_wait_s * 2 ** (tries - 1))
+        cancellation.sleep(policy.first_wait_s * 2 ** (tries - 1))
 
 
 def _run_worker(
@@ -460,11 +454,3 @@ def _credentials() -> dict[str, str]:
         return {}
     named = {"KAGGLE_USERNAME": found.username, "KAGGLE_KEY": found.key, "KAGGLE_API_TOKEN": found.api_key}
     return {name: value for name, value in named.items() if value}
-
-
-def _wait(cancellation: Cancellation, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        cancellation.check()
-        time.sleep(min(_LOOK_S, left))
-    cancellation.check()

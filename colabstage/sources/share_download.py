@@ -8,13 +8,12 @@ content, and its length is checked.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import sys
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,15 @@ from colabstage.errors import (
     ChecksumMismatchError,
     DriveQuotaError,
     MissingDependencyError,
-    NotEnoughSpaceError,
     OptionError,
     SourceChangedError,
     SourceReadError,
     TargetExistsError,
-    TargetNotWritableError,
-    said_by,
 )
 from colabstage.io.files import disk_use, hash_block, make_folder, read_json, write_json
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.retry import RetryPolicy, translate_write_error, typed_write_errors
 from colabstage.io.temporaries import remove_own, rename_own
 from colabstage.io.workspace import open_workspace
 from colabstage.machine.resources import check_space
@@ -46,7 +43,6 @@ from colabstage.sources.share_service import (
     DriveWeb,
     SharedFile,
     short_reason,
-    wait_or_cancel,
 )
 from colabstage.trees.names import check_collisions, clean_member_name
 
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
 __all__ = ["ShareLink", "download_share_link", "parse_share_link", "share_link_facts"]
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
-# How often the calling thread looks at a cancellation while others download.
-_LOOK_S = 0.25
 
 # The first release that tries again, and that checks how much came.
 _OLDEST = (6, 3)
@@ -212,14 +206,14 @@ def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
 
     Taken over from a dead process where one left it, and kept for the next call when it has bytes.
     """
-    with open_workspace(folder / f"drive-{link.id}", keeps=lambda work, _: _holds_bytes(work)) as workspace:
+
+    def holds_bytes(work: Path, _: BaseException) -> bool:
+        files = (path for path in work.rglob("*") if path.is_file() and path.name != "facts.json")
+        return any(path.stat().st_size > 0 for path in files)
+
+    with open_workspace(folder / f"drive-{link.id}", keeps=holds_bytes) as workspace:
         (workspace.path / "files").mkdir(exist_ok=True)
         yield workspace.path
-
-
-def _holds_bytes(work: Path) -> bool:
-    """Return whether anything was downloaded that the next call could use."""
-    return any(path.is_file() and path.name != "facts.json" and path.stat().st_size > 0 for path in work.rglob("*"))
 
 
 def _task(file: SharedFile, facts: RemoteFacts, work: Path, checksum: Checksum | None) -> _FileTask:
@@ -252,22 +246,14 @@ def _download_all(call: _Call, tasks: Sequence[_FileTask], work: Path) -> None:
         run = _GdownRun(call, step, stop)
         futures = [pool.submit(_download_file, task, run) for task in tasks]
         try:
-            _await_all(futures)
+            # Each ends by itself: no wait inside is without a deadline.
+            DaemonPool.results(futures, stall_timeout_s=float("inf"))
         # gdown cannot be interrupted, it has to look; the pool waits until it has.
         except BaseException:
             stop.set()
             for future in futures:
                 future.cancel()
             raise
-
-
-def _await_all(futures: Sequence[Future[None]]) -> None:
-    """Wait for all; the first failure ends it. Each of them ends by itself: no wait inside is without a deadline."""
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-        for future in done:
-            future.result()
 
 
 def _check_all_came(files: Path, tasks: Sequence[_FileTask], link: ShareLink) -> None:
@@ -396,12 +382,10 @@ def _download_file(task: _FileTask, run: _GdownRun) -> None:
         # Without a version nobody can say that the rest would fit what is here.
         remove_own(task.folder)
         remove_own(task.target)
-    try:
+    with typed_write_errors(task.target):
         task.folder.mkdir(parents=True, exist_ok=True)
         write_json(task.folder / "facts.json", current)
         task.target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _our_side(error, task) from error
     # The name is the proof: under it there is only what is whole and checked.
     _try_until_whole(task, run)
     rename_own(task.folder / _OUTPUT, task.target)
@@ -431,7 +415,7 @@ def _try_until_whole(task: _FileTask, run: _GdownRun) -> None:
                     f"{error} Given up after {tries} tries without progress; what has arrived is kept for the next run."
                 )
                 raise SourceReadError(msg) from error
-        wait_or_cancel(run.call.cancellation, run.call.policy.first_wait_s * 2 ** (tries - 1))
+        run.call.cancellation.sleep(run.call.policy.first_wait_s * 2 ** (tries - 1))
 
 
 class _Shown:
@@ -487,9 +471,11 @@ def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher |
         shown.reached(so_far)
 
     feed: Any = hasher
+    # Of any other address gdown keeps the id alone, so a resource key travels inside the id.
+    key = f"%26resourcekey%3D{task.link.resource_key}" if task.link.resource_key else ""
     try:
         gdown.download(
-            url=_gdown_address(task.link),
+            url=f"https://drive.google.com/uc?id={task.link.id}{key}",
             output=str(task.folder / _OUTPUT),
             quiet=True,
             # Cookies of a login would have to be in a file that several downloads rewrite at once.
@@ -510,27 +496,22 @@ def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher |
     except gdown.DownloadError as error:
         raise _broken_off(task, run, error) from error
     except requests.HTTPError as error:
-        raise _bad_status(task, error) from error
+        status, url = error.response.status_code, error.response.url
+        msg = f"Downloading '{task.link.label}' failed with status {status}."
+        problem = judge_answer(task.link.label, WebAnswer(status, url, error.response.headers))
+        raise (problem or SourceReadError(msg)) from error
     except requests.RequestException as error:
         msg = f"Downloading '{task.link.label}' failed: {short_reason(error)}."
         raise TransientError(msg) from error
     except SourceChangedError:
         raise
     except OSError as error:
-        raise _our_side(error, task) from error
-
-
-def _gdown_address(link: ShareLink) -> str:
-    """Return the address for gdown, which keeps the id alone of any other; so a resource key travels inside the id."""
-    key = f"%26resourcekey%3D{link.resource_key}" if link.resource_key else ""
-    return f"https://drive.google.com/uc?id={link.id}{key}"
+        raise translate_write_error(error, task.target) from error
 
 
 def _refused(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     """Return what a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
-    facts = run.call.web.facts(task.link)  # raises what it finds
-    if (facts.size, facts.version) != (task.facts.size, task.facts.version):
-        return _changed_on_drive(task)
+    _ask_again(task, run)
     if "too many users" in str(error).lower():
         return DriveQuotaError(
             f"Google Drive does not hand out '{task.link.label}' for now: too many users have viewed or downloaded it. "
@@ -543,37 +524,24 @@ def _broken_off(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     if "byte range" not in str(error):
         return TransientError(f"Downloading '{task.link.label}' ('{task.facts.name}') broke off.")
     # A file that was replaced meanwhile answers the same way.
-    facts = run.call.web.facts(task.link)
-    if (facts.size, facts.version) != (task.facts.size, task.facts.version):
-        return _changed_on_drive(task)
+    _ask_again(task, run)
     # The other side does not give parts, so only a download from the beginning can succeed.
     for path in _partials(task.folder):
         remove_own(path)
     return TransientError(f"'{task.link.label}' ('{task.facts.name}') could not be resumed where it broke off.")
 
 
-def _bad_status(task: _FileTask, error: Any) -> Exception:
-    response = error.response
-    answer = WebAnswer(response.status_code, response.url, response.headers)
-    return judge_answer(task.link.label, answer) or SourceReadError(
-        f"Downloading '{task.link.label}' failed with status {response.status_code}."
-    )
+def _ask_again(task: _FileTask, run: _GdownRun) -> None:
+    """Raise what is wrong with a file, as Drive says now."""
+    facts = run.call.web.facts(task.link)  # raises what it finds
+    if (facts.size, facts.version) != (task.facts.size, task.facts.version):
+        raise _changed_on_drive(task)
 
 
 def _changed_on_drive(task: _FileTask) -> SourceChangedError:
     return SourceChangedError(
         f"'{task.link.label}' ('{task.facts.name}') became another file while it was downloaded. Run again to get the "
         "new one."
-    )
-
-
-def _our_side(error: OSError, task: _FileTask) -> Exception:
-    where = task.folder.parent
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        msg = f"The disk of '{where}' is full while '{task.facts.name}' is downloaded. Free some space and run again."
-        return NotEnoughSpaceError(msg)
-    return TargetNotWritableError(
-        f"Cannot write '{task.facts.name}' in '{where}': {said_by(error)}. Choose another folder."
     )
 
 

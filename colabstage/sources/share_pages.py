@@ -81,7 +81,7 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
         return _own_form(cleaned)
     if bare_id and _BARE.match(cleaned):
         return ShareLink("unknown", cleaned)
-    parts = _address(cleaned)
+    parts = page_address(cleaned, _HOSTS)
     if parts is None:
         return None
     # When a parameter is given twice, Drive takes the first one.
@@ -114,10 +114,10 @@ def _own_form(text: str) -> ShareLink:
     return ShareLink(kind, match[2], match[3] or "")
 
 
-def _address(text: str) -> urllib.parse.SplitResult | None:
-    """Return the parts of an address at Google Drive, `None` for anything else."""
+def page_address(text: str, hosts: frozenset[str]) -> urllib.parse.SplitResult | None:
+    """Return the parts of a web address at one of some hosts, with or without its scheme; `None` for anything else."""
     if "://" not in text:
-        if text.partition("/")[0].lower() not in _HOSTS:
+        if text.partition("/")[0].lower() not in hosts:
             return None
         text = f"https://{text}"
     try:
@@ -125,7 +125,7 @@ def _address(text: str) -> urllib.parse.SplitResult | None:
         host = parts.hostname
     except ValueError:
         return None
-    return parts if parts.scheme.lower() in ("http", "https") and host in _HOSTS else None
+    return parts if parts.scheme.lower() in ("http", "https") and host in hosts else None
 
 
 def _kind_and_id(path: str, fragment: str, query: dict[str, str]) -> tuple[Literal["file", "folder", "unknown"], str]:
@@ -235,17 +235,6 @@ def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
         f"Google Drive answered '{label}' with a web page{title} in place of the file. Open the link in a browser to "
         "see what it says; make a copy in your own Drive, mount it and stage the path there if the file itself is fine."
     )
-
-
-def disposition_name(headers: Mapping[str, str]) -> str:
-    """Return the file's name in `Content-Disposition`, made safe for this machine; "" where the header has none."""
-    header = headers.get("Content-Disposition", "")
-    extended = re.search(r"filename\*=UTF-8''([^;]+)", header, re.IGNORECASE)
-    plain = re.search(r'filename="([^"]*)"', header) or re.search(r"filename=([^;]+)", header)
-    if extended:
-        return safe_name(urllib.parse.unquote(extended[1]))
-    # http.client decodes headers as Latin-1, but browsers and Drive mean UTF-8.
-    return safe_name(plain[1].encode("latin-1", "replace").decode("utf-8", "replace")) if plain else ""
 
 
 def safe_name(name: str) -> str:

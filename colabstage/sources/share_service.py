@@ -7,7 +7,8 @@ stopped. One request for the first byte of a file tells its name, its size and w
 
 from __future__ import annotations
 
-import time
+import itertools
+import posixpath
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,19 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.errors import OptionError, SourceReadError, said_by
 from colabstage.io.files import Closing
+from colabstage.sources.http_answers import disposition_name
+from colabstage.sources.http_session import innermost
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import (
     FolderPage,
     ShareLink,
     WebAnswer,
     confirmation_address,
-    disposition_name,
     judge_answer,
     page_instead_of_data,
     parse_share_link,
     read_folder_page,
     safe_name,
 )
+from colabstage.trees.names import parent_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,7 +147,7 @@ class DriveWeb(Closing):
             raise page_instead_of_data(link.label, answer)
         return RemoteFacts(
             label=link.label,
-            name=disposition_name(answer.headers) or link.id,
+            name=safe_name(disposition_name(answer.headers) or link.id),
             size=_total_bytes(answer),
             version=" ".join(filter(None, map(answer.headers.get, ("ETag", "Last-Modified", "x-goog-hash")))),
             ranges=answer.status in (206, 416),
@@ -216,7 +219,7 @@ class DriveWeb(Closing):
             except TransientError:
                 if tries == self._policy.attempts:
                     raise
-            wait_or_cancel(self._cancellation, self._policy.first_wait_s * 2 ** (tries - 1))
+            self._cancellation.sleep(self._policy.first_wait_s * 2 ** (tries - 1))
         raise AssertionError  # the last try returns or raises
 
     def _ask_once(
@@ -302,7 +305,7 @@ def name_apart(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]
     Returns:
         The files ordered by name, and a note for each that was renamed.
     """
-    taken = {folder for file in files for folder in _folders_of(file.name)}
+    taken = parent_folders(file.name for file in files)
     named: list[SharedFile] = []
     notes: list[str] = []
     # Not the listing's order, which may be another one tomorrow.
@@ -315,39 +318,13 @@ def name_apart(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]
     return named, notes
 
 
-def _folders_of(name: str) -> Iterator[str]:
-    folder = name.rpartition("/")[0]
-    while folder:
-        yield folder
-        folder = folder.rpartition("/")[0]
-
-
 def _candidates(name: str) -> Iterator[str]:
+    """Yield a name, and the same with each number, as Drive's own mount has it."""
     yield name
-    folder, slash, base = name.rpartition("/")
-    stem, dot, suffix = base.rpartition(".")
-    number = 0
-    while True:
-        number += 1
-        yield f"{folder}{slash}{stem} ({number}).{suffix}" if dot and stem else f"{name} ({number})"
-
-
-def wait_or_cancel(cancellation: Cancellation, seconds: float) -> None:
-    """Sleep, looking for a cancellation several times a second.
-
-    Raises:
-        CancelledError: the caller asked to stop.
-    """
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        cancellation.check()
-        time.sleep(min(0.1, left))
-    cancellation.check()
+    stem, suffix = posixpath.splitext(name)
+    yield from (f"{stem} ({number}){suffix}" for number in itertools.count(1))
 
 
 def short_reason(error: BaseException) -> str:
     """Return the innermost reason of a failed request, in one line, without the address that was asked."""
-    reason: BaseException = error
-    while reason.__cause__ is not None or reason.__context__ is not None:
-        reason = reason.__cause__ or reason.__context__ or reason
-    return said_by(reason).splitlines()[0][:200]
+    return said_by(innermost(error)).splitlines()[0][:200]

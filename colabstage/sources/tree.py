@@ -14,7 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
 from colabstage.io.files import Closing, TargetFile, block_ranges, hash_block, hash_ranges
@@ -235,24 +235,6 @@ class Piece(NamedTuple):
     """Whether it is all of the file."""
 
 
-class Ledger(Protocol):
-    """What is here already, and where what comes is noted. Called from many threads."""
-
-    def has(self, name: str, offset: int, length: int) -> bool:
-        """Return whether these bytes of a file were noted before, and are right."""
-
-    def note(self, name: str, offset: int, length: int, digest: str) -> None:
-        """Note that these bytes of a file, whose xxh3-64 is `digest`, are on the disk."""
-
-
-class _EmptyLedger:
-    def has(self, name: str, offset: int, length: int) -> bool:
-        return False
-
-    def note(self, name: str, offset: int, length: int, digest: str) -> None:
-        pass
-
-
 def fetch_tree(
     tree: Tree,
     target: Path,
@@ -261,7 +243,7 @@ def fetch_tree(
     step: ProgressStep,
     cancellation: Cancellation,
     policy: RetryPolicy,
-    ledger: Ledger | None = None,
+    ledger: FolderLedger | None = None,
 ) -> None:
     """Write every file of `tree` below `target`, a temporary folder that exists.
 
@@ -283,9 +265,10 @@ def fetch_tree(
         CancelledError: the caller asked to stop.
     """
     check_names_fit(tree.label, [entry.name for entry in tree.entries], target)
-    fetch = _TreeFetch(tree, target, step, policy, ledger or _EmptyLedger())
+    fetch = _TreeFetch(tree, target, step, policy, ledger)
     pieces, streamed = _cut_into_pieces(tree)
-    _make_folders(target, [entry.name for entry in tree.entries])
+    # Before any file, so that threads that write need not look for their folders.
+    make_folders(target, (entry.name for entry in tree.entries))
     # Small files and parts first: they fill the pipeline, streams only their own thread.
     fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
     fetch.streams([entry for entry in streamed if not fetch.is_here(_whole_piece(entry))], cancellation)
@@ -322,7 +305,9 @@ def _mixes_up_names(folder: Path) -> bool:
 class _TreeFetch:
     """One tree on its way to one folder."""
 
-    def __init__(self, tree: Tree, target: Path, step: ProgressStep, policy: RetryPolicy, ledger: Ledger) -> None:
+    def __init__(
+        self, tree: Tree, target: Path, step: ProgressStep, policy: RetryPolicy, ledger: FolderLedger | None
+    ) -> None:
         self._tree = tree
         self._target = target
         self._step = step
@@ -331,7 +316,7 @@ class _TreeFetch:
 
     def is_here(self, piece: Piece) -> bool:
         """Return whether an interrupted run has brought it."""
-        here = self._ledger.has(piece.entry.name, piece.offset, piece.length)
+        here = self._ledger is not None and self._ledger.has(piece.entry.name, piece.offset, piece.length)
         if here:
             self._step.advance(piece.length)
         return here
@@ -349,8 +334,7 @@ class _TreeFetch:
             with TargetFile(self._target / piece.entry.name, fresh=piece.is_whole) as file:
                 file.write(data, piece.offset)
             # The pieces of a file come in any order; each leaves the time right, so the last one does.
-            self._set_time(piece.entry)
-            self._ledger.note(piece.entry.name, piece.offset, piece.length, hash_block(data))
+            self._arrived(piece, hash_block(data))
             self._step.advance(len(data))
 
         run_pipeline(
@@ -401,15 +385,16 @@ class _TreeFetch:
                 hasher.update(data)
                 at += len(data)
                 self._step.advance(len(data))
-        self._set_time(entry)
-        self._ledger.note(entry.name, 0, entry.size, hasher.hexdigest())
+        self._arrived(_whole_piece(entry), hasher.hexdigest())
 
-    def _set_time(self, entry: FileEntry) -> None:
-        if not entry.mtime_ns:
-            return
-        place = self._target / entry.name
-        with typed_write_errors(place):
-            os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+    def _arrived(self, piece: Piece, digest: str) -> None:
+        """Set the time of a file, and note what of it is on the disk."""
+        entry, place = piece.entry, self._target / piece.entry.name
+        if entry.mtime_ns:
+            with typed_write_errors(place):
+                os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+        if self._ledger is not None:
+            self._ledger.note(entry.name, piece.offset, piece.length, digest)
 
 
 def _cut_into_pieces(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
@@ -430,13 +415,6 @@ def _cut_into_pieces(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
 
 def _whole_piece(entry: FileEntry) -> Piece:
     return Piece(entry, 0, entry.size, is_whole=True)
-
-
-def _make_folders(target: Path, names: Sequence[str]) -> None:
-    # Before any file, so that threads that write need not look for their folders.
-    for folder in sorted({name.rpartition("/")[0] for name in names}):
-        with typed_write_errors(target / folder):
-            (target / folder).mkdir(parents=True, exist_ok=True)
 
 
 _FILES = "files"

@@ -29,7 +29,7 @@ from colabstage.trees.names import (
 )
 from colabstage.trees.tree import (
     HEAD_BYTES,
-    RangeBytes,
+    RequestedBytes,
     Tree,
     compression_of,
     describe_contents,
@@ -376,7 +376,9 @@ class TarTree(Tree):
         if place is None:
             raise unknown_entry(self.label, entry.name)
         own = entry if entry.place == place else self.entries[place]
-        return RangeBytes(self.source, own.position, own.size, label=f"{self.label}: {own.name}")
+        pread, start = self.source.pread, own.position
+        label = f"{self.label}: {own.name}"
+        return RequestedBytes(lambda length, offset: pread(length, start + offset), own.size, label=label)
 
     def close(self) -> None:
         """Close the archive and drop the unpacked form. Calling it twice is fine."""

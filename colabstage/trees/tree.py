@@ -318,7 +318,7 @@ class LocalBytes(Closing):
     """
 
     def __init__(self, path: Path, *, label: str | None = None, follow: bool = True) -> None:
-        self._label = str(path) if label is None else label
+        self.label = str(path) if label is None else label
         # Set before opening, which may fail: `__del__` runs all the same.
         self._handle = -1
         try:
@@ -326,17 +326,8 @@ class LocalBytes(Closing):
         except FileNotFoundError as error:
             msg = f"There is no file '{path}'."
             raise SourceNotFoundError(msg) from error
-        self._size = os.fstat(self._handle).st_size
-
-    @property
-    def label(self) -> str:
-        """Return the file's address, for messages."""
-        return self._label
-
-    @property
-    def size(self) -> int:
-        """Return the length of the whole file in bytes, as it was when opened."""
-        return self._size
+        # As it was when opened.
+        self.size = os.fstat(self._handle).st_size
 
     def fileno(self) -> int:
         """Return the handle, for a process that shall read the same file."""
@@ -409,31 +400,13 @@ class SharedBytes(Closing):
         """Leave the source open: it is its owner's to close."""
 
 
-class RangeBytes:
-    """A part of a `ByteSource` as one of its own; closing it leaves the whole open."""
-
-    def __init__(self, source: ByteSource, start: int, size: int, *, label: str) -> None:
-        self._source = source
-        self._start = start
-        self.size = size
-        self.label = label
-
-    def pread(self, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes at `offset`; shorter only at the end."""
-        length = min(length, self.size - offset)
-        return self._source.pread(length, self._start + offset) if length > 0 else b""
-
-    def close(self) -> None:
-        """Do nothing: the whole stays open."""
-
-
 class RequestedBytes:
-    """A file that a service gives in parts, each asked for when it is read.
+    """Bytes that somebody else has, asked for part by part when they are read: a service's file, an archive's member.
 
     Args:
         request: gives so many bytes from an offset on: `request(length, offset)`.
-        size: of the file, in bytes.
-        label: its address, for messages.
+        size: how many there are.
+        label: their address, for messages.
     """
 
     def __init__(self, request: Callable[[int, int], bytes], size: int, *, label: str) -> None:
@@ -447,7 +420,7 @@ class RequestedBytes:
         return self._request(length, offset) if length > 0 else b""
 
     def close(self) -> None:
-        """Do nothing: what it asks is somebody else's to close."""
+        """Leave open what it asks, which is somebody else's to close."""
 
 
 def owners_bytes(source: ByteSource) -> ByteSource:

@@ -14,7 +14,7 @@ from colabstage.io.files import block_ranges, pwrite_exactly
 from colabstage.io.retry import translate_write_error, typed_write_errors
 from colabstage.io.temporaries import remove_own
 from colabstage.io.units import format_bytes, format_count
-from colabstage.trees.tree import PIECE_BYTES, cut_while_read
+from colabstage.trees.tree import PIECE_BYTES, RequestedBytes, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember
 
@@ -172,26 +172,6 @@ def zip_job(name: str, executable: bool, member: ZipMember) -> Job:
     return (name, executable, member.mtime_ns, member.offset, member.size, fields)
 
 
-class _Block:
-    """A part of the archive that was read at once, as a `ByteSource`; what is outside comes from the archive."""
-
-    def __init__(self, source: ByteSource, start: int, data: bytes) -> None:
-        self._source = source
-        self._start = start
-        self._data = data
-        self.label = source.label
-        self.size = source.size
-
-    def pread(self, length: int, offset: int) -> bytes:
-        at = offset - self._start
-        if at >= 0 and at + length <= len(self._data):
-            return self._data[at : at + length]
-        return self._source.pread(length, offset)
-
-    def close(self) -> None:
-        """Leave it: nothing is held open."""
-
-
 def write_batch(source: ByteSource, start: int, data: bytes, jobs: Sequence[Job], place: Place) -> None:
     """Unpack, verify and write small members.
 
@@ -206,7 +186,13 @@ def write_batch(source: ByteSource, start: int, data: bytes, jobs: Sequence[Job]
         CorruptArchiveError, SourceReadError: a member is damaged, or the archive ends early.
         NotEnoughSpaceError, TargetNotWritableError: it cannot be written.
     """
-    block = _Block(source, start, data)
+
+    def pread(length: int, offset: int) -> bytes:
+        at = offset - start
+        # What is outside of what was read at once comes from the archive.
+        return data[at : at + length] if 0 <= at <= len(data) - length else source.pread(length, offset)
+
+    block = RequestedBytes(pread, source.size, label=source.label)
     for job in jobs:
         name, executable, mtime_ns, offset, size = job[:5]
         if len(job) > 5:

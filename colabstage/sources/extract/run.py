@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,10 @@ from colabstage.io.workspace import Journal, read_journal
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders
 from colabstage.trees.decompress import ReadAhead
-from colabstage.trees.tree import LocalBytes, TemporaryBytes, owners_bytes
+from colabstage.trees.tree import LocalBytes, RequestedBytes, TemporaryBytes, owners_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import BinaryIO
 
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.extract.batches import Batch, ExtractPlan, Job
@@ -241,30 +241,6 @@ def _feed(
         member.send(number, (batch.start, batch.end, batch.is_large, list(jobs_of(batch))))
 
 
-class _Handle:
-    """The archive, as a `ByteSource` over a handle of the parent's."""
-
-    def __init__(self, handle: int, label: str) -> None:
-        self._handle = handle
-        self.label = label
-        self.size = os.fstat(handle).st_size
-
-    def pread(self, length: int, offset: int) -> bytes:
-        return pread_exactly(self._handle, length, offset)
-
-    def close(self) -> None:
-        """Leave it: the handle ends with the process."""
-
-
-def _receive(stream: BinaryIO) -> Any:
-    """Return the next message; `None` when there are no more."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    data = stream.read(_LENGTH.unpack(head)[0])
-    return marshal.loads(data)
-
-
 def _pack_message(message: Any) -> bytes:
     """Return a message as it travels."""
     data = marshal.dumps(message)
@@ -280,15 +256,17 @@ def main(archive: int, label: str, place: int, path: str, parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    source, target = _Handle(archive, label), Place(place, path)
+    # Over a handle of the parent's, which ends with this process.
+    source = RequestedBytes(partial(pread_exactly, archive), os.fstat(archive).st_size, label=label)
+    target = Place(place, path)
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
 
     def answer(*message: object) -> None:
         outbox.write(_pack_message(message))
         outbox.flush()
 
-    while (message := _receive(inbox)) is not None:
-        start, end, large, jobs = message
+    while len(head := inbox.read(_LENGTH.size)) == _LENGTH.size:
+        start, end, large, jobs = marshal.loads(inbox.read(_LENGTH.unpack(head)[0]))
         try:
             if large:
                 write_large(jobs[0], target, job_chunks(source, jobs[0]), advance=lambda done: answer("bytes", done))

@@ -30,6 +30,7 @@ from colabstage.errors import (
 )
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
+from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.share_download import (
     ShareLink,
@@ -38,7 +39,7 @@ from colabstage.sources.share_download import (
     parse_share_link,
     share_link_facts,
 )
-from colabstage.sources.share_pages import WebAnswer, disposition_name, judge_answer, safe_name
+from colabstage.sources.share_pages import WebAnswer, judge_answer, safe_name
 from colabstage.sources.share_service import SharedFile, name_apart
 from tests.support.https_hosts import answer_page
 from tests.support.share_links import DriveShares, SharedItem
