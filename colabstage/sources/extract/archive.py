@@ -8,7 +8,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from colabstage.errors import (
     ArchiveError,
@@ -252,14 +252,36 @@ def extract_bytes(
             # For what must be unpacked before its members are known.
             open_spool(target.with_name(_spool_name(target))) as spool,
             open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree,
+            contextlib.ExitStack() as stack,
         ):
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
             # Before anything is written: a file system without room for a name would stop it midway.
-            _check_names(tree, target)
+            names = [entry.name for entry in entries]
+            check_names_fit(tree.label, names, target.parent)
+            # The work is done in a folder beside the target, with a longer name.
+            room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
+            check_lengths(tree.label, names, room_bytes=room)
             plan = plan_for(tree, entries)
-            work = _Work(tree, entries, plan, target, identity, overwrite)
-            done = _extract(work, progress, cancellation, stall_timeout_s)
-            notes = tree.notes
+            with typed_write_errors(target):
+                transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
+                workspace = stack.enter_context(open_workspace(target, keeps=only_for(*transient)))
+            extraction = stack.enter_context(
+                Extraction(tree, entries, plan, workspace.path, fingerprint=identity.fingerprint)
+            )
+            # The archive itself, where it is still to come and its members are read as it does.
+            read = bytes_of(tree)
+            copying = read if isinstance(read, StreamingCopy) else None
+            # What an earlier run left needs no room.
+            needed = max(0, plan.peak_bytes - extraction.kept_bytes) + (0 if copying is None else copying.size)
+            _check_room(needed, tree.label, target.parent, plan.members)
+            if copying is not None:
+                copying.start()
+            with progress.step(f"Extracting {target.name}", total=plan.content_bytes, unit="B") as step:
+                extraction.run(step, cancellation, stall_timeout_s)
+            # The last moment: once the folder has its name, the work is done.
+            cancellation.check()
+            _put_in_place(extraction.tree_path, target, plan, identity, overwrite=overwrite)
+            done, notes = extraction.kept_members, tree.notes
     return ExtractReport(
         target, plan.members, plan.content_bytes, time.monotonic() - began, done, False, plan.workers, notes
     )
@@ -293,7 +315,12 @@ def _check_file(path: Path) -> None:
 def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
     """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read meanwhile."""
     if not is_slow_mount(path):
-        with _local(path) as source:
+        try:
+            local = LocalBytes(path)
+        except PermissionError as error:
+            msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
+            raise SourceAccessError(msg) from error
+        with local as source:
             yield source, os.fstat(source.fileno()).st_mtime_ns
         return
     with contextlib.closing(MountedFile(path)) as remote:
@@ -304,14 +331,6 @@ def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[Byte
             # After an error the copy stays, for the next call to continue with.
             yield copying, path.stat().st_mtime_ns
             copying.discard()
-
-
-def _local(path: Path) -> LocalBytes:
-    try:
-        return LocalBytes(path)
-    except PermissionError as error:
-        msg = f"'{path}' cannot be read by this user ({error.strerror}). Give yourself the right to read it."
-        raise SourceAccessError(msg) from error
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
@@ -342,86 +361,33 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     raise TargetExistsError(msg)
 
 
-def _check_names(tree: Tree, target: Path) -> None:
-    names = [entry.name for entry in tree.entries]
-    check_names_fit(tree.label, names, target.parent)
-    # The work is done in a folder beside the target, with a longer name.
-    room = _PATH_BYTES - len(os.fsencode(temp_beside(target))) - len("/tree/")
-    check_lengths(tree.label, names, room_bytes=room)
-
-
 def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
 
 
-class _Work(NamedTuple):
-    """One extraction: of what, how, and where to."""
-
-    tree: Tree
-    """The open archive."""
-    entries: list[FileEntry]
-    """Its members, by ascending position."""
-    plan: ExtractPlan
-    """How they are written."""
-    target: Path
-    """The folder to make."""
-    identity: ArchiveIdentity
-    """Which archive it is, in which state."""
-    overwrite: bool
-    """Whether a folder at the target that is anything else is replaced."""
-
-
-def _extract(work: _Work, progress: Progress, cancellation: Cancellation, stall_timeout_s: float) -> int:
-    """Do it; returns how many members were there from an earlier run."""
-    transient = (CancelledError, KeyboardInterrupt, SystemExit, TargetExistsError)
-    with contextlib.ExitStack() as stack:
-        with typed_write_errors(work.target):
-            workspace = stack.enter_context(open_workspace(work.target, keeps=only_for(*transient)))
-        extraction = stack.enter_context(
-            Extraction(work.tree, work.entries, work.plan, workspace.path, fingerprint=work.identity.fingerprint)
-        )
-        # The archive itself, where it is still to come and its members are read as it does.
-        source = bytes_of(work.tree)
-        copying = source if isinstance(source, StreamingCopy) else None
-        # Once more with what an earlier run left, which needs no room.
-        _check_room(work, extraction.kept_bytes, 0 if copying is None else copying.size)
-        if copying is not None:
-            copying.start()
-        title = f"Extracting {work.target.name}"
-        with progress.step(title, total=work.plan.content_bytes, unit="B") as step:
-            extraction.run(step, cancellation, stall_timeout_s)
-        # The last moment: once the folder has its name, the work is done.
-        cancellation.check()
-        _put_in_place(extraction.tree_path, work)
-    return extraction.kept_members
-
-
-def _check_room(work: _Work, kept_bytes: int, archive_bytes: int) -> None:
-    free = shutil.disk_usage(work.target.parent).free
-    needed = max(0, work.plan.peak_bytes - kept_bytes) + archive_bytes
+def _check_room(needed: int, label: str, folder: Path, members: int) -> None:
+    free = shutil.disk_usage(folder).free
     if needed + _RESERVE_BYTES > free:
         msg = (
-            f"'{work.tree.label}' needs {format_bytes(needed)} in '{work.target.parent}' for its "
-            f"{format_count(work.plan.members, 'files')}, and {format_bytes(free)} are free there "
-            f"({format_bytes(_RESERVE_BYTES)} of it in reserve). Free some space, choose a target on another disk, or "
-            "stage the archive without extracting it: stage_dataset packs straight from it."
+            f"'{label}' needs {format_bytes(needed)} in '{folder}' for its {format_count(members, 'files')}, and "
+            f"{format_bytes(free)} are free there ({format_bytes(_RESERVE_BYTES)} of it in reserve). Free some space, "
+            "choose a target on another disk, or stage the archive without extracting it: stage_dataset packs straight "
+            "from it."
         )
         raise NotEnoughSpaceError(msg)
 
 
-def _put_in_place(made: Path, work: _Work) -> None:
-    target = work.target
-
+def _put_in_place(made: Path, target: Path, plan: ExtractPlan, identity: ArchiveIdentity, *, overwrite: bool) -> None:
     def announce(deed: str) -> None:
-        EXTRACTED.announce(target, ExtractRecord(work.identity, work.plan.members, work.plan.content_bytes, deed))
+        EXTRACTED.announce(target, ExtractRecord(identity, plan.members, plan.content_bytes, deed))
 
     try:
-        put_folder(made, target, overwrite=work.overwrite, announce=announce)
+        put_folder(made, target, overwrite=overwrite, announce=announce)
     except TargetExistsError:
         raise
     except OSError as error:
         found = EXTRACTED.read(target)
-        if found is not None and found.archive.is_same_content(work.identity) and found.fits(target):
+        if found is not None and found.archive.is_same_content(identity) and found.fits(target):
             return  # another process extracted the same archive here meanwhile
         msg = f"'{target}' cannot be put in place ({error.strerror}). Choose another target."
         raise TargetNotWritableError(msg) from error
