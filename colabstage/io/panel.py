@@ -318,12 +318,10 @@ def _time(row: Row) -> str:
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
     left = row.seconds_left
-    return "" if left is None else f"{_rounded(left)} left"
-
-
-def _rounded(seconds: float) -> str:
-    """Return an estimate, without the figures that it does not have."""
-    return f"{max(1, round(seconds))} s" if seconds < 99.5 else format_duration(seconds)
+    if left is None:
+        return ""
+    # Without the figures that an estimate does not have.
+    return f"{max(1, round(left))} s left" if left < 99.5 else f"{format_duration(left)} left"
 
 
 _KEPT = "What is finished is kept, and the next call continues from there."

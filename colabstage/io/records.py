@@ -9,6 +9,7 @@ after that: so whoever is killed in between has still said what is there.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -141,7 +142,10 @@ def _value(hint: Any, raw: Any) -> Any:
     """Return `raw` as a value of the type `hint`, JSON's lists as tuples."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return _first_fitting(inner, raw)
+        for one in inner:
+            with contextlib.suppress(_UnfitError, ValueError):
+                return _value(one, raw)
+        raise _UnfitError
     if origin is Literal:
         fits = raw in inner and type(raw) in {type(one) for one in inner}
     elif origin is tuple and isinstance(raw, list):
@@ -160,12 +164,3 @@ def _value(hint: Any, raw: Any) -> Any:
     if not fits:
         raise _UnfitError
     return raw
-
-
-def _first_fitting(hints: tuple[Any, ...], raw: Any) -> Any:
-    for hint in hints:
-        try:
-            return _value(hint, raw)
-        except (_UnfitError, ValueError):
-            continue
-    raise _UnfitError

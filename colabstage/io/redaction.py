@@ -104,17 +104,15 @@ def _show_one(address: str) -> str:
         # Behind "::" or "@" something is left of an address that lost its scheme; a path has no user.
         return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
     scheme, rest = found[1], address[found.end() :]
-    place, query = _split_query(rest.partition("#")[0], web=scheme.lower() in _WEB)
+    whole = rest.partition("#")[0]
+    place, mark, query = whole.partition("?")
+    # Keys in buckets may hold a question mark, so there a query must have a value.
+    if scheme.lower() not in _WEB and not (mark and "=" in query):
+        place, query = whole, ""
     shown = _show_place(scheme.lower(), place)
     if shown is None:
         return f"{scheme}://{HIDDEN}"
     return f"{scheme}://{shown}{query and '?'}{_show_query(query)}"
-
-
-def _split_query(rest: str, *, web: bool) -> tuple[str, str]:
-    """Return the place and the query. Keys in buckets may hold a question mark, so there a query must have a value."""
-    place, mark, query = rest.partition("?")
-    return (place, query) if web or (mark and "=" in query) else (rest, "")
 
 
 def _show_place(scheme: str, place: str) -> str | None:
@@ -122,7 +120,9 @@ def _show_place(scheme: str, place: str) -> str | None:
     server, slash, path = place.partition("/")
     user, at, host = server.rpartition("@")
     if scheme in _WEB:
-        return f"{host}{slash}{_show_parameters(path)}" if _is_web_place(place) else None
+        # With the values of its `;name=value` parameters hidden.
+        shown = re.sub(r";([^;/=]*)=[^;/]*", rf";\1={HIDDEN}", path)
+        return f"{host}{slash}{shown}" if _is_web_place(place) else None
     if scheme in _PUBLIC_USERINFO:
         if not _PUBLIC_USERINFO[scheme].fullmatch(user):
             return None
@@ -143,11 +143,6 @@ def _is_web_place(place: str) -> bool:
         return bool(parts.hostname) and (parts.port is None or parts.port >= 0)
     except ValueError:
         return False
-
-
-def _show_parameters(path: str) -> str:
-    """Return a path with the values of its `;name=value` parameters hidden."""
-    return re.sub(r";([^;/=]*)=[^;/]*", rf";\1={HIDDEN}", path)
 
 
 def _show_query(query: str) -> str:
@@ -186,26 +181,17 @@ def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = " ".join(_printable(re.sub(r"\s+", " ", text)).split())
-    text = _URL_IN_TEXT.sub(_show_match, text)
+    # What ends a sentence or closes a bracket is not the address's.
+    text = _URL_IN_TEXT.sub(lambda url: show_address(end := url[0].rstrip(".,:)]}")) + url[0][len(end) :], text)
     text = _LOGIN_IN_TEXT.sub(f"{HIDDEN}@", text)
     text = _QUERY_IN_TEXT.sub(lambda found: f"?{_show_query(found[1])}", text)
     # Headers first: "Authorization: Bearer x" is a pair as well, whose value would seem to be "Bearer".
     text = _HEADER_IN_TEXT.sub(rf"\1{HIDDEN}", text)
-    text = _PAIR_IN_TEXT.sub(_hide_pair, text)
+    # "Authorization: Bearer …" is done already, and "key: …" of a sentence has nothing left to hide.
+    text = _PAIR_IN_TEXT.sub(lambda found: found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}", text)
     text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
     text = _TOKEN_IN_TEXT.sub(HIDDEN, text)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
-
-
-def _show_match(found: re.Match[str]) -> str:
-    # What ends a sentence or closes a bracket is not the address's.
-    address = found[0].rstrip(".,:)]}")
-    return show_address(address) + found[0][len(address) :]
-
-
-def _hide_pair(found: re.Match[str]) -> str:
-    # "Authorization: Bearer …" is done already, and "key: …" of a sentence has nothing left to hide.
-    return found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}"
 
 
 def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:

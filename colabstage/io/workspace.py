@@ -180,7 +180,8 @@ class Journal(Closing):
         Raises:
             OSError: as the disk answers; the journal that was there still is.
         """
-        self._handle = begin_journal(path, _many_lines(chain([head], kept)))
+        lines = map(_line, chain([head], kept))
+        self._handle = begin_journal(path, iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""))
 
     def append(self, *values: object) -> None:
         """Note values, a line each, in one write.
@@ -195,12 +196,6 @@ class Journal(Closing):
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
-
-
-def _many_lines(values: Iterable[object]) -> Iterator[bytes]:
-    lines = map(_line, values)
-    while some := b"".join(islice(lines, _LINES_AT_ONCE)):
-        yield some
 
 
 def _line(value: object) -> bytes:

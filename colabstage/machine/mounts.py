@@ -227,8 +227,20 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     except subprocess.TimeoutExpired:
         return MountProbe("silent")
     finally:
-        _end_child(child)
-    return _probe_of(int(answer)) if answer.strip().isdigit() else MountProbe("failing", errno.EIO)
+        if child.stdout is not None:
+            child.stdout.close()
+        if child.poll() is None:
+            child.kill()
+            # A child that hangs inside the kernel cannot even be killed, and is left to the kernel.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+    number = int(answer) if answer.strip().isdigit() else errno.EIO
+    if number == 0:
+        return MountProbe("alive")
+    if number in {errno.ENOENT, errno.ENOTDIR}:
+        return MountProbe("missing", number)
+    dead = number in {errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN}
+    return MountProbe("dead" if dead else "failing", number)
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:
@@ -389,27 +401,6 @@ def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDis
             f"again. {force}"
         )
     return DriveDisconnectedError(msg)
-
-
-def _probe_of(number: int) -> MountProbe:
-    if number == 0:
-        return MountProbe("alive")
-    if number in {errno.ENOENT, errno.ENOTDIR}:
-        return MountProbe("missing", number)
-    if number in {errno.ENOTCONN, errno.ECONNABORTED, errno.ESHUTDOWN}:
-        return MountProbe("dead", number)
-    return MountProbe("failing", number)
-
-
-def _end_child(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child if it still runs."""
-    if child.stdout is not None:
-        child.stdout.close()
-    if child.poll() is None:
-        child.kill()
-        # A child that hangs inside the kernel cannot even be killed, and is left to the kernel.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1.0)
 
 
 def _parse_line(line: str) -> Mount:

@@ -290,7 +290,11 @@ def detect_platform(
         path_exists=os.path.exists if path_exists is None else path_exists,
         modules=sys.modules if modules is None else modules,
     )
-    row = _choose_row(facts)
+    named = facts.environ.get(PLATFORM_VARIABLE)
+    row = next((row for row in _TABLE if (row.name == named if named else row.holds(facts))), None)
+    if row is None:
+        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(PLATFORM_NAMES)}."
+        raise OptionError(msg)
     local_dir = facts.environ.get(LOCAL_DIR_VARIABLE)
     return Platform(
         name=row.name,
@@ -302,14 +306,3 @@ def detect_platform(
         notes=row.notes,
         not_lasting=row.not_lasting,
     )
-
-
-def _choose_row(facts: _Facts) -> _PlatformRow:
-    named = facts.environ.get(PLATFORM_VARIABLE)
-    if not named:
-        return next(row for row in _TABLE if row.holds(facts))
-    chosen = next((row for row in _TABLE if row.name == named), None)
-    if chosen is None:
-        msg = f"{PLATFORM_VARIABLE}={named!r} names no platform. Known names: {', '.join(PLATFORM_NAMES)}."
-        raise OptionError(msg)
-    return chosen

@@ -53,7 +53,9 @@ def read_resources(*, root: Path = _SYSTEM) -> Resources:
     Args:
         root: the folder that holds `proc` and `sys`; another one for a machine described by files.
     """
-    computer, available = _computer_memory(root)
+    figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
+    computer = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = figures.get("MemAvailable:", computer)
     # A cgroup counts the page cache of its files as used, and would seem full after reading one large file.
     limits = [(limit, limit - used + cache) for limit, used, cache in _memory_limits(root)]
     return Resources(
@@ -67,7 +69,9 @@ def usable_cores(*, root: Path = _SYSTEM) -> int:
     """Count the whole cores this process may use: its affinity, cut down to the cgroup's quota; at least 1."""
     # Rounded down: threads beyond the quota are stopped for the rest of each period, all at once.
     quotas = [int(quota) for quota in _cpu_quotas(root)]
-    return max(1, min([_affinity_cores(), *quotas]))
+    # macOS and Windows have no affinity to ask for.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cores, *quotas]))
 
 
 def free_space(path: Path) -> int:
@@ -87,7 +91,12 @@ def free_space(path: Path) -> int:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise _unreadable_disk(candidate, error) from error
+            why = error.strerror
+            if error.errno == errno.ENOTCONN:
+                msg = f"'{candidate}' is on a mount whose client has died ({why}). Mount it again, then try again."
+                raise DriveDisconnectedError(msg) from error
+            msg = f"Cannot ask for the free space of '{candidate}' ({why}). Choose another place."
+            raise TargetNotWritableError(msg) from error
         # Not `f_bfree`, which counts blocks that are reserved for root.
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."
@@ -112,28 +121,6 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
     advice = remedy or f"Free {format_bytes(needed_bytes - free)} there, or choose a folder on a larger disk."
     msg = f"{what} needs {format_bytes(needed_bytes)}, but '{path}' has {format_bytes(free)} free. {advice}"
     raise NotEnoughSpaceError(msg)
-
-
-def _unreadable_disk(place: Path, error: OSError) -> OSError:
-    if error.errno == errno.ENOTCONN:
-        msg = f"'{place}' is on a mount whose client has died ({error.strerror}). Mount it again, then try again."
-        return DriveDisconnectedError(msg)
-    msg = f"Cannot ask for the free space of '{place}' ({error.strerror}). Choose another place."
-    return TargetNotWritableError(msg)
-
-
-def _affinity_cores() -> int:
-    # macOS and Windows have no affinity to ask for.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _computer_memory(root: Path) -> tuple[int, int]:
-    """Return the total and available memory of the computer, in bytes."""
-    figures = {name: 1024 * kib for name, kib in _read_table(root / "proc/meminfo").items()}
-    total = figures.get("MemTotal:", 0) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return total, figures.get("MemAvailable:", total)
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.io.files import hash_block
 from colabstage.io.records import read_fields
@@ -160,6 +160,11 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
     entries = FileEntries.of(tree.entries)
     listed = [f"{name}\t{size}" for name, size in zip(entries.names, entries.sizes.tolist(), strict=True)]
     timed = [f"{line}\t{mtime_ns}" for line, mtime_ns in zip(listed, entries.mtimes_ns.tolist(), strict=True)]
+    # In groups, because a time for each of a million files would be most of the record.
+    seconds = (entries.mtimes_ns // _SECOND_NS).tolist()
+    groups = min(len(seconds), _GROUPS)
+    bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
+    parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
     return SourceIdentity(
         "folder",
         len(listed),
@@ -169,7 +174,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
         md5=_hash_lines(map("\t".join, zip(entries.names, md5s, strict=True))) if md5s else "",
         listing=_hash_lines(listed),
         times=_hash_lines(timed),
-        clock=_read_clock((entries.mtimes_ns // _SECOND_NS).tolist()),
+        clock="".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts),
         stamps=stamps,
     )
 
@@ -177,14 +182,6 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
 def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], str]:
     """Return the MD5 of each file of a tree in the order of its entries, as `Md5Questions.answers`."""
     return questions.answers([f"{tree.label}/{name}" for name in entry_names(tree.entries)])
-
-
-def _read_clock(seconds: Sequence[int]) -> str:
-    # Groups, because a time for each of a million files would be most of the record.
-    groups = min(len(seconds), _GROUPS)
-    bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
-    parts = (seconds[first:after] for first, after in itertools.pairwise(bounds))
-    return "".join(hash_block(repr(part).encode())[:_GROUP_DIGITS] for part in parts)
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
@@ -214,7 +211,10 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     if (recorded.kind, recorded.files, recorded.nbytes) != (now.kind, now.files, now.nbytes):
         return "changed"
     if recorded.kind == "many":
-        return _compare_parts(recorded.parts, now.parts)
+        other: list[Verdict] = ["changed"] if len(recorded.parts) != len(now.parts) else []
+        verdicts = {*other, *map(compare_states, recorded.parts, now.parts)}
+        # One part that changed is a change of all.
+        return next((verdict for verdict in get_args(Verdict)[::-1] if verdict in verdicts), "same")
     told = _deciding_facts(recorded, now)
     if any(told):
         return "same" if told[0] == told[1] else "changed"
@@ -253,15 +253,6 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
     if recorded.kind == "folder":
         return "names, sizes and times of all files are unchanged"
     return "its size, its time and what is known of its content are unchanged"
-
-
-def _compare_parts(recorded: Sequence[SourceIdentity], now: Sequence[SourceIdentity]) -> Verdict:
-    if len(recorded) != len(now):
-        return "changed"
-    verdicts = set(map(compare_states, recorded, now))
-    # One part that changed is a change of all.
-    order: tuple[Verdict, ...] = ("changed", "unproved")
-    return next((verdict for verdict in order if verdict in verdicts), "same")
 
 
 def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:

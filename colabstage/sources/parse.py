@@ -155,7 +155,14 @@ def parse_source(source: SourceArgument) -> Source:
         msg = "source is an empty list; expected at least one source in it."
         raise OptionError(msg)
     parts = tuple(_parse_one(part) for part in source)
-    return parts[0] if len(parts) == 1 else _many_of(parts)
+    if len(parts) == 1:
+        return parts[0]
+    digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
+    # What their names have in common: `part` for `part-000`, `part-001`.
+    common = os.path.commonprefix([part.name for part in parts]).rstrip("0123456789-_.")  # noqa: RUF071 - by character
+    more = f"{len(parts) - 1:,} more"
+    name = common if len(common) > 2 else f"{parts[0].name}-and-{len(parts) - 1}-more"
+    return ManySource(f"list:{digest}", name, f"{parts[0].label} and {more}", parts)
 
 
 def _parse_one(source: object) -> SingleSource:
@@ -199,15 +206,11 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 
 def _parse_schemeless(text: str) -> SingleSource:
     link = parse_share_link(text, bare_id=True)
-    # Any long name could be an id: one that is right here is not. Nothing else is touched, since its mount may hang.
-    if link is None or (parse_share_link(text, bare_id=False) is None and _is_here(text)):
-        return local_source(text)
-    return _share_source(link)
-
-
-def _is_here(name: str) -> bool:
-    path = absolute_path(name)
-    return silence_of(path) is None and os.path.lexists(path)
+    if link is not None and parse_share_link(text, bare_id=False) is None:
+        # Any long name could be an id: one that is right here is not. Nothing else is touched: its mount may hang.
+        path = absolute_path(text)
+        link = None if silence_of(path) is None and os.path.lexists(path) else link
+    return local_source(text) if link is None else _share_source(link)
 
 
 def _parse_url(text: str, scheme: str) -> SingleSource:
@@ -218,7 +221,11 @@ def _parse_url(text: str, scheme: str) -> SingleSource:
     if link is not None:
         return _share_source(link)
     if scheme == "file":
-        return local_source(_path_of_file_url(text))
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            msg = f"'{show_address(text)}' names another machine; expected a file of this one: file:///folder/name."
+            raise OptionError(msg)
+        return local_source(unquote(parts.path))
     if scheme in ("http", "https"):
         return _web(text)
     return _object(text, scheme)
@@ -277,14 +284,6 @@ def local_address(path: Path) -> str:
         if folder in DRIVE_SPELLINGS.values():
             return f"drive:{PurePosixPath(folder, *rest)}"
     return str(path)
-
-
-def _path_of_file_url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.netloc not in ("", "localhost"):
-        msg = f"'{show_address(text)}' names another machine; expected a file of this one: file:///folder/name."
-        raise OptionError(msg)
-    return unquote(parts.path)
 
 
 def _web(text: str) -> WebSource:
@@ -384,18 +383,6 @@ def _check_known(scheme: str) -> None:
     meant = f" Did you mean {close[0]}://?" if close else ""
     msg = f"'{scheme}://' is not a kind of address that colabstage knows.{meant} Expected {_EXPECTED}."
     raise OptionError(msg)
-
-
-def _many_of(parts: tuple[SingleSource, ...]) -> ManySource:
-    digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
-    labels = f"{parts[0].label} and {len(parts) - 1:,} more"
-    return ManySource(f"list:{digest}", _name_of_many([part.name for part in parts]), labels, parts)
-
-
-def _name_of_many(names: list[str]) -> str:
-    """Return what the names have in common (`part` for `part-000`, `part-001`), or the first one."""
-    common = os.path.commonprefix(names).rstrip("0123456789-_.")  # noqa: RUF071 - by character is what is meant
-    return common if len(common) > 2 else f"{names[0]}-and-{len(names) - 1}-more"
 
 
 def parts_of(source: Source) -> tuple[SingleSource, ...]:

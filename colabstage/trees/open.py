@@ -15,7 +15,7 @@ import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -229,8 +229,10 @@ def recognise_archive(source: ByteSource) -> ArchiveKind | None:
     if compression is None:
         return tool_archive_kind(head)
     # A tar in a compressed stream shows only inside it; its name may say nothing, as a download's does.
-    inside = _first_unpacked(source)
-    if inside is None:
+    try:
+        with open_stream(source, read_bytes=_LOOK_BYTES) as stream:
+            inside = stream.read(HEAD_BYTES)
+    except CorruptArchiveError:
         return None
     return _TARS[compression] if is_tar_head(inside) else compression
 
@@ -294,65 +296,51 @@ def open_archive(
         called = next(filter(may_be_single_file, (source.label, name)), None)
         if single_files and called is not None and recognise_archive(source) is None:
             return SingleFileTree(source, base_name(called))
-        return _open_recognised(source, spool, limits, cancellation, name)
+        kind = recognise_archive(source)
+        if kind is None:
+            _refuse(source)
+        if kind == "zip":
+            return ZipTree(source, limits=limits)
+        if kind in ("7z", "rar"):
+            return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
+        # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
+        if kind.startswith("tar"):
+            return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
+        return CompressedFileTree(source, spool=spool, limits=limits, name=name, cancellation=cancellation)
     # The tree would have closed it; without one nobody else knows of it.
     except BaseException:
         source.close()
         raise
 
 
-def _open_recognised(
-    source: ByteSource, spool: Path, limits: ArchiveLimits, cancellation: Cancellation | None, name: str
-) -> Tree:
-    kind = recognise_archive(source)
-    if kind is None:
-        head = source.pread(HEAD_BYTES, 0)
-        what = describe_contents(head)
-        if compression_of(head) is not None:
-            what += " that does not unpack"
-        msg = (
-            f"'{source.label}' is {what}, not an archive. Give a folder, a zip, a tar, a 7z or a rar, or a file "
-            "compressed "
-            "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
-            ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
-        )
-        # Called like an archive and none: a download or copy that failed, which trying again may mend.
-        named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
-        raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
-    if kind == "zip":
-        return ZipTree(source, limits=limits)
-    if kind in ("7z", "rar"):
-        return ToolArchiveTree(source, spool=spool, limits=limits, cancellation=cancellation)
-    # The tree unpacks a compressed tar by itself, since its headers are only read in the unpacked form.
-    if kind.startswith("tar"):
-        return TarTree(source, spool=spool, limits=limits, cancellation=cancellation)
-    return CompressedFileTree(source, spool=spool, limits=limits, name=name, cancellation=cancellation)
-
-
-def _first_unpacked(source: ByteSource) -> bytes | None:
-    """Return the first unpacked bytes of a compressed stream; `None` if it is damaged."""
-    try:
-        with open_stream(source, read_bytes=_LOOK_BYTES) as stream:
-            return stream.read(HEAD_BYTES)
-    except CorruptArchiveError:
-        return None
+def _refuse(source: ByteSource) -> NoReturn:
+    """Raise the error for a file that is no archive; the message says what it is."""
+    head = source.pread(HEAD_BYTES, 0)
+    what = describe_contents(head) + (" that does not unpack" if compression_of(head) is not None else "")
+    msg = (
+        f"'{source.label}' is {what}, not an archive. Give a folder, a zip, a tar, a 7z or a rar, or a file compressed "
+        "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
+        ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
+    )
+    # Called like an archive and none: a download or copy that failed, which trying again may mend.
+    named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
+    raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 
 def _is_folder(path: Path) -> bool:
-    mode = read_with_retry(lambda: _mode(path), str(path), policy=RetryPolicy(missing_is_transient=False))
+    def mode_of() -> int | None:
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    mode = read_with_retry(mode_of, str(path), policy=RetryPolicy(missing_is_transient=False))
     if mode is None:
         raise _nothing_at(path)
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         msg = f"'{path}' is neither a file nor a folder, but a device, a pipe or a socket."
         raise ArchiveError(msg)
     return stat.S_ISDIR(mode)
-
-
-def _mode(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _nothing_at(path: Path) -> SourceNotFoundError:
@@ -417,7 +405,9 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
     folders = distinct_names(stems)
     if all(stem.lower() in _SPLIT_NAMES for stem in stems) and folders == tuple(stems):
         prefixes = tuple(
-            "" if _lies_in(part, stem) else folder for folder, stem, part in zip(folders, stems, names, strict=True)
+            # A tree may have the folder of its own name already, and nothing beside it.
+            "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
+            for folder, stem, part in zip(folders, stems, names, strict=True)
         )
         return Joining(prefixes, f"The parts are named like splits, so each is a folder: {_listed(folders)}.")
     collision = _first_collision(names)
@@ -451,11 +441,6 @@ def distinct_names(names: Sequence[str], *, of_files: bool = False) -> tuple[str
         taken.add(free.lower())
         found.append(free)
     return tuple(found)
-
-
-def _lies_in(names: Collection[str], stem: str) -> bool:
-    """Tell whether a tree has the folder of its own name already, and nothing beside it."""
-    return bool(names) and all(name.lower().startswith(f"{stem.lower()}/") for name in names)
 
 
 def _first_collision(names: Sequence[Collection[str]]) -> str | None:

@@ -419,7 +419,10 @@ def _check_tar_members(archive: str, members: Iterable[TarMember]) -> tuple[List
             symlinks[name] = resolve_link(archive, name, member.link)
         elif member.kind == "hardlink":
             linked.append(name)
-            hardlinks[name] = _hardlink_target(archive, name, member.link)
+            try:
+                hardlinks[name] = clean_member_name(archive, member.link)
+            except UnsafeArchiveError:
+                raise refuse_member(archive, name, f"it is a link to {member.link!r}, outside the archive") from None
         else:
             files.add(name, member.size, member.mtime_ns, member.offset, executable=member.executable)
     check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
@@ -433,10 +436,3 @@ def _check_tar_members(archive: str, members: Iterable[TarMember]) -> tuple[List
         own = regular[target]
         files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
     return files, sorted(links.keys() - found.keys()), empty_folders
-
-
-def _hardlink_target(archive: str, name: str, target: str) -> str:
-    try:
-        return clean_member_name(archive, target)
-    except UnsafeArchiveError:
-        raise refuse_member(archive, name, f"it is a link to {target!r}, outside the archive") from None

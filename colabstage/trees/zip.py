@@ -382,16 +382,16 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
     # Each column goes when it has been sorted: all of them twice would be the most that listing takes.
     packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
     packing |= {name: facts.pop(name)[rows] for name in ("crc", "method", "flags", "mode")}
-    stored = _stored_names(directory, entries, rows) if renamed or directory.stored_names else {}
+    stored = (
+        {
+            place: directory.stored_name(int(row))
+            for place, (name, raw, row) in enumerate(zip(entries.names, directory.names.take(rows), rows, strict=True))
+            if row in directory.stored_names or raw != name
+        }
+        if renamed or directory.stored_names
+        else {}
+    )
     return _SortedFiles(entries, packing, stored, skipped, empty_folders)
-
-
-def _stored_names(directory: ZipDirectory, entries: FileEntries, rows: NDArray[np.int64]) -> dict[int, bytes]:
-    return {
-        place: directory.stored_name(int(row))
-        for place, (name, raw, row) in enumerate(zip(entries.names, directory.names.take(rows), rows, strict=True))
-        if row in directory.stored_names or raw != name
-    }
 
 
 class _Checked(NamedTuple):

@@ -18,19 +18,20 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.pipeline import DaemonPool
 from colabstage.trees.names import refuse_member
+from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Future
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.trees.strings import StringArray
     from colabstage.trees.tree import ByteSource
 
 _END = struct.Struct("<4s4H2LH")
@@ -54,6 +55,14 @@ _RECORD_FIELDS = {
     "attributes": ("<u4", 38),
     "offset": ("<u4", 42),
 }
+_RECORD = np.dtype(
+    {
+        "names": list(_RECORD_FIELDS),
+        "formats": [kind for kind, _ in _RECORD_FIELDS.values()],
+        "offsets": [offset for _, offset in _RECORD_FIELDS.values()],
+        "itemsize": _MEMBER.size,
+    }
+)
 # What is kept of each of millions of members. Places in an archive of less than 4 GiB take half of what they take in a
 # longer one.
 _FACTS = {
@@ -182,8 +191,6 @@ def read_directory(source: ByteSource) -> ZipDirectory:
         CorruptArchiveError: the file is truncated, damaged or no zip, and the message says which.
         ArchiveError: the archive is one part of several.
     """
-    import numpy as np
-
     tail_at = max(0, source.size - _TAIL_BYTES)
     tail = source.pread(_TAIL_BYTES, tail_at)
     end = _find_end(source, tail, tail_at)
@@ -314,10 +321,6 @@ def _pieces_of(source: ByteSource, begin: int, end: int, pool: DaemonPool) -> It
 
 def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> ZipDirectory:
     """Return what a directory of `length` bytes says, of which `pieces` follow each other."""
-    import numpy as np
-
-    from colabstage.trees.strings import StringArray
-
     names: list[StringArray] = []
     stored_names: dict[int, bytes] = {}
     facts = {name: np.empty(0, dtype) for name, dtype in _FACTS[_place_type(source)].items()}
@@ -362,13 +365,11 @@ class _Records:
 
     def __init__(self, source: ByteSource, directory: bytes, starts: NDArray[np.int64]) -> None:
         """Take the bytes that the records are in, and int64 `(N,)`, where each begins."""
-        import numpy as np
-
         self._source = source
         self._directory = directory
         self._starts = starts
         # Records of one length that may begin at any byte: those at the members' places are taken.
-        anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _record_type(), directory, strides=(1,))
+        anywhere = np.ndarray((max(0, len(directory) - _MEMBER.size + 1),), _RECORD, directory, strides=(1,))
         self._records = anywhere[starts]
         self._lengths, self._extra_lengths = (
             self._records[name].astype(np.int64) for name in ("name_length", "extra_length")
@@ -377,10 +378,6 @@ class _Records:
     def names(self, before: int, stored_names: dict[int, bytes]) -> StringArray:
         """Return the names; of what is stored otherwise, put the bytes into `stored_names`, by number from `before`
         on."""
-        import numpy as np
-
-        from colabstage.trees.strings import StringArray
-
         records, directory = self._records, self._directory
         begins = self._starts + _MEMBER.size
         plain = StringArray.cut_from(directory, begins, self._lengths)
@@ -408,8 +405,6 @@ class _Records:
 
     def _places(self) -> NDArray[np.int64]:
         """Return int64 `(N, 3)`: each member's `_WIDE_FIELDS`."""
-        import numpy as np
-
         records, directory = self._records, self._directory
         places = np.stack([records[name].astype(np.int64) for name in _WIDE_FIELDS], axis=1)
         missing = places == _NARROW_FULL
@@ -430,8 +425,6 @@ class _Records:
 
     def facts(self) -> dict[str, NDArray[Any]]:
         """Return the facts by name, each `(N,)`, without the ends."""
-        import numpy as np
-
         records, places = self._records, self._places()
         found = {name: records[name] for name in ("crc", "method", "flags")}
         found |= dict(zip(_WIDE_FIELDS, places.T, strict=True))
@@ -444,13 +437,6 @@ class _Records:
         times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
         found["mtime_ns"] = np.array(times, np.int64)[of_stamp.reshape(-1)]
         return found
-
-
-def _record_type() -> np.dtype[Any]:
-    import numpy as np
-
-    formats, offsets = zip(*_RECORD_FIELDS.values(), strict=True)
-    return np.dtype({"names": list(_RECORD_FIELDS), "formats": formats, "offsets": offsets, "itemsize": _MEMBER.size})
 
 
 class _WholeRecords(NamedTuple):
@@ -492,8 +478,6 @@ def _begins_with_zip64(
 
     `begins`, `lengths`, `counts`: `(M,)`, where the extra fields are in the directory, and the values wanted of each.
     """
-    import numpy as np
-
     found = lengths >= _EXTRA_HEAD.size + 8 * counts
     halves = np.ndarray((max(0, len(directory) - 1),), "<u2", directory, strides=(1,))
     at = begins[found]
@@ -503,8 +487,6 @@ def _begins_with_zip64(
 
 def _set_ends(source: ByteSource, found: ZipDirectory, directory_at: int) -> None:
     """Give every member the place where its bytes must end, and refuse those that overlap."""
-    import numpy as np
-
     if not len(found):
         return
     facts, lengths = found.facts, found.names.lengths
