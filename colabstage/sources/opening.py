@@ -120,7 +120,8 @@ class SourcePart(Closing):
     brought: Brought | None = None
     """How it came here, where its service's own tool brings all of it."""
     questions: Md5Questions | None = None
-    """What asks Drive's client for the MD5 of each file of a folder before the file is read; `None` elsewhere."""
+    """What asks Drive's client for the MD5: of each file of a folder before that is read, of a zip while its directory
+    is; `None` elsewhere."""
     in_place: bool = False
     """Whether an archive is read where it is although each answer takes time, because there is no room for a copy."""
     download: Download | None = None
@@ -166,7 +167,7 @@ class SourcePart(Closing):
         Of a folder on Drive the listing has been taken, and the MD5 of each file is asked for right before that is
         read: `identity` waits for those that are missing then.
         """
-        if self.questions is None:
+        if self.tree is None or self.questions is None:
             self._identity = self.identity
 
     def _identify(self) -> SourceIdentity:
@@ -190,9 +191,14 @@ class SourcePart(Closing):
         # read as well.
         if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
             return identify_remote(facts, facts.size or 0, address=address)
-        # Before the ends are read, so that a write in between shows as a change.
-        md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
-        identity = identify_archive(self._content, facts.mtime_ns, address=address)
+        if self.questions is None:
+            # Before the ends are read, so that a write in between shows as a change.
+            md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
+            identity = identify_archive(self._content, facts.mtime_ns, address=address)
+        else:
+            # A write in between shows in a zip when its members are read: their checksums are in its directory.
+            identity = identify_archive(self._content, facts.mtime_ns, address=address)
+            md5s, _ = self.questions.answers([str(self.path)])
         return replace(identity, md5=md5s[0] if md5s else "")
 
     @property
@@ -491,7 +497,8 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     if slow and transport == "local disk":
         transport = "mount"
     # The first look at a file reads its beginning, and a mount may fail there as anywhere.
-    if read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy()) == "folder":
+    kind = read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy())
+    if kind == "folder":
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
             questions = Md5Questions(workers=SLOW_LISTERS)
@@ -504,7 +511,11 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     # What was downloaded has been compared on its way.
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
-    return SourcePart(source, transport, slow, opening, file=file, path=path)
+    part = SourcePart(source, transport, slow, opening, file=file, path=path)
+    if kind == "zip" and slow and is_on_drive(source):
+        part.questions = Md5Questions(workers=1)
+        part.questions.ask([str(path)])
+    return part
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:

@@ -232,12 +232,14 @@ def restore_pack(
     progress: Progress,
     cancellation: Cancellation,
     let_in: Callable[[PartialPack], object] | None = None,
+    confirm: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
     """Copy a cached pack to its place on the local disk, verifying every block on the way.
 
     What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
     With `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for;
-    without, in the order of the file, by one reader, which is fastest on a mount.
+    without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called when every block
+    is here, before the copy takes its place, and raises what should keep it from that.
 
     Returns:
         The number of bytes, and how many of them were here already.
@@ -258,7 +260,7 @@ def restore_pack(
     make_folder(request.folder)
     try:
         if cached.shards:
-            return _restore_set(cached, request, progress, cancellation)
+            return _restore_set(cached, request, progress, cancellation, confirm)
         with open_workspace(
             restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
         ) as workspace:
@@ -294,6 +296,7 @@ def restore_pack(
                         policy=RetryPolicy(),
                         keep=keep if resumed else None,
                     )
+            confirm()
             # The old manifest is removed first: a kill at this point leaves a pack without one, which the next call
             # takes up above.
             remove_manifest(target)
@@ -307,7 +310,11 @@ def restore_pack(
 
 
 def _restore_set(
-    cached: CachedPack, request: StageRequest, progress: Progress, cancellation: Cancellation
+    cached: CachedPack,
+    request: StageRequest,
+    progress: Progress,
+    cancellation: Cancellation,
+    confirm: Callable[[], object],
 ) -> tuple[int, int]:
     """Copy all shards of a set, and join them to the file that a single process would have made; as `restore_pack`."""
     size, kept = cached.manifest.size, 0
@@ -336,6 +343,7 @@ def _restore_set(
                     policy=RetryPolicy(),
                     keep=keep if workspace.resumed else None,
                 )
+        confirm()
         manifest = cached.manifest
         place_joined(
             local,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from colabstage.errors import (
-    ArchiveError,
     ColabstageError,
     DamagedPackError,
     DriveError,
@@ -26,23 +25,23 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
-from colabstage.io.files import Closing, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import NullProgress
-from colabstage.io.units import format_bytes, format_count
+from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
 from colabstage.machine.watched import run_watched
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.stream import PackStream
-from colabstage.sources.identity import compare_states, file_seal, proof_of
-from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source, sweep_copies
+from colabstage.sources.identity import file_seal
+from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import comes_whole, parts_of
 from colabstage.stage.cache import Cache, CachedPack, restore_pack
 from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.freshness import Comparison, Freshness, SourceOnce, StateDiffersError, compare_source
 from colabstage.stage.make import (
     SourceListingError,
     TooLarge,
@@ -88,6 +87,7 @@ T = TypeVar("T")
 
 # How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
+_OUTDATED = "made from an earlier state of the source"
 
 
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
@@ -120,100 +120,13 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             found = _look_in_cache(call, source, cache)
             if found is not None and exceeds_limit(request, found.pack):
                 return open_in_part(call, found.pack)
-            if found is not None and _copy_from_cache(call, found.pack, cache):
-                return _finish_restored(call, source, found)
+            identity = None if found is None else _copy_from_cache(call, source, found, cache)
+            if found is not None and identity is not None:
+                return _finish_restored(call, source, found.pack, identity)
             return _stage_source(call, source, cache, wait=wait)
 
 
-class SourceOnce(Closing):
-    """The source of one call, opened once, when it is first needed; a context manager that closes it."""
-
-    def __init__(self, call: StageCall) -> None:
-        self._call = call
-        self._stack = contextlib.ExitStack()
-        self.opened: OpenSource | None = None
-        """The source, once it is open."""
-
-    def open(self) -> OpenSource:
-        """Return the source, open; raises as `open_source`."""
-        if self.opened is not None:
-            return self.opened
-        request = self._call.request
-        whole = comes_whole(request.source)
-        # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation)
-        if whole:
-            make_own_folder(request.folder.parent)
-        with self._call.report.timed("download" if whole else "open source", unit="B", moves=whole) as step:
-            try:
-                with contextlib.ExitStack() as undo:
-                    source = open_source(request.source, opening, unpack=True)
-                    undo.callback(source.close)
-                    # Before anything is read: what is written to the source meanwhile has to show as a change.
-                    source.take_state()
-                    self._stack.enter_context(undo.pop_all())
-            except (SourceError, DriveError, ArchiveError) as error:
-                step.unit, step.note = "", str(error)
-                raise
-            files, step.amount = source.extent
-            step.note = format_count(files, "files")
-        self.opened = source
-        return source
-
-    def close(self) -> None:
-        """Close it; `open` opens it again."""
-        self._stack.close()
-        self.opened = None
-
-
-class _Freshness(NamedTuple):
-    """How a source compares with a recorded state of it."""
-
-    same: bool
-    """Whether data made from that state may be used."""
-    seen: str = ""
-    """What was compared, for the report."""
-    proved: bool = False
-    """Whether the source was opened and proved to be the same."""
-
-
-def _compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> _Freshness:
-    """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
-    request, report = call.request, call.report
-    if request.checksum is not None:
-        as_asked = recorded.checksum == str(request.checksum)
-        # The checksum names the content, so it does not matter what the source holds now.
-        if not as_asked or request.verify == "fast":
-            return _Freshness(same=as_asked)
-    # An open source has its identity at hand, which is more than the quick look could tell.
-    if request.verify == "fast" and source.opened is None:
-        look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
-        if look.state == "gone":
-            report.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
-        if look.state == "silent":
-            report.note(f"Whether the source has changed is not known ({look.detail}); what was made of it is used.")
-        if look.state != "unsure":
-            seen = f"the source: {look.detail}" if look.state == "same" else ""
-            return _Freshness(look.state != "changed", seen)
-    try:
-        now = source.open().identity
-    except (SourceError, DriveError, ArchiveError) as error:
-        # A person whose account or network fails today wants to train on what is here.
-        report.note(f"The source cannot be read now; what was made of it before is used. {error}")
-        return _Freshness(same=True)
-    verdict = compare_states(recorded, now)
-    if verdict == "same":
-        return _Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
-    if verdict == "unproved" and request.verify == "fast":
-        report.note(
-            "The source has the names and sizes that were staged, but nothing tells whether their content is the "
-            "same: all times are other ones, as after a remount. verify='full' reads it again."
-        )
-        return _Freshness(same=True)
-    return _Freshness(same=False)
-
-
-def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, _Freshness]:
+def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
     """Return why the local data cannot be used, `None` when it can, and how the source compares."""
     request = call.request
     thorough = request.verify == "full"
@@ -224,8 +137,8 @@ def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> t
     if problem is None and request.wants_files:
         problem = files_problem(request, record, thorough=thorough)
     if problem is not None:
-        return problem, _Freshness(same=False)
-    freshness = _compare_source(call, source, record.identity)
+        return problem, Freshness(same=False)
+    freshness = compare_source(call, source, record.identity)
     return (None if freshness.same else "the source has changed since it was staged"), freshness
 
 
@@ -287,19 +200,20 @@ def _sweep_copies(request: StageRequest) -> None:
 
 
 class _CurrentPack(NamedTuple):
-    """A pack in the cache that was made from the source's present state."""
+    """A pack in the cache that was made from the source's present state, or may have been."""
 
     pack: CachedPack
     """Where it is."""
     identity: SourceIdentity
     """The state that it was made from."""
-    proved: bool
-    """Whether the source was opened and proved to be the same."""
+    comparison: Comparison | None = None
+    """What still compares that with the source; `None` where it is known to be the same."""
 
 
 def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _CurrentPack | None:
-    """Return the packed copy in the cache, if there is a complete one and the source has not changed."""
-    if call.request.refresh or not call.request.wants_pack:
+    """Return the packed copy in the cache, if there is a complete one and the source is not known to have changed."""
+    request = call.request
+    if request.refresh or not request.wants_pack:
         return None
     with call.report.timed("look in cache") as step:
         cached = cache.find()
@@ -307,19 +221,48 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Curren
         if cached is None or identity is None:
             step.note = "not there"
             return None
-        freshness = _compare_source(call, source, identity)
+        found = f"found '{cached.path.name}'"
+        # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
+        # more there are; the copy takes longer. Whoever is let in must not see rows of another state, and a download
+        # would take the disk's room from the copy.
+        if call.let_in is None and not exceeds_limit(request, cached) and not comes_whole(request.source):
+            step.note = found
+            return _CurrentPack(cached, identity, Comparison(call, source, identity))
+        freshness = compare_source(call, source, identity)
         if not freshness.same:
-            step.note = "made from an earlier state of the source"
+            step.note = _OUTDATED
             return None
-        step.note = "; ".join(filter(None, (f"found '{cached.path.name}'", freshness.seen)))
-    return _CurrentPack(cached, identity, freshness.proved)
+        step.note = "; ".join(filter(None, (found, freshness.seen)))
+    return _CurrentPack(cached, _identity_now(source, identity, freshness))
 
 
-def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
-    """Copy a pack from the cache; return whether that succeeded. Where it fails, the source is read instead, unless
-    readers have seen rows of the copy."""
+def _identity_now(source: SourceOnce, recorded: SourceIdentity, freshness: Freshness) -> SourceIdentity:
+    """Return the state to record: where the source was opened and is the same, with its present times."""
+    return source.opened.identity if source.opened is not None and freshness.proved else recorded
+
+
+def _copy_from_cache(call: StageCall, source: SourceOnce, found: _CurrentPack, cache: Cache) -> SourceIdentity | None:
+    """Copy a pack from the cache; return the source's state, or `None` where that did not succeed. Then the source is
+    read instead, unless readers have seen rows of the copy."""
+    comparison = found.comparison
+    if comparison is None:
+        return found.identity if _copy_pack(call, found.pack, cache, None) is not None else None
+    try:
+        freshness = _copy_pack(call, found.pack, cache, comparison)
+        if freshness is None:
+            comparison.settle()
+            return None
+    except BaseException:
+        comparison.abandon()
+        raise
+    return _identity_now(source, found.identity, freshness)
+
+
+def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Comparison | None) -> Freshness | None:
+    """Copy a pack from the cache while the source is compared; `None` where the source has to be read instead."""
     request, report = call.request, call.report
     lent = False
+    freshness = Freshness(same=True)
 
     def let_in(pack: PartialPack) -> None:
         nonlocal lent
@@ -327,50 +270,63 @@ def _copy_from_cache(call: StageCall, cached: CachedPack, cache: Cache) -> bool:
         lent = True
         call.let_in(pack)
 
+    def confirm() -> None:
+        nonlocal freshness
+        if comparison is not None:
+            freshness = comparison.agree()
+
     try:
         with report.timed("copy from cache", unit="B") as step:
-            size, kept = run_watched(
-                lambda: restore_pack(
-                    cached,
-                    request,
-                    progress=call.progress,
-                    cancellation=call.cancellation,
-                    let_in=None if call.let_in is None else let_in,
-                ),
-                cached.path,
-            )
+            try:
+                size, kept = run_watched(
+                    lambda: restore_pack(
+                        cached,
+                        request,
+                        progress=call.progress,
+                        cancellation=comparison or call.cancellation,
+                        let_in=None if call.let_in is None else let_in,
+                        confirm=confirm,
+                    ),
+                    cached.path,
+                )
+            except StateDiffersError:
+                assert comparison is not None
+                # Its steps took part of the time of this one.
+                comparison.settle()
+                step.unit, step.note = "", f"stopped: {_OUTDATED}"
+                return None
             step.amount = size - kept
-            step.note = "verified block by block" + (f"; {format_bytes(kept)} were already here" if kept else "")
+            again = f"{format_bytes(kept)} were already here" if kept else ""
+            step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
     except (DamagedPackError, SourceError, DriveError) as error:
         if lent:
             raise
         report.note(f"The cached pack cannot be used: {error}")
-        return False
+        return None
     except NotEnoughSpaceError as error:
         if cached.shards:
             cache.leave_as_it_is()
             report.note(f"The cached shards were left where they are, and the source is read again: {error}")
-            return False
+            return None
         if lent or request.options.encoding != "auto":
             raise
         # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
         # it would take the better one from that machine.
         cache.leave_as_it_is()
         report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
-        return False
-    return True
+        return None
+    return freshness
 
 
-def _finish_restored(call: StageCall, source: SourceOnce, found: _CurrentPack) -> StagedDataset:
+def _finish_restored(call: StageCall, source: SourceOnce, pack: CachedPack, identity: SourceIdentity) -> StagedDataset:
     request = call.request
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = _seal(request)
     call.report.origin = "cache"
-    call.report.skipped = found.pack.manifest.skipped
+    call.report.skipped = pack.manifest.skipped
     files = _make_files(call, source) if request.wants_files else None
-    identity = source.opened.identity if source.opened is not None and found.proved else found.identity
     # Of shards that were joined here there is no such file in the cache, and none is needed there.
-    published = None if found.pack.shards else True
+    published = None if pack.shards else True
     write_record(request, LocalRecord(request.key, identity, seal, files, published))
     return _finish(call, published_before=published is True)
 
@@ -566,7 +522,7 @@ def plan_call(call: StageCall) -> StagePlan:
         reasons.append(f"Here: {problem}.")
         cached = None if request.refresh or not request.wants_pack else cache.find()
         made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
-        if cached is not None and made_of is not None and _compare_source(call, source, made_of).same:
+        if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
             reasons.append(f"Cache: '{cached.path}'.")
             size = cached.manifest.size
             if exceeds_limit(request, cached) and request.disk_limit is not None:

@@ -1,0 +1,105 @@
+"""A cached pack is copied while the source is compared with the state that it was made of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from colabstage.errors import CancelledError
+from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.stage.run import stage_dataset
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from colabstage.io.progress import ProgressStep
+    from colabstage.stage.dataset import StagedDataset
+
+MakeImages = Callable[..., Path]
+WAIT_S = 30
+
+
+class _Acting:
+    """A step that does something whenever it gets further."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def advance(self, amount: int = 1) -> None:
+        self._act()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class AtFirstBlock(NullProgress):
+    """Do something when the first block of the pack is here: cancel the call, if nothing else is said."""
+
+    def __init__(self, act: Callable[[], object] | None = None) -> None:
+        self.cancellation = Cancellation()
+        self._act = act or self.cancellation.cancel
+
+    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
+        step = super().step(name, total=total, unit=unit)
+        return step if name != "copy from cache" else _Acting(self._act)
+
+
+@pytest.fixture
+def cached(photos: Path, tmp_path: Path) -> Callable[..., StagedDataset]:
+    """Stage on a machine that has nothing yet; the pack is in the cache already."""
+
+    def stage(here: str, **options: Any) -> StagedDataset:
+        return stage_dataset(photos, local_dir=tmp_path / here, cache_dir=tmp_path / "cache", **options)
+
+    assert stage("first", progress=False).report.origin == "source"
+    return stage
+
+
+def test_the_copy_does_not_wait_for_the_source(
+    cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that answers only when a block is here: the pack is used, and what was compared is in the report."""
+    arrived, answered = threading.Event(), []
+    list_names = FolderTree.listing_stamp
+
+    def listing_stamp(tree: FolderTree) -> Any:
+        answered.append(arrived.wait(WAIT_S))
+        return list_names(tree)
+
+    monkeypatch.setattr(FolderTree, "listing_stamp", listing_stamp)
+    staged = cached("second", progress=AtFirstBlock(arrived.set))
+    assert answered == [True]
+    assert staged.report.origin == "cache"
+    assert [step.name for step in staged.report.steps] == ["look in cache", "copy from cache"]
+    assert "names, sizes and times of all files are unchanged" in staged.report.steps[-1].note
+
+
+def test_a_copy_of_an_earlier_state_is_never_used(
+    cached: Callable[..., StagedDataset], photos: Path, make_images: MakeImages, tmp_path: Path
+) -> None:
+    """It is stopped, nothing of it is left, and the source is read."""
+    make_images(photos, 4, first=20)
+    staged = cached("second", progress=False)
+    assert (staged.report.origin, staged.splits) == ("source", {"train": 24})
+    notes = {step.name: step.note for step in staged.report.steps}
+    assert notes["copy from cache"] == "stopped: made from an earlier state of the source"
+    assert not [path.name for path in (tmp_path / "second").rglob("*.copy*")]
+
+
+def test_a_call_that_is_cancelled_meanwhile_ends(
+    cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the source never answers, and goes on with what is here."""
+    never = threading.Event()
+    monkeypatch.setattr(FolderTree, "listing_stamp", lambda tree: never.wait(WAIT_S))
+    with pytest.raises(CancelledError):
+        cached("second", progress=AtFirstBlock())
+    never.set()
+    monkeypatch.undo()
+    assert cached("second", progress=False).report.origin == "cache"
