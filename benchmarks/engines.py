@@ -1,13 +1,15 @@
 """Every way of reading rows against its own physical limit: the bare calls that it cannot do without.
 
-    python -m benchmarks.engines [--rounds 5] [--json OUT]
+    python -m benchmarks.engines [--rounds 5] [--only WORD ...] [--json OUT]
 
-1,024 images of 128x128x3 bytes (smooth, with noise) in batches of 64, shuffled unless the table says otherwise, all in
-the system's cache, by as many threads as there are cores. The limit of each: the gather out of the mapped file,
-inflating the stored chunks, decoding the stored files, or h5py's own calls where only HDF5 can read the values, all by
-as many threads, each with a buffer of its own and batches of its own, and nothing else done. `part` is the median of
-the ratios within a round, `again` the rate of a second pass by the same reader, which may have kept what it decoded.
-What is under 0.7 is explained below the table.
+Batches of 64 rows, shuffled unless the table says otherwise, all in the system's cache. Most rows are 1,024 images of
+128x128x3 bytes (smooth, with noise); small ones are 65,536 digits of 28x28, in batches of 8,192, as a loader gathers
+them. The limit of each is what as many threads do with the same rows by bare calls, each with a buffer of its own and
+batches of its own, and nothing else done: the gather out of the mapped file, reading at a place, inflating the stored
+chunks, decoding the stored files, or h5py's own calls where only HDF5 can read the values. `opens` is what the file
+takes until the first row is read. `ours` is the pass over all rows after that, `again` a second one by the same reader,
+which may have kept what it decoded. `part` is the median of the ratios of `ours` to the limit within a round. What is
+under 0.7 is explained below the table.
 
 The second table says what decoding a JPEG at fewer eighths of its size would save: processor time of one thread for
 each of 40 photographs of 500x375 (100 kB), decoding and resizing to 224x224, and how far the result is from that of the
@@ -18,14 +20,17 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
@@ -37,25 +42,39 @@ from PIL import Image
 from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.images.geometry import scale_by_torch
-from colabstage.io.pipeline import ThreadPool
+from colabstage.io.pipeline import SOLO, ThreadPool
+from colabstage.load.reading.engines import ReadEngine
+from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.reader import SplitReader
+from colabstage.load.reading.storage import read_storage_facts
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    # Makes one row, in the memory for it or elsewhere.
-    Bare = Callable[[int, NDArray[np.uint8]], object]
+    Rows = NDArray[np.intp]
+    # Makes the rows of a batch, in memory of the thread's own.
+    Bare = Callable[[Rows], object]
 
 ROWS, SIDE, BATCH, ZSTD = 1024, 128, 64, 32015
+SHAPE = (SIDE, SIDE, 3)
+ROW_BYTES = SIDE * SIDE * 3
+SMALL_ROWS, SMALL_SIDE, SMALL_BATCH = 65_536, 28, 8192
+RAGGED_ROWS = 8192
 TARGET = (224, 224)
 PHOTOGRAPHS = 40
 WHY = """
-A first pass over compressed chunks keeps what it decodes, as far as an eighth of the free memory goes, in memory that
-the kernel hands out page by page; the limit decodes into the same memory again and again. A first pass over chunks also
-reads HDF5's table of them. JPEG files say their own sizes, so each image gets memory of its own; the limit has one."""
+Why parts are less than 1: rows that are only copied are copied by one thread, up to 8 MiB at a time, as a second one
+would take turns with the first at Python's lock; the limit's threads have batches of their own, as threads of a loader
+and of its loop have other work. Rows in chunks, and rows read from the disk, are copied by a call of Python each, those
+that chunks cut through by one for each piece. What is decoded is kept, as far as an eighth of the free memory goes, in
+memory that the kernel hands out page by page; the limit decodes into the same memory again and again. HDF5's
+references to rows of any length are checked before HDF5 follows them, once (see `again`). Of such rows, texts and boxes
+each is an object of Python. JPEG files have their headers read first, and say their own sizes, so each image gets
+memory of its own. Pillow opens PNG files in Python, which for masks as small as these takes as long as decoding, and
+threads take turns at it."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +84,72 @@ class Case:
     name: str
     path: Path
     bare: Bare
+    side: Literal["x", "y"] = "x"
+    rows: int = ROWS
+    batch: int = BATCH
     shuffled: bool = True
     threads: int = 0
-    """Those of the limit; 0 for as many as there are cores."""
+    """Those of both; 0 for as many as there are cores. One where HDF5 reads, which lets one thread read at a time."""
+    in_memory: bool = False
+    """Whether all rows are read into memory first."""
+    from_disk: bool = False
+    """Whether rows are read from the disk one by one, as of a file that memory cannot hold."""
+
+    @property
+    def used_threads(self) -> int:
+        """How many threads there are."""
+        return self.threads or usable_cores()
 
 
 def smooth_images() -> NDArray[np.uint8]:
     """Images that compress about as photographs do."""
     random = np.random.default_rng(0)
     coarse = random.integers(0, 256, (ROWS, SIDE // 16, SIDE // 16, 3), np.uint8)
-    noise = random.integers(0, 8, (ROWS, SIDE, SIDE, 3), np.uint8)
+    noise = random.integers(0, 8, (ROWS, *SHAPE), np.uint8)
     images: NDArray[np.uint8] = coarse.repeat(16, 1).repeat(16, 2) // 2 + noise
     return images
+
+
+def write(path: Path, x: NDArray[Any], y: NDArray[Any] | None = None, **how: Any) -> Path:
+    """Write a file whose inputs are stored as `how` says."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=x, **how)
+        file["Y_train"] = np.arange(len(x)) % 10 if y is None else y
+    return path
+
+
+def mapped(path: Path, name: str = "X_train", dtype: str = "u1") -> NDArray[Any]:
+    """The rows of a contiguous dataset, mapped."""
+    with h5py.File(path) as file:
+        start, shape = file[name].id.get_offset(), file[name].shape
+    return np.memmap(path, dtype, "r", start, shape)
+
+
+class Buffers(threading.local):
+    """A buffer of each thread's own, which is used again and again."""
+
+    out: NDArray[Any] | None = None
+
+    def of(self, shape: tuple[int, ...], dtype: str = "u1") -> NDArray[Any]:
+        """The buffer, no longer than needed."""
+        if self.out is None or len(self.out) < shape[0]:
+            self.out = np.empty(shape, dtype)
+        return self.out[: shape[0]]
+
+
+def gather(table: NDArray[Any]) -> Bare:
+    """One `np.take` of rows of bytes."""
+    lines, buffers = table.reshape(len(table), -1), Buffers()
+
+    def take(rows: Rows) -> None:
+        np.take(lines, rows, axis=0, out=buffers.of((len(rows), lines.shape[1])), mode="clip")
+
+    return take
+
+
+def each(one: Callable[[int], object]) -> Bare:
+    """One call for each row."""
+    return lambda rows: [one(row) for row in rows.tolist()]
 
 
 def stored_chunks(path: Path) -> list[bytes]:
@@ -84,135 +157,287 @@ def stored_chunks(path: Path) -> list[bytes]:
     with h5py.File(path) as file:
         rows = file["X_train"]
         starts = range(0, len(rows), rows.chunks[0])
-        return [bytes(rows.id.read_direct_chunk((start, 0, 0, 0))[1]) for start in starts]
+        corner = (0,) * (len(rows.shape) - 1)
+        return [bytes(rows.id.read_direct_chunk((start, *corner))[1]) for start in starts]
 
 
-def array_cases(folder: Path, images: NDArray[np.uint8]) -> list[Case]:
-    """Rows of one shape, stored in all the ways that there are engines for."""
-    row_bytes, one, many = images[0].nbytes, (1, *images.shape[1:]), (16, *images.shape[1:])
+def inflate(path: Path, rows: int, row_bytes: int = ROW_BYTES, width: int = 1) -> Bare:
+    """Inflate each chunk of `rows` rows once; and put bytes that were shuffled by `width` back into values."""
+    chunks = stored_chunks(path)
 
-    def write(name: str, dtype: str = "u1", **how: Any) -> Path:
-        path = folder / f"{name}.h5"
-        with h5py.File(path, "w") as file:
-            file.create_dataset("X_train", data=images.astype(dtype), **how)
-            file["Y_train"] = np.arange(ROWS) % 10
-        return path
+    def decode(row: int) -> None:
+        if row % rows == 0:
+            plain = np.frombuffer(isal_zlib.decompress(chunks[row // rows], 15, row_bytes * rows), np.uint8)
+            if width > 1:
+                values = np.empty((len(plain) // width, width), np.uint8)
+                for place, line in enumerate(plain.reshape(width, -1)):
+                    values[:, place] = line
 
-    plain = write("contiguous")
+    return each(decode)
+
+
+def contiguous_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np.uint8]) -> list[Case]:
+    """Rows in one block."""
+    plain, small = write(folder / "contiguous.h5", images), write(folder / "digits.h5", digits)
+    swapped = write(folder / "swapped.h5", images.astype(">u2"))
+    table, turned, buffers = mapped(plain), mapped(swapped, dtype=">u2"), Buffers()
+    handle, lines = os.open(plain, os.O_RDONLY), Buffers()
     with h5py.File(plain) as file:
         start = file["X_train"].id.get_offset()
-    table = np.memmap(plain, np.uint8, "r", start, (ROWS, row_bytes))
 
-    def gather(row: int, out: NDArray[np.uint8]) -> None:
-        out[...] = table[row]
+    def turn(rows: Rows) -> None:
+        for out, row in zip(buffers.of((len(rows), *SHAPE), "u2"), rows.tolist(), strict=True):
+            np.copyto(out, turned[row])
 
-    def inflate(path: Path, rows: int) -> Bare:
-        chunks = stored_chunks(path)
+    def read(rows: Rows) -> None:
+        for out, row in zip(lines.of((len(rows), ROW_BYTES)), rows.tolist(), strict=True):
+            os.preadv(handle, [out.data], start + row * ROW_BYTES)
 
-        def decode(row: int, *_: object) -> None:
-            if row % rows == 0:
-                isal_zlib.decompress(chunks[row // rows], 15, row_bytes * rows)
-
-        return decode
-
-    gzip, gzips = write("gzip", chunks=one, compression="gzip"), write("gzips", chunks=many, compression="gzip")
-    lzf, zstd = write("lzf", chunks=one, compression="lzf"), folder / "zstd.h5"
-    coded = [zstandard.ZstdCompressor(3).compress(image.tobytes()) for image in images]
-    with h5py.File(zstd, "w") as file:
-        how = {"chunks": one, "compression": ZSTD, "allow_unknown_filter": True}
-        rows = file.create_dataset("X_train", images.shape, np.uint8, **how)
-        for number, data in enumerate(coded):
-            rows.id.write_direct_chunk((number, 0, 0, 0), data)
-        file["Y_train"] = np.arange(ROWS) % 10
-    opened = h5py.File(lzf)["X_train"]
-    swapped = write("swapped", ">u2", chunks=None)
-    with h5py.File(swapped) as file:
-        start = file["X_train"].id.get_offset()
-    turned = np.memmap(swapped, ">u2", "r", start, images.shape)
-
-    def turn(row: int, *_: object) -> None:
-        turned[row].astype("<u2")
-
+    few: dict[str, Any] = {"rows": SMALL_ROWS, "batch": SMALL_BATCH}
     return [
-        Case("contiguous, mapped", plain, gather),
-        Case("chunks of one row, unfiltered", write("chunked", chunks=one), gather),
-        Case("chunks of 16 rows, unfiltered", write("chunks", chunks=many), gather),
-        Case("big-endian, contiguous", swapped, turn),
-        Case("gzip, chunks of one row", gzip, inflate(gzip, 1)),
-        Case("gzip, chunks of 16 rows, in order", gzips, inflate(gzips, 16), shuffled=False),
-        Case("zstd, chunks of one row", zstd, lambda row, *_: zstandard.ZstdDecompressor().decompress(coded[row])),
-        Case("lzf, which HDF5 alone decodes", lzf, lambda row, *_: opened[row], threads=1),
+        Case("contiguous", plain, gather(table)),
+        Case("contiguous, read into memory", plain, gather(images.copy()), in_memory=True),
+        Case("contiguous, read row by row", plain, read, from_disk=True),
+        Case("contiguous, big-endian", swapped, turn),
+        Case("digits, contiguous", small, gather(mapped(small)), **few),
+        Case("labels of digits", small, gather(mapped(small, "Y_train", "i8").view("u1").reshape(-1, 8)), "y", **few),
     ]
 
 
-def file_case(folder: Path, name: str, files: list[bytes], bare: Bare) -> Case:
+def chunked_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np.uint8]) -> list[Case]:
+    """Rows in chunks, filtered or not."""
+    one, many, parts = (1, *SHAPE), (16, *SHAPE), (1, SIDE // 2, SIDE // 2, 3)
+    rows, lines = gather(images), gather(digits)
+    gzip = write(folder / "gzip.h5", images, chunks=one, compression="gzip")
+    gzips = write(folder / "gzips.h5", images, chunks=many, compression="gzip")
+    # Whole numbers, so that shuffled bytes compress as measured values do.
+    floats = write(folder / "floats.h5", images[..., 0].astype("<f4"), chunks=one[:3], compression="gzip", shuffle=True)
+    small = write(folder / "small.h5", digits, chunks=(256, SMALL_SIDE, SMALL_SIDE), compression="gzip")
+    lzf, zstd = write(folder / "lzf.h5", images, chunks=one, compression="lzf"), folder / "zstd.h5"
+    coded = [zstandard.ZstdCompressor(3).compress(image.tobytes()) for image in images]
+    with h5py.File(zstd, "w") as file:
+        how = {"chunks": one, "compression": ZSTD, "allow_unknown_filter": True}
+        stored = file.create_dataset("X_train", images.shape, np.uint8, **how)
+        for number, data in enumerate(coded):
+            stored.id.write_direct_chunk((number, 0, 0, 0), data)
+        file["Y_train"] = np.arange(ROWS) % 10
+    opened, own = h5py.File(lzf)["X_train"], threading.local()
+
+    def unzstd(row: int) -> None:
+        if not hasattr(own, "decompressor"):
+            own.decompressor = zstandard.ZstdDecompressor()
+        own.decompressor.decompress(coded[row])
+
+    few: dict[str, Any] = {"rows": SMALL_ROWS, "batch": SMALL_BATCH}
+    return [
+        Case("chunks of one row", write(folder / "chunked.h5", images, chunks=one), rows),
+        Case("chunks of 16 rows", write(folder / "chunks.h5", images, chunks=many), rows),
+        Case("chunks of a quarter of a row", write(folder / "parts.h5", images, chunks=parts), rows),
+        Case("digits, chunks of 256 rows", write(folder / "few.h5", digits, chunks=(256, 28, 28)), lines, **few),
+        Case("gzip, chunks of one row", gzip, inflate(gzip, 1)),
+        Case("gzip, chunks of 16 rows, in order", gzips, inflate(gzips, 16), shuffled=False),
+        Case("gzip, shuffled floats, one row", floats, inflate(floats, 1, SIDE * SIDE * 4, 4)),
+        Case("gzip, digits, chunks of 256", small, inflate(small, 256, SMALL_SIDE * SMALL_SIDE), **few),
+        Case("zstd, chunks of one row", zstd, each(unzstd)),
+        Case("lzf, which HDF5 alone decodes", lzf, each(lambda row: opened[row]), threads=1),
+    ]
+
+
+def ragged_cases(folder: Path, images: NDArray[np.uint8]) -> list[Case]:
+    """What only HDF5 reads, and rows that have any length."""
+    plain, virtual, texts = folder / "part.h5", folder / "virtual.h5", folder / "texts.h5"
+    random = np.random.default_rng(1)
+    lengths = random.integers(16, 512, RAGGED_ROWS)
+    values = [random.standard_normal(length).astype("<f4") for length in lengths.tolist()]
+    flat, ends = np.concatenate(values), np.cumsum([0, *lengths])
+    write(plain, images)
+    with h5py.File(virtual, "w") as file:
+        layout = h5py.VirtualLayout(images.shape, np.uint8)
+        layout[:] = h5py.VirtualSource(plain, "X_train", images.shape)
+        file.create_virtual_dataset("X_train", layout)
+    with h5py.File(folder / "ragged.h5", "w") as file:
+        ragged = file.create_dataset("X_train", (RAGGED_ROWS,), h5py.vlen_dtype(np.float32))
+        for row, value in enumerate(values):
+            ragged[row] = value
+    words = [" ".join(["word"] * (row % 40)) for row in range(RAGGED_ROWS)]
+    with h5py.File(texts, "w") as file:
+        file.create_dataset("X_train", data=words, dtype=h5py.string_dtype())
+    opened = {path: h5py.File(path)["X_train"] for path in (virtual, folder / "ragged.h5", texts)}
+
+    def ask(path: Path) -> Bare:
+        return lambda rows: opened[path][np.sort(rows)]
+
+    coded = [word.encode() for word in words]
+    many: dict[str, Any] = {"rows": RAGGED_ROWS}
+    return [
+        Case("a virtual dataset, by HDF5", virtual, each(lambda row: opened[virtual][row]), threads=1),
+        Case("floats of any number, by HDF5", folder / "ragged.h5", ask(folder / "ragged.h5"), threads=1, **many),
+        Case(
+            "floats of any number, in memory",
+            folder / "ragged.h5",
+            each(lambda row: flat[ends[row] : ends[row + 1]].copy()),
+            threads=1,
+            in_memory=True,
+            **many,
+        ),
+        Case("texts, by HDF5", texts, ask(texts), threads=1, **many),
+        Case(
+            "texts, in memory",
+            texts,
+            each(lambda row: coded[row].decode()),
+            threads=1,
+            in_memory=True,
+            **many,
+        ),
+    ]
+
+
+def target_cases(folder: Path, images: NDArray[np.uint8]) -> list[Case]:
+    """Masks and boxes."""
+    masks, pngs = np.ascontiguousarray(images[..., 0] // 32), list[bytes]()
+    path, coded, boxed = write(folder / "masks.h5", images[:, :1], masks), folder / "mask_files.h5", folder / "boxes.h5"
+    for mask in masks:
+        pngs.append(as_png(mask))
+    random = np.random.default_rng(2)
+    counts = random.integers(0, 21, ROWS)
+    ends = np.cumsum([0, *counts])
+    boxes, labels = random.random((ends[-1], 4), np.float32), random.integers(0, 10, ends[-1])
+    with h5py.File(coded, "w") as file:
+        file["X_train"] = images[:, :1]
+        group = file.create_group("Y_train")
+        group["bytes"], group["offsets"] = np.frombuffer(b"".join(pngs), np.uint8), np.cumsum([0, *map(len, pngs)])
+        group.attrs["mask_options"] = json.dumps({"size": [SIDE, SIDE], "resize": "stretch", "colors": None})
+    with h5py.File(boxed, "w") as file:
+        file["X_train"] = images[:, :1]
+        group = file.create_group("Y_train")
+        group["boxes"], group["labels"], group["offsets"] = boxes, labels, ends
+
+    def cut(rows: Rows) -> None:
+        for start, end in zip(ends[rows].tolist(), ends[rows + 1].tolist(), strict=True):
+            boxes[start:end].copy(), labels[start:end].copy()
+
+    return [
+        Case("masks, contiguous", path, gather(mapped(path, "Y_train")), "y"),
+        Case("masks as PNG files", coded, each(lambda row: np.asarray(Image.open(io.BytesIO(pngs[row])))), "y"),
+        Case("boxes and their labels", boxed, cut, "y", threads=1),
+    ]
+
+
+def as_png(pixels: NDArray[np.uint8]) -> bytes:
+    """A PNG file of an image or a mask."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def file_cases(folder: Path, images: NDArray[np.uint8]) -> list[Case]:
     """Rows that are files of images."""
-    path = folder / f"{name}.h5"
-    write_encoded(path, files)
-    return Case(name, path, bare)
+    jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(image), 90) for image in images]
+    pngs = [as_png(image) for image in images]
+    photographs = [photograph(number, target_bytes=100_000) for number in range(PHOTOGRAPHS)] * (256 // PHOTOGRAPHS)
+    paths = [folder / f"{name}.h5" for name in ("jpegs", "photographs", "pngs")]
+    for path, files in zip(paths, (jpegs, photographs, pngs), strict=True):
+        write_encoded(path, files)
+
+    def unpack(files: Sequence[bytes]) -> Bare:
+        return each(lambda row: simplejpeg.decode_jpeg(files[row]))
+
+    return [
+        Case("JPEG files of 128x128", paths[0], unpack(jpegs)),
+        Case("JPEG files of 500x375", paths[1], unpack(photographs), rows=len(photographs)),
+        Case("PNG files of 128x128", paths[2], each(lambda row: np.asarray(Image.open(io.BytesIO(pngs[row]))))),
+    ]
 
 
 def cases(folder: Path) -> list[Case]:
     """Write the files of all cases."""
     images = smooth_images()
-    jpegs = [simplejpeg.encode_jpeg(np.ascontiguousarray(image), 90) for image in images]
-    pngs = []
-    for image in images:
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "PNG", compress_level=1)
-        pngs.append(buffer.getvalue())
+    digits = np.random.default_rng(3).integers(0, 256, (SMALL_ROWS, SMALL_SIDE, SMALL_SIDE), np.uint8) // 64
     return [
-        *array_cases(folder, images),
-        file_case(folder, "JPEG files", jpegs, lambda row, out: simplejpeg.decode_jpeg(jpegs[row], buffer=out)),
-        file_case(folder, "PNG files", pngs, lambda row, *_: np.asarray(Image.open(io.BytesIO(pngs[row])))),
+        *contiguous_cases(folder, images, digits),
+        *chunked_cases(folder, images, digits),
+        *ragged_cases(folder, images),
+        *target_cases(folder, images),
+        *file_cases(folder, images),
     ]
 
 
-def run_ours(reader: SplitReader, order: NDArray[np.intp]) -> float:
-    """Rows per second of the engine that the file is read with, into the same memory again and again."""
-    # Files say their own sizes, so their images come in a list.
-    out = None if reader.row_shape is None else np.empty((BATCH, *reader.row_shape), reader.row_dtype)
-    start = time.perf_counter()
-    with ThreadPool(usable_cores()) as pool:
-        for first in range(0, len(order), BATCH):
-            reader.read_x(order[first : first + BATCH], out, pool=pool)
-    return len(order) / (time.perf_counter() - start)
+class Ours:
+    """The engine that a file's rows are read with."""
+
+    def __init__(self, case: Case) -> None:
+        """Open the file and read one row."""
+        begin = time.perf_counter()
+        self._case = case
+        self._reader = reader = SplitReader(case.path, in_memory=case.in_memory)
+        shape, dtype = reader.row_shape, reader.row_dtype
+        if case.side == "y":
+            shape, dtype = reader.target_shape, reader.target_dtype or np.dtype(np.uint8)
+        # Into the same memory again and again; rows that say their own sizes come in a list.
+        self._out = None if shape is None else np.empty((case.batch, *shape), dtype)
+        self._read = self._read_by_row() if case.from_disk else reader.read_x if case.side == "x" else reader.read_y
+        self._read(np.zeros(1, np.intp), None if self._out is None else self._out[:1])
+        self.opened_s = time.perf_counter() - begin
+
+    @property
+    def name(self) -> str:
+        """What reads."""
+        if self._case.side == "y":
+            return "targets"
+        return "read" if self._case.from_disk else "files" if self._reader.encoded else self._reader.engine.name
+
+    def _read_by_row(self) -> Any:
+        with h5py.File(self._case.path) as file:
+            facts = read_storage_facts(file["X_train"], "X_train", self._case.path)
+        engine = ReadEngine(ReadFile(self._case.path, FileStamp.of(self._case.path.stat()), at_random=True), facts)
+        return lambda rows, out, pool=SOLO: engine.read_rows(rows, out, pool)
+
+    def run(self, order: Rows) -> float:
+        """Rows per second of a pass."""
+        start = time.perf_counter()
+        with ThreadPool(self._case.used_threads) as pool:
+            for first in range(0, len(order), self._case.batch):
+                self._read(order[first : first + self._case.batch], self._out, pool=pool)
+        return len(order) / (time.perf_counter() - start)
 
 
-def run_bare(case: Case, order: NDArray[np.intp]) -> float:
+def run_bare(case: Case, order: Rows) -> float:
     """Rows per second of the bare calls, each thread with its own batches."""
+    batches = np.array_split(order, len(order) // case.batch)
 
-    def work(own: NDArray[np.intp]) -> None:
-        buffer = np.empty((BATCH, SIDE * SIDE * 3), np.uint8)
-        for number, row in enumerate(own.tolist()):
-            case.bare(row, buffer[number % BATCH])
+    def work(own: list[Rows]) -> None:
+        for rows in own:
+            case.bare(rows)
 
-    threads = case.threads or usable_cores()
+    threads = case.used_threads
     start = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, np.array_split(order, threads)))
+        list(pool.map(work, [batches[number::threads] for number in range(threads)]))
     return len(order) / (time.perf_counter() - start)
 
 
-def measure(found: list[Case], rounds: int) -> dict[str, tuple[float, float, float, float]]:
-    """Print the table: medians of ours, the limit, the part and the next pass, after a round that is not counted."""
+def measure(found: list[Case], rounds: int) -> dict[str, tuple[float, float, float, float, float]]:
+    """Print the table: medians of opening, ours, the limit, the part and the next pass, after a round that is not
+    counted."""
     engines: dict[str, str] = {}
-    rates: dict[str, list[tuple[float, float, float]]] = {case.name: [] for case in found}
+    taken: dict[str, list[tuple[float, float, float, float]]] = {case.name: [] for case in found}
     for number in range(rounds + 1):
         for case in found:
-            order = np.random.default_rng(number).permutation(ROWS) if case.shuffled else np.arange(ROWS)
+            order = np.random.default_rng(number).permutation(case.rows) if case.shuffled else np.arange(case.rows)
             # Each round anew: one that has read all chunks may still have some of them decoded.
-            reader = SplitReader(case.path)
-            rates[case.name].append((run_ours(reader, order), run_bare(case, order), run_ours(reader, order)))
-            engines[case.name] = "files" if reader.encoded else reader.engine.name
+            ours = Ours(case)
+            first = ours.run(order)
+            taken[case.name].append((ours.opened_s * 1000, first, run_bare(case, order), ours.run(order)))
+            engines[case.name] = ours.name
     results = {}
-    print(f"{'rows/s':38}{'engine':>10}{'ours':>12}{'limit':>12}{'part':>8}{'again':>12}")
-    for name, values in rates.items():
+    print(f"{'rows/s':34}{'engine':>9}{'opens':>11}{'ours':>12}{'limit':>12}{'part':>7}{'again':>12}")
+    for name, values in taken.items():
         counted = values[1:]
-        ours, limit, again = (statistics.median(side) for side in zip(*counted, strict=True))
-        part = statistics.median(own / bare for own, bare, _ in counted)
-        results[name] = (ours, limit, part, again)
-        print(f"{name:38}{engines[name]:>10}{ours:12,.0f}{limit:12,.0f}{part:8.2f}{again:12,.0f}")
+        opened, ours_rate, limit, again = (statistics.median(side) for side in zip(*counted, strict=True))
+        part = statistics.median(own / bare for _, own, bare, _ in counted)
+        results[name] = (opened, ours_rate, limit, part, again)
+        rates = f"{ours_rate:12,.0f}{limit:12,.0f}{part:7.2f}{again:12,.0f}"
+        print(f"{name:34}{engines[name]:>9}{opened:8.1f} ms{rates}")
     print(WHY)
     return results
 
@@ -250,13 +475,20 @@ def main() -> int:
     """Run the benchmark; 0 always, as nothing is promised."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted")
+    parser.add_argument("--only", nargs="+", help="cases with one of these words in their names, and no second table")
     parser.add_argument("--json", type=Path, help="write machine and figures there")
     arguments = parser.parse_args()
     machine = show_machine()
     print()
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
-        results = measure(cases(Path(folder)), arguments.rounds)
-    measure_eighths()
+        wanted = [
+            case
+            for case in cases(Path(folder))
+            if not arguments.only or any(word in case.name for word in arguments.only)
+        ]
+        results = measure(wanted, arguments.rounds)
+    if not arguments.only:
+        measure_eighths()
     save(arguments.json, machine=machine, rates=results)
     return 0
 

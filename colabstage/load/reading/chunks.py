@@ -19,12 +19,12 @@ import zlib
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.load.reading.memory import cut_off
+from colabstage.load.reading.memory import SHARE_BYTES, cut_off
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD = 1, 2, 3, 32015
 # Words in one sum of products: below 2**48, which float64 holds exactly, and within the processor's cache.
 _SUMMED_WORDS = 1 << 15
+# What is made once for each thread.
+_OWN = threading.local()
 _HERE = frozenset((_DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD))
 
 
@@ -118,9 +120,11 @@ def _inflate(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
 def _unzstd(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
     import zstandard
 
-    # A decompressor must not be shared among threads, and costs less than a microsecond.
+    # Each thread has its own, as it must not be shared; making one takes as long as a third of a small chunk.
+    if not hasattr(_OWN, "unzstd"):
+        _OWN.unzstd = zstandard.ZstdDecompressor().decompress
     try:
-        plain = zstandard.ZstdDecompressor().decompress(data.data, max_output_size=nbytes + 4)
+        plain = _OWN.unzstd(data.data, max_output_size=nbytes + 4)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
     return np.frombuffer(plain, np.uint8)
@@ -177,6 +181,7 @@ def fletcher32(data: NDArray[np.uint8]) -> tuple[int, int]:
 
 # Below this, one indexed copy of all rows is faster than a copy for each; above it, its temporary array costs more.
 _SMALL_ROW_BYTES = 8 * 1024
+_INDEXED_BYTES = 256 * 1024
 # Of the memory that is free, at most this part is used for chunks kept decoded, and never more than that.
 _CACHE_PART = 8
 _MOST_CACHE_BYTES = 2 * 1024**3
@@ -257,6 +262,9 @@ class ChunkSource(Protocol):
     def chunk(self, place: Place) -> NDArray[Any] | None:
         """Return the values of a chunk, at the dataset's edge perhaps beyond it; `None` for one never written."""
 
+    def is_ready(self, place: Place) -> bool:
+        """Tell whether a chunk's values are there without decoding any."""
+
     def check(self) -> None:
         """Make sure that the file is the one that was opened, once for each batch."""
 
@@ -278,6 +286,9 @@ class H5pyChunks:
             msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
             raise DamagedPackError(msg) from error
         return values
+
+    def is_ready(self, place: Place) -> bool:
+        return False
 
     def check(self) -> None:
         """Leave it to HDF5, which keeps its handle on the file that was opened."""
@@ -307,6 +318,9 @@ class StoredChunks:
         except DecodeError:
             return self._by_hdf5.chunk(place)
         return values.view(stored).reshape(shape)
+
+    def is_ready(self, place: Place) -> bool:
+        return not self._facts.filters
 
     def check(self) -> None:
         self._file.check()
@@ -345,6 +359,10 @@ class CachedChunks:
             while self._bytes > self._budget:
                 self._bytes -= self._held.popitem(last=False)[1].nbytes
 
+    def is_ready(self, place: Place) -> bool:
+        # Without the lock: one that is dropped at this moment is decoded again.
+        return place in self._held or self._source.is_ready(place)
+
     def check(self) -> None:
         self._source.check()
 
@@ -354,47 +372,72 @@ def cache_bytes(free_memory_bytes: int) -> int:
     return min(_MOST_CACHE_BYTES, free_memory_bytes // _CACHE_PART)
 
 
+class _Piece(NamedTuple):
+    """What a chunk has of each of its rows."""
+
+    across: Place
+    """Place of the chunk along all axes but the first."""
+    target: tuple[slice, ...]
+    """Where the piece goes in a row."""
+    inside: tuple[slice, ...]
+    """Where it is in the chunk, which may reach beyond the dataset's edge."""
+
+
+def _piece(across: Place, facts: StorageFacts) -> _Piece:
+    axes = list(zip(across, (facts.chunks or ())[1:], facts.shape[1:], strict=True))
+    target = tuple(slice(number * side, min(length, (number + 1) * side)) for number, side, length in axes)
+    return _Piece(across, target, tuple(slice(0, part.stop - part.start) for part in target))
+
+
 class ChunkEngine:
     """Put rows together from chunks, each touched chunk asked for once a batch, shared among the pool."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source
         self._facts = facts
-        self._sides = facts.chunks or ()
-        self._across: list[Place] = list(np.ndindex(*chunk_grid(facts)[1:]))
+        self._rows = (facts.chunks or (1,))[0]
+        self._pieces = [_piece(across, facts) for across in np.ndindex(*chunk_grid(facts)[1:])]
+        # One indexed copy is faster for small pieces, though it makes a second one of them all.
+        piece_bytes = math.prod((facts.chunks or ())[1:]) * facts.dtype.itemsize
+        self._indexed = piece_bytes < _SMALL_ROW_BYTES
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         self._source.check()
         if out.nbytes == 0:
             return
-        groups = rows // self._sides[0]
+        groups = rows // self._rows
         # Rows of one chunk together, so that it is taken once.
         order = np.argsort(groups, kind="stable")
         edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
-        parts = [(start, stop, across) for start, stop in itertools.pairwise(edges) for across in self._across]
+        places, within, group_of = order, (rows - groups * self._rows)[order], groups[order].tolist()
+        parts = [(start, stop, piece) for start, stop in itertools.pairwise(edges) for piece in self._pieces]
+        ready = [self._source.is_ready((group_of[start], *piece.across)) for start, _, piece in parts]
 
-        def copy(first: int, last: int) -> None:
-            for start, stop, across in parts[first:last]:
+        def copy(parts: list[tuple[int, int, _Piece]]) -> None:
+            for start, stop, piece in parts:
                 pool.cancellation.check()
-                places = order[start:stop]
-                group = int(groups[places[0]])
-                self._copy((group, *across), places, rows[places] - group * self._sides[0], out)
+                self._copy(group_of[start], piece, places[start:stop], within[start:stop], out)
 
-        pool.share(len(parts), copy)
+        # What is only copied, by this thread: in so small parts several take turns with Python's lock at each, and took
+        # three times as long.
+        copy([part for part, at_once in zip(parts, ready, strict=True) if at_once])
+        decoded = [part for part, at_once in zip(parts, ready, strict=True) if not at_once]
+        pool.share(len(decoded), lambda first, last: copy(decoded[first:last]))
 
-    def _copy(self, place: Place, places: NDArray[np.intp], rows: NDArray[np.intp], out: NDArray[Any]) -> None:
+    def _copy(
+        self, group: int, piece: _Piece, places: NDArray[np.intp], rows: NDArray[np.intp], out: NDArray[Any]
+    ) -> None:
         """Copy `rows` of one chunk to `places` of `out`, as far as the chunk's other axes reach."""
-        axes = list(zip(place[1:], self._sides[1:], out.shape[1:], strict=True))
-        target = tuple(slice(number * side, (number + 1) * side) for number, side, _ in axes)
-        values = self._source.chunk(place)
+        values = self._source.chunk((group, *piece.across))
+        wanted: tuple[Any, ...] = (places, *piece.target)
         if values is None:
-            for where in places.tolist():
-                out[(where, *target)] = self._facts.fill
-            return
-        inside = tuple(slice(0, min(side, length - number * side)) for number, side, length in axes)
-        # A copy for each row: indexing with lists would make a second one of them all.
-        for where, row in zip(places.tolist(), rows.tolist(), strict=True):
-            out[(where, *target)] = values[(row, *inside)]
+            out[wanted] = self._facts.fill
+        elif self._indexed:
+            inside: tuple[Any, ...] = (rows, *piece.inside)
+            out[wanted] = values[inside]
+        else:
+            for where, row in zip(places.tolist(), rows.tolist(), strict=True):
+                out[(where, *piece.target)] = values[(row, *piece.inside)]
 
 
 class PlacedRows:
@@ -415,7 +458,10 @@ class PlacedRows:
         places = np.where(chunks == _NOWHERE, _NOWHERE, chunks + rows % side * length)
         target = out.reshape(-1).view(np.uint8).reshape(len(rows), length)
         copy = self._copy_small if length < _SMALL_ROW_BYTES else self._copy_large
-        pool.share(len(rows), lambda start, stop: copy(places[start:stop], target[start:stop]))
+        if out.nbytes <= SHARE_BYTES:
+            copy(places, target)
+        else:
+            pool.share(len(rows), lambda start, stop: copy(places[start:stop], target[start:stop]))
 
     def _copy_small(self, places: NDArray[np.int64], target: NDArray[np.uint8]) -> None:
         data, length = self._file.data, target.shape[1]
@@ -425,7 +471,11 @@ class PlacedRows:
             return
         # Every run of bytes in the file as one element, each beginning a byte after the one before.
         everywhere: NDArray[np.void] = np.ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
-        target.view(f"V{length}")[:, 0] = everywhere[np.maximum(places, 0)]
+        lines, wanted = target.view(f"V{length}")[:, 0], np.maximum(places, 0)
+        # A few at a time, so that what is copied twice stays in the processor's cache in between.
+        step = _INDEXED_BYTES // length
+        for start in range(0, len(lines), step):
+            lines[start : start + step] = everywhere[wanted[start : start + step]]
         # These were copied from the file's start, to have one copy for all.
         target[places == _NOWHERE] = self._fill
 

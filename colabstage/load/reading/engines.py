@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.io.units import format_count
-from colabstage.load.reading.memory import cut_off, empty_array
+from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,9 +75,6 @@ def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, i
             yield start, int(rows[start]), min(longest, end - start)
 
 
-# One thread copies this in about the time that dividing it among two takes, in trips through Python's lock: groups of
-# batches of 32x32x3 came at 1.5 times the rate when one thread copied each.
-_SHARE_BYTES = 8 * 1024 * 1024
 # What one thread copies alone in one go while nobody waits: a few milliseconds. More trips through Python's lock, of
 # halves and quarters of a batch, cost a training step that holds it more than the copy itself.
 _ALONE_BYTES = 16 * 1024 * 1024
@@ -127,7 +124,7 @@ class GatherEngine:
             # "clip" because "raise" copies by way of a buffer; the rows have been checked.
             np.take(self._table, rows[start:stop], axis=0, out=target[start:stop], mode="clip")
 
-        if out.nbytes <= _SHARE_BYTES:
+        if out.nbytes <= SHARE_BYTES:
             gather(0, len(rows))
         else:
             pool.share(len(rows), gather, alone=max(1, _ALONE_BYTES // self._table.shape[1]))

@@ -105,7 +105,7 @@ class ReadFile(_CheckedFile):
         Raises:
             DamagedPackError: the file ends before that.
         """
-        done = 0
+        done = os.preadv(self._handle, [target.data], start)
         while done < len(target):
             count = os.preadv(self._handle, [target.data[done:]], start + done)
             # A read of nothing is the file's end, and a second try would not move it.
@@ -154,6 +154,10 @@ _RESERVE_BYTES = 1_000_000_000
 _ALIGNMENT_BYTES = 64
 # From here on, copies of rows are so long that the processor's own copying instruction makes them.
 _LARGE_BYTES = 4096
+
+# One thread copies this in about the time that dividing it among two takes, in trips through Python's lock: groups of
+# batches of 32x32x3 came at 1.5 times the rate when one thread copied each.
+SHARE_BYTES = 8 * 1024 * 1024
 
 
 def spare_memory(free_memory_bytes: int) -> int:

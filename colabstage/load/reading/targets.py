@@ -151,16 +151,15 @@ class KeptRagged:
     def __init__(self, step: int, blocks: list[NDArray[Any]], offsets: list[NDArray[np.int64]]) -> None:
         self._step = step
         self._blocks = blocks
-        self._offsets = offsets
+        none = np.empty(0, np.int64)
+        self._starts = np.concatenate([none, *(block[:-1] for block in offsets)])
+        self._stops = np.concatenate([none, *(block[1:] for block in offsets)])
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
         """Read as `RaggedSource.read`."""
-        return [self._row(*divmod(row, self._step)) for row in rows.tolist()]
-
-    def _row(self, number: int, place: int) -> NDArray[Any]:
-        start, stop = self._offsets[number][place : place + 2].tolist()
-        row: NDArray[Any] = self._blocks[number][start:stop].copy()
-        return row
+        places = (side[rows].tolist() for side in (self._starts, self._stops))
+        blocks = (rows // self._step).tolist()
+        return [self._blocks[block][start:stop].copy() for block, start, stop in zip(blocks, *places, strict=True)]
 
 
 def keep_rows(
@@ -186,7 +185,7 @@ def keep_rows(
         values = [np.frombuffer(row, np.uint8) if isinstance(row, bytes) else row for row in rows]
         blocks.append(np.concatenate(values, dtype=dtype))
         offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
-        held += blocks[-1].nbytes + offsets[-1].nbytes
+        held += blocks[-1].nbytes + 2 * offsets[-1].nbytes
         # While reading, because only then their length is known.
         if held > most_bytes:
             return None

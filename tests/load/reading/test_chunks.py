@@ -206,6 +206,9 @@ class _Counted:
         self.asked.append(place)
         return np.full(100, place[0], np.uint8)
 
+    def is_ready(self, place: tuple[int, ...]) -> bool:
+        return False
+
     def check(self) -> None:
         """Nothing to check."""
 
@@ -219,6 +222,7 @@ def test_chunks_are_kept_as_far_as_memory_allows() -> None:
         assert values is not None
         assert set(values.tolist()) == {number}
     assert source.asked == [(0,), (1,), (2,), (1,)]
+    assert [kept.is_ready((number,)) for number in range(3)] == [True, True, False]
 
 
 def test_a_chunk_larger_than_the_budget_is_not_kept() -> None:
