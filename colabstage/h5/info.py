@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -174,13 +175,17 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
     with open_fields(path, fields) as file, reading_contents(path):
         version = _format_version(file, path)
         splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
+        # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
+        options: Any = {}
+        with suppress(ValueError):
+            options = json.loads(_text_attribute(file, "options") or "{}")
         return PackInfo(
             path=path,
             format_version=version,
             layout=_text_attribute(file, "layout"),
             classes=_texts(file, CLASSES),
             splits=splits,
-            options=_json_attribute(file, "options"),
+            options=options if isinstance(options, dict) else {},
             source=_text_attribute(file, "source"),
             skipped=_texts(file, SKIPPED),
             encoding_reason=_text_attribute(file, "encoding_reason"),
@@ -226,11 +231,13 @@ def open_fields(path: Path, fields: NamedFields | None) -> Any:
         As `open_h5`.
     """
     file = open_h5(path)
-    found = None if fields is None else _beside(path, fields.y)
-    if fields is None or fields.y is None or found is None:
+    y = None if fields is None else fields.y
+    # `labels.h5/y` is the dataset y in a file beside this one.
+    found = _IN_FILE.fullmatch(y or "")
+    if y is None or found is None:
         return file
     try:
-        return _FileBeside(file, open_h5(found[0]), fields.y, found[1])
+        return _FileBeside(file, open_h5(path.parent / found[1]), y, found[2])
     except BaseException:
         file.close()
         raise
@@ -389,6 +396,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
         if missing:
             msg = f"The group {name} has no {' and no '.join(missing)}; expected both for rows of different lengths."
             raise PackFormatError(msg)
+        masks = node.attrs.get(MASK_OPTIONS_ATTRIBUTE)
         return FieldInfo(
             name=name,
             kind="encoded",
@@ -396,7 +404,10 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
             shape=None,
             dtype=np.dtype(np.uint8),
             nbytes=int(node[BYTES].shape[0]),
-            **_coding(node),
+            # Masks have an attribute of their own, because their pixels are classes: scaled as images are, classes
+            # would be mixed.
+            image=None if masks is not None else image_options_from_json(node.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}")),
+            mask=None if masks is None else mask_options_from_json(masks),
         )
     if not getattr(node, "shape", None):
         msg = f"The dataset {name} has no axes; expected its first axis to be the row."
@@ -406,16 +417,6 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
         dtype = node.dtype if kind == "texts" else element_dtype(node)
         return FieldInfo(name, kind, node.shape[0], None, dtype, estimate_bytes(node))
     return FieldInfo(name, "fixed", node.shape[0], tuple(node.shape[1:]), node.dtype, int(node.nbytes))
-
-
-def _coding(group: Any) -> dict[str, Any]:
-    """Return how the bytes of a group are decoded: as masks where its attributes say so, otherwise as images."""
-    # Masks have an attribute of their own, because their pixels are classes: scaled as images are, classes would be
-    # mixed.
-    text = group.attrs.get(MASK_OPTIONS_ATTRIBUTE)
-    if text is not None:
-        return {"mask": mask_options_from_json(text)}
-    return {"image": image_options_from_json(group.attrs.get(IMAGE_OPTIONS_ATTRIBUTE, "{}"))}
 
 
 def _read_boxes(group: Any, name: str) -> FieldInfo:
@@ -493,29 +494,11 @@ def _text_attribute(file: Any, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def _json_attribute(file: Any, name: str) -> dict[str, Any]:
-    text = _text_attribute(file, name)
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 # What people call targets that are not called after their inputs: labels_train, train_label, target.
 _LABEL_WORDS = frozenset({"label", "labels", "target", "targets", "y"})
 _WORD = re.compile(r"[a-z]+")
 # PatchCamelyon, for example, keeps targets in another file than the inputs.
 _IN_FILE = re.compile(r"(.+\.(?:h5|hdf5|hdf|he5|mat))/(.+)", re.IGNORECASE)
-
-
-def _beside(path: Path, name: str | None) -> tuple[Path, str] | None:
-    """Return the file and the name in it that `labels.h5/y` means, relative to `path`; `None` for a name in `path`."""
-    found = _IN_FILE.fullmatch(name or "")
-    return None if found is None else (path.parent / found[1], found[2])
 
 
 class _FileBeside(Closing):

@@ -138,13 +138,11 @@ def joined_info(infos: Sequence[PackInfo]) -> PackInfo:
     for info in infos:
         for name, split in info.splits.items():
             known = splits.get(name)
-            splits[name] = split if known is None else _joined_split(known, split)
+            if known is not None:
+                y = None if known.y is None or split.y is None else _joined_field(known.y, split.y)
+                split = replace(known, x=_joined_field(known.x, split.x), y=y)  # noqa: PLW2901
+            splits[name] = split
     return replace(infos[0], splits=splits, skipped=tuple(text for info in infos for text in info.skipped))
-
-
-def _joined_split(first: SplitInfo, second: SplitInfo) -> SplitInfo:
-    y = None if first.y is None or second.y is None else _joined_field(first.y, second.y)
-    return replace(first, x=_joined_field(first.x, second.x), y=y)
 
 
 def _joined_field(first: FieldInfo, second: FieldInfo) -> FieldInfo:

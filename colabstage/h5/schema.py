@@ -124,7 +124,10 @@ class PackContent:
     def nbytes(self) -> int:
         """Return the length of all its datasets in the file."""
         reserved = sum(spec.nbytes for spec in self.reserved)
-        arrays = sum(_stored_bytes(array) for array in self.arrays.values())
+        arrays = sum(
+            array.nbytes if array.dtype.kind not in "OU" else len(array) * _longest(array.tolist())
+            for array in self.arrays.values()
+        )
         return reserved + arrays + sum(len(texts) * _longest(texts) for texts in self.texts.values())
 
 
@@ -147,10 +150,12 @@ def create_pack(path: Path, content: PackContent) -> dict[str, int]:
         for name in sorted({spec.name for spec in content.reserved} | content.arrays.keys() | content.texts.keys()):
             _make_group(file, name.rpartition("/")[0])
         for name in sorted(content.arrays.keys() | content.texts.keys()):
-            if name in content.texts:
-                _write_texts(file, name, content.texts[name])
+            array = content.arrays.get(name)
+            # Text becomes fixed-length UTF-8, which every HDF5 reader understands.
+            if array is None or array.dtype.kind in "OU":
+                _write_texts(file, name, content.texts[name] if array is None else array.tolist())
             else:
-                _write_array(file, name, content.arrays[name])
+                file.create_dataset(name, data=array, track_times=False)
         for spec in content.reserved:
             offset = _reserve(file, spec)
             if offset is not None:
@@ -241,10 +246,6 @@ def _reserve(file: Any, spec: ReservedDataset) -> int | None:
     return offset
 
 
-def _stored_bytes(array: NDArray[Any]) -> int:
-    return array.nbytes if array.dtype.kind not in "OU" else len(array) * _longest(array.tolist())
-
-
 def _encode(text: object) -> bytes:
     # A file name need not be UTF-8; a string that is declared as UTF-8 has to be.
     return str(text).encode(errors="backslashreplace")
@@ -263,14 +264,6 @@ def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
     if isinstance(texts, StringArray) and texts.is_utf8():
         return texts.padded(length)
     return np.array([_encode(text) for text in texts], dtype=f"S{length}")
-
-
-def _write_array(file: Any, name: str, array: NDArray[Any]) -> None:
-    """Write a small array; text becomes fixed-length UTF-8, which every HDF5 reader understands."""
-    if array.dtype.kind in "OU":
-        _write_texts(file, name, array.tolist())
-    else:
-        file.create_dataset(name, data=array, track_times=False)
 
 
 def _write_texts(file: Any, name: str, texts: Sequence[object]) -> None:

@@ -352,14 +352,13 @@ def _decode_pixels(data: bytes, options: ImageOptions, scratch: bytearray | None
     decoded = _decode_turbo(data, options, scratch) if is_jpeg(data) else None
     if decoded is not None:
         return decoded
-    pixels = _decode_pillow(data, options.color_mode)
+    with open_upright(data, luma=options.color_mode == "grayscale") as image:
+        pixels = _to_array(image, options.color_mode)
     return _Decoded(pixels, (pixels.shape[0], pixels.shape[1]), 1, is_photograph=False)
 
 
 def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded | None:
     """Decode by simplejpeg, reduced as far as the options allow; `None` when Pillow has to look at the file."""
-    import simplejpeg
-
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if header.components not in (1, 3) or header.precision != 8:
@@ -367,11 +366,37 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
     gray = options.color_mode == "grayscale" or (options.color_mode == "keep" and header.components == 1)
     size = upright_size((header.height, header.width), header.orientation)
     # The decoder leaves out work for what would be thrown away.
-    factor = _jpeg_factor(header, reduction_factor(place_image(size, options.size, options.resize)))
-    height, width = -(-header.height // factor), -(-header.width // factor)
+    factor = reduction_factor(place_image(size, options.size, options.resize))
+    # The last block of a row may be partly outside the image, and its mean is then of fewer pixels: where turning the
+    # image would bring such blocks to the front, a smaller factor does.
+    while header.orientation != 1 and (header.height % factor or header.width % factor):
+        factor //= 2
+    pixels = _turbo_pixels(data, (header.height, header.width), factor, gray=gray, scratch=scratch)
+    # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half. Pillow
+    # tells the two apart.
+    if pixels is None:
+        return None
+    upright = np.ascontiguousarray(turn_upright(pixels, header.orientation))
+    return _Decoded(upright, size, factor, is_photograph=True)
+
+
+def _turbo_pixels(
+    data: bytes | bytearray,
+    size: tuple[int, int],
+    factor: int,
+    *,
+    gray: bool,
+    scratch: bytearray | None,
+    strict: bool = True,
+) -> NDArray[np.uint8] | None:
+    """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch`
+    where there is one; `None` where simplejpeg refuses it."""
+    import simplejpeg
+
+    # As libjpeg rounds: up, so that the last block counts.
+    height, width = -(-size[0] // factor), -(-size[1] // factor)
     if scratch is not None:
-        wanted = height * width * (1 if gray else 3)
-        scratch.extend(bytes(max(0, wanted - len(scratch))))
+        scratch.extend(bytes(max(0, height * width * (1 if gray else 3) - len(scratch))))
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
@@ -379,26 +404,11 @@ def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None)
             min_height=height if factor > 1 else 0,
             min_width=width if factor > 1 else 0,
             buffer=scratch,
+            strict=strict,
         )
     except ValueError:
-        # It is strict: stray bytes between markers, which every viewer forgives, are refused like a missing half.
-        # Pillow tells the two apart.
         return None
-    upright = np.ascontiguousarray(turn_upright(pixels, header.orientation))
-    return _Decoded(upright, size, factor, is_photograph=True)
-
-
-def _jpeg_factor(header: JpegHeader, factor: int) -> int:
-    """Return the factor, or a smaller one where turning the image would bring its last, partial blocks to the front."""
-    # The last block of a row may be partly outside the image, and its mean is then of fewer pixels.
-    while header.orientation != 1 and (header.height % factor or header.width % factor):
-        factor //= 2
-    return factor
-
-
-def _decode_pillow(data: bytes, color_mode: ColorMode) -> NDArray[Any]:
-    with open_upright(data, luma=color_mode == "grayscale") as image:
-        return _to_array(image, color_mode)
+    return pixels
 
 
 @contextmanager
@@ -466,7 +476,17 @@ def _open_pillow(data: bytes) -> Image.Image:
                 pillow_heif.register_heif_opener()
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
-        msg = f"{_explain_bytes(data)} no image format that can be read here.{_install_line(data)}"
+        found = f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are" if data else "The file is empty:"
+        # What most downloads that went wrong are.
+        if data[:256].lstrip()[:1] == b"<":
+            found = "The file is a web page or an SVG drawing:"
+        missing = ""
+        # Where Pillow knows the format, it is the file that is damaged.
+        if _is_heic(data) and "HEIF" not in Image.OPEN:
+            missing = " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
+        elif data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
+            missing = " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
+        msg = f"{found} no image format that can be read here.{missing}"
         raise DecodeError(msg) from error
     except (*_PLUGIN_ERRORS, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         msg = f"The image header cannot be used: {error}."
@@ -482,26 +502,6 @@ _HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 def _is_heic(data: bytes) -> bool:
     """Tell whether a file begins as photographs of phones do."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIC
-
-
-def _install_line(data: bytes) -> str:
-    from PIL import Image
-
-    # Where Pillow knows the format, it is the file that is damaged.
-    if _is_heic(data) and "HEIF" not in Image.OPEN:
-        return " It is HEIC, which needs pillow-heif. Install it with: pip install pillow-heif"
-    if data[4:12] == b"ftypavif" and "AVIF" not in Image.OPEN:
-        return " It is AVIF, which needs Pillow 11.3 or newer. Update it with: pip install -U pillow"
-    return ""
-
-
-def _explain_bytes(data: bytes) -> str:
-    if not data:
-        return "The file is empty:"
-    # What most downloads that went wrong are.
-    if data[:256].lstrip()[:1] == b"<":
-        return "The file is a web page or an SVG drawing:"
-    return f"The {len(data)} bytes beginning with {data[:8].hex(' ')} are"
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -596,8 +596,6 @@ def _decode_jpeg(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
 ) -> NDArray[np.uint8] | None:
     """Decode the part of a JPEG alone; `None` where the file has to be looked at as a whole."""
-    import simplejpeg
-
     header = read_jpeg_header(data)
     if header.components not in (1, 3) or header.precision != 8 or header.height * header.width > MAX_PIXELS:
         return None
@@ -611,21 +609,15 @@ def _decode_jpeg(
     # One row more: the last one takes half of its colours from there.
     rows = min(header.height, (last_row + 1) * factor)
     short = first_rows(data, header, rows) if rows < header.height else None
-    # As libjpeg rounds: up, so that the last block counts.
-    size = -(-(header.height if short is None else rows) // factor), -(-header.width // factor)
-    if scratch is not None:
-        channels = 1 if color_mode == "grayscale" else 3
-        scratch.extend(bytes(max(0, size[0] * size[1] * channels - len(scratch))))
-    try:
-        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            data if short is None else short,
-            "GRAY" if color_mode == "grayscale" else "RGB",
-            min_height=size[0] if factor > 1 else 0,
-            min_width=size[1] if factor > 1 else 0,
-            buffer=scratch,
-            strict=short is None,
-        )
-    except ValueError:
+    pixels = _turbo_pixels(
+        data if short is None else short,
+        (header.height if short is None else rows, header.width),
+        factor,
+        gray=color_mode == "grayscale",
+        scratch=scratch,
+        strict=short is None,
+    )
+    if pixels is None:
         return None
     return turn_upright(pixels[first_row:last_row, first_column:last_column], header.orientation)
 

@@ -77,13 +77,22 @@ def place_image(source: tuple[int, int], target: tuple[int, int] | None, resize:
     whole = (0.0, 0.0, float(width), float(height))
     if target is None:
         return Placement(whole, source, (0, 0), source)
+    rows, columns = target
+    is_wider = width * rows > height * columns
     if resize == "crop":
-        return Placement(_covering_box(source, target), target, (0, 0), target)
+        # The largest box in the middle with the target's aspect ratio.
+        box_width, box_height = (height * columns / rows, height) if is_wider else (width, width * rows / columns)
+        left, top = (width - box_width) / 2, (height - box_height) / 2
+        return Placement((left, top, left + box_width, top + box_height), target, (0, 0), target)
     if resize == "pad":
-        scaled = _fitting_size(source, target)
+        # One pixel at least.
+        scaled = (
+            (max(1, round(height * columns / width)), columns)
+            if is_wider
+            else (rows, max(1, round(width * rows / height)))
+        )
         # In the middle, as people crop and frame; an odd pixel goes below or to the right.
-        offset = ((target[0] - scaled[0]) // 2, (target[1] - scaled[1]) // 2)
-        return Placement(whole, scaled, offset, target)
+        return Placement(whole, scaled, ((rows - scaled[0]) // 2, (columns - scaled[1]) // 2), target)
     return Placement(whole, target, (0, 0), target)
 
 
@@ -135,28 +144,6 @@ def fit_boxes(
     return moved, kept
 
 
-def _covering_box(source: tuple[int, int], target: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the largest centred box of the source with the target's aspect ratio."""
-    height, width = source
-    wanted_height, wanted_width = target
-    if width * wanted_height > height * wanted_width:
-        box_width = height * wanted_width / wanted_height
-        left = (width - box_width) / 2
-        return (left, 0.0, left + box_width, float(height))
-    box_height = width * wanted_height / wanted_width
-    top = (height - box_height) / 2
-    return (0.0, top, float(width), top + box_height)
-
-
-def _fitting_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest size with the source's aspect ratio that fits the target, one pixel at least."""
-    height, width = source
-    wanted_height, wanted_width = target
-    if width * wanted_height > height * wanted_width:
-        return (max(1, round(height * wanted_width / width)), wanted_width)
-    return (wanted_height, max(1, round(width * wanted_height / height)))
-
-
 def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """Turn pixels `(h, w, C)` as their EXIF orientation (1 to 8) asks; no pixel is copied."""
     if orientation in (5, 6, 7, 8):
@@ -194,7 +181,12 @@ def resample(
     ):
         # What will be padded is copied, so its own memory is gone again soon.
         out = np.empty(shape, np.uint8) if scratch is None or placement.is_padded else scratch.resized(shape)
-        scale_by_torch(_cut_out(pixels, placement), out)
+        left, upper, right, lower = map(int, placement.box)
+        flags, is_whole = pixels.flags, (upper, left, lower, right) == (0, 0, *pixels.shape[:2])
+        if not (is_whole and flags.c_contiguous and flags.writeable):
+            # torch warns of memory that it must not write to, though it only reads it.
+            pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
+        scale_by_torch(pixels, out)
     else:
         out = _scale_by_pillow(pixels, placement, gap).reshape(shape)
     if not placement.is_padded:
@@ -213,7 +205,13 @@ def can_torch_resize() -> bool:
     try:
         import torch
 
-        return torch.backends.cpu.get_cpu_capability().startswith("AVX") and _is_close_to_pillow()
+        if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+            return False
+        values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
+        pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
+        placement = place_image(_PATTERN, _SMALLER, "stretch")
+        by_torch, by_pillow = (resample(pixels, placement, resizer=resizer) for resizer in ("torch", "pillow"))
+        return int(np.abs(by_torch.astype(int) - by_pillow).max()) <= _TOLERANCE
     # A broken installation raises anything; it is no reason not to pack.
     except Exception:  # noqa: BLE001
         return False
@@ -234,15 +232,6 @@ def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     kernel(_to_tensor(pixels), list(out.shape[:2]), False, None, None, out=_to_tensor(out))
 
 
-def _cut_out(pixels: NDArray[Any], placement: Placement) -> NDArray[np.uint8]:
-    left, upper, right, lower = map(int, placement.box)
-    flags = pixels.flags
-    if (upper, left, lower, right) == (0, 0, *pixels.shape[:2]) and flags.c_contiguous and flags.writeable:
-        return pixels
-    # torch warns of memory that it must not write to, though it only reads it.
-    return np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
-
-
 def _to_tensor(pixels: NDArray[np.uint8]) -> Any:
     import torch
 
@@ -261,11 +250,3 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     if pixels.dtype == np.uint16:
         values = np.rint(values)
     return values.astype(pixels.dtype, copy=False)
-
-
-def _is_close_to_pillow() -> bool:
-    values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
-    pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
-    placement = place_image(_PATTERN, _SMALLER, "stretch")
-    by_torch, by_pillow = (resample(pixels, placement, resizer=resizer) for resizer in ("torch", "pillow"))
-    return int(np.abs(by_torch.astype(int) - by_pillow).max()) <= _TOLERANCE

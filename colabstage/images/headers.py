@@ -198,11 +198,6 @@ class JpegHeader:
     frame_at: int = 0
     """Where in the file the frame's contents begin, in bytes."""
 
-    @property
-    def is_common(self) -> bool:
-        """Return whether it is coded as nearly all are: 8 bits, baseline or progressive, with Huffman's codes."""
-        return self.precision == 8 and self.frame in _COMMON_FRAMES
-
 
 def is_jpeg(data: bytes) -> bool:
     """Return whether the bytes begin as every JPEG does."""

@@ -15,8 +15,6 @@ from colabstage.images.options import VOID, MaskOptions
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.images.geometry import Placement
-
 _WEBP_HEAD_BYTES = 64
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
@@ -35,8 +33,7 @@ def decode_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[
     Raises:
         DecodeError: the file is truncated, broken or no image; it has no indices; a colour has no class.
     """
-    indices = read_mask(content, options)
-    return fit_mask(indices, options)
+    return fit_mask(read_mask(content, options), options)
 
 
 def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np.uint8]:
@@ -53,7 +50,15 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
         msg = f"The mask has values from {values.min()} to {values.max()}; expected class indices from 0 to {VOID}."
         raise DecodeError(msg)
     indices = values.astype(np.uint8, copy=False)
-    return _to_foreground(indices) if options.foreground else indices
+    if not options.foreground:
+        return indices
+    # A mask of classes among those of a foreground: a few were looked at, and this one says otherwise.
+    other = indices[(indices != 0) & (indices != VOID)]
+    if other.size:
+        msg = f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground."
+        raise DecodeError(msg)
+    foreground: NDArray[np.uint8] = (indices == VOID).astype(np.uint8)
+    return foreground
 
 
 def is_lossy(data: bytes) -> bool:
@@ -75,7 +80,20 @@ def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
 def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:
     """Bring class indices `(H, W)` to the options' size: by the nearest pixel, so that no class appears by mixing."""
     placement = place_image((indices.shape[0], indices.shape[1]), options.size, options.resize)
-    return np.array(indices) if placement.is_identity else _resample(indices, placement)
+    if placement.is_identity:
+        return np.array(indices)
+    from PIL import Image
+
+    height, width = placement.scaled
+    image = Image.fromarray(np.ascontiguousarray(indices))
+    scaled = np.array(image.resize((width, height), Image.Resampling.NEAREST, placement.box), np.uint8)
+    if not placement.is_padded:
+        return scaled
+    # Where no image is there is no class either, and a loss passes over 255.
+    result = np.full(placement.target, VOID, np.uint8)
+    top, left = placement.offset
+    result[top : top + height, left : left + width] = scaled
+    return result
 
 
 def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
@@ -95,16 +113,6 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
             raise DecodeError(msg)
         grey: NDArray[np.uint8] = red
         return grey
-
-
-def _to_foreground(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    # A mask of classes among those of a foreground: a few were looked at, and this one says otherwise.
-    other = values[(values != 0) & (values != VOID)]
-    if other.size:
-        msg = f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground."
-        raise DecodeError(msg)
-    foreground: NDArray[np.uint8] = (values == VOID).astype(np.uint8)
-    return foreground
 
 
 def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> NDArray[np.uint8]:
@@ -132,18 +140,3 @@ def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> 
         )
         raise DecodeError(msg)
     return indices.astype(np.uint8)
-
-
-def _resample(indices: NDArray[np.uint8], placement: Placement) -> NDArray[np.uint8]:
-    from PIL import Image
-
-    height, width = placement.scaled
-    image = Image.fromarray(np.ascontiguousarray(indices))
-    scaled = np.array(image.resize((width, height), Image.Resampling.NEAREST, placement.box), np.uint8)
-    if not placement.is_padded:
-        return scaled
-    # Where no image is there is no class either, and a loss passes over 255.
-    result = np.full(placement.target, VOID, np.uint8)
-    top, left = placement.offset
-    result[top : top + height, left : left + width] = scaled
-    return result

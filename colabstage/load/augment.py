@@ -63,7 +63,8 @@ class _Placed:
     def __call__(self, x: Any, y: Any) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with parameters from the generator."""
         # One number from the generator is the seed of a place, so that by hand and in a loader the same code draws.
-        return self.apply_at(x, y, _drawn_place(len(x), self.generator))
+        seed = int(torch.randint(_SEEDS, (), generator=self.generator))
+        return self.apply_at(x, y, BatchPlace(seed, 0, np.arange(len(x))))
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the new `(x, y)`, with the parameters of this place."""
@@ -118,21 +119,13 @@ class RandomFlip(_Placed):
         size = _image_size(x)
         # As x, y: the order that boxes have.
         chosen = place.draws(2) < (self.horizontal, self.vertical)
-        flip = _Flip(chosen)
+
+        def flip(images: torch.Tensor) -> torch.Tensor:
+            return mirror(mirror(images, chosen[:, 0], -1), chosen[:, 1], -2)
+
         # What is at p in a mirrored image lay at its length minus p.
         boxes = BoxMovement(np.where(chosen, -1.0, 1.0), np.where(chosen, (size[1], size[0]), 0.0))
-        return flip.pixels(x), move_targets(y, size, flip, boxes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Flip:
-    """Mirror masks as their images are."""
-
-    chosen: NDArray[np.bool_]
-    """`(B, 2)`: whether left to right, whether top to bottom."""
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        return mirror(mirror(images, self.chosen[:, 0], -1), self.chosen[:, 1], -2)
+        return flip(x), move_targets(y, size, flip, boxes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,23 +171,8 @@ class RandomCrop(_Placed):
         # Draws are below 1, so the last place is as likely as the others.
         corners = np.floor(place.draws(2) * (room + 1)).astype(np.int64) - self.padding
         boxes = BoxMovement(np.ones((len(x), 2)), -corners[:, ::-1].astype(np.float64), size)
-        moved = move_targets(y, image, _Cut(corners, size, self.mask_fill), boxes)
+        moved = move_targets(y, image, lambda masks: cut(masks, corners, size, self.mask_fill), boxes)
         return cut(x, corners, size, self.fill), moved
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Cut masks as their images are."""
-
-    corners: NDArray[np.int64]
-    """`(B, 2)`, top and left of the windows."""
-    size: Size
-    """Height and width of the windows."""
-    fill: int
-    """The class of what is outside."""
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        return cut(images, self.corners, self.size, self.fill)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,7 +203,10 @@ class RandomResizedCrop(_Placed):
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
         """Return the cut and resized `(x, y)`."""
-        sizes = _image_sizes(x)
+        if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
+            sizes = np.array([image.shape[1:] for image in x], np.int64).reshape(-1, 2)
+        else:
+            sizes = np.tile(np.array(_image_size(x), np.int64), (len(x), 1))
         crops = self.choose(sizes, place)
         resize = resize_listed_crops if isinstance(x, list) else resize_crops
         return resize(x, crops, _height_and_width(self.size)), self.move(y, sizes, crops)
@@ -242,25 +223,18 @@ class RandomResizedCrop(_Placed):
     def move(self, y: Any, sizes: NDArray[np.int64], crops: NDArray[np.int64]) -> Any:
         """Return the targets of images of these sizes after these crops of them."""
         size = _height_and_width(self.size)
+        is_listed = isinstance(y, list) and len(y) == len(sizes) > 0
         # Masks of their own sizes cannot be one tensor before they are cut.
-        if _are_masks(y, sizes):
+        if is_listed and all(
+            isinstance(mask, torch.Tensor) and mask.shape == tuple(own)
+            for mask, own in zip(y, sizes.tolist(), strict=True)
+        ):
             return pick_listed_crops(y, crops, size)
+        # One that nothing has, where they differ.
+        common = (0, 0) if not len(sizes) or (sizes != sizes[0]).any() else (int(sizes[0, 0]), int(sizes[0, 1]))
         factors = np.divide(size[::-1], crops[:, :1:-1], dtype=np.float64)
         boxes = BoxMovement(factors, np.multiply(-crops[:, 1::-1], factors), size)
-        return move_targets(y, _common_size(sizes), _Pick(crops, size), boxes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    """Resize crops of masks as those of their images are."""
-
-    crops: NDArray[np.int64]
-    """`(B, 4)`: top, left, height and width."""
-    size: Size
-    """Height and width of the results."""
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        return pick_crops(images, self.crops, self.size)
+        return move_targets(y, common, lambda masks: pick_crops(masks, crops, size), boxes)
 
 
 class Normalize(_Placed):
@@ -350,35 +324,6 @@ class OneHot(_Placed):
         # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
         channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))
         return x, (y[:, None] == channels).to(self.dtype)
-
-
-def _image_sizes(x: Any) -> NDArray[np.int64]:
-    """Return the height and width of each image, int64 `(B, 2)`."""
-    if isinstance(x, list) and all(isinstance(image, torch.Tensor) and image.dim() == 3 for image in x):
-        return np.array([image.shape[1:] for image in x], np.int64).reshape(-1, 2)
-    return np.tile(np.array(_image_size(x), np.int64), (len(x), 1))
-
-
-def _common_size(sizes: NDArray[np.int64]) -> Size:
-    """Return the size that all images have; one that nothing has where they differ."""
-    if not len(sizes) or (sizes != sizes[0]).any():
-        return 0, 0
-    return int(sizes[0, 0]), int(sizes[0, 1])
-
-
-def _are_masks(y: Any, sizes: NDArray[np.int64]) -> bool:
-    """Tell whether targets are a list of masks, each of the size of its image."""
-    if not isinstance(y, list) or len(y) != len(sizes) or not y:
-        return False
-    return all(
-        isinstance(mask, torch.Tensor) and mask.shape == tuple(size)
-        for mask, size in zip(y, sizes.tolist(), strict=True)
-    )
-
-
-def _drawn_place(count: int, generator: torch.Generator | None) -> BatchPlace:
-    seed = int(torch.randint(_SEEDS, (), generator=generator))
-    return BatchPlace(seed, 0, np.arange(count))
 
 
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator | None:

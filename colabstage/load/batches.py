@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
+    from colabstage.load.augment import CroppedInputs
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.memory import BufferPool
+    from colabstage.load.reading.reader import SplitReader
     from colabstage.load.reading.targets import TargetBatch
 
 
@@ -40,59 +42,28 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
     """
     if not isinstance(batch, list | tuple | Mapping) or moves_itself(batch):
         return change(batch)
+    filled: Any
     if isinstance(batch, Mapping):
-        return _map_values(batch, change)
+        values = {key: map_leaves(value, change) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return values if type(batch) is dict else type(batch)(values)  # type: ignore[call-arg]
+        # A copy keeps what else there is in a mapping, such as a defaultdict's factory, and in a subclass of list.
+        filled = copy.copy(batch)
+        filled.update(values)
+        return filled
     parts = [map_leaves(part, change) for part in batch]
+    if type(batch) is list:
+        return parts
     if isinstance(batch, list):
-        return parts if type(batch) is list else _refilled(batch, parts)
+        filled = copy.copy(batch)
+        filled[:] = parts
+        return filled
     return batch._make(parts) if hasattr(batch, "_make") else type(batch)(parts)
 
 
 def moves_itself(thing: object) -> bool:
     """Tell whether a thing that is no tensor knows how to move to a device."""
     return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
-
-
-def _map_values(batch: Mapping[Any, Any], change: Callable[[Any], Any]) -> Any:
-    values = {key: map_leaves(value, change) for key, value in batch.items()}
-    # The usual case, without the copy that other mappings need.
-    if type(batch) is dict:
-        return values
-    if isinstance(batch, MutableMapping):
-        # A copy keeps what else the mapping has, such as a defaultdict's factory.
-        filled = copy.copy(batch)
-        filled.update(values)
-        return filled
-    return type(batch)(values)  # type: ignore[call-arg]
-
-
-def _refilled(batch: list[Any], parts: list[Any]) -> Any:
-    filled = copy.copy(batch)
-    # Over a copy, for what else a subclass of list carries.
-    filled[:] = parts
-    return filled
-
-
-class Inputs(Protocol):
-    """Read inputs of rows, as a `SplitReader` does, whole, or crops of them. From several threads at once."""
-
-    @property
-    def row_shape(self) -> tuple[int, ...] | None:
-        """Return the shape of each; `None` where rows have their own."""
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Return the dtype of each, where they have one shape."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Return about how many bytes each takes in memory."""
-
-    def read_x(
-        self, indices: NDArray[np.intp], out: NDArray[Any] | None, *, pool: ThreadPool
-    ) -> NDArray[Any] | list[NDArray[Any]]:
-        """Read the inputs of rows, `(B, *row_shape)`, in `out` where there is one; a list of B where rows have their
-        own shapes."""
 
 
 # What a batch is where each row has its own number of boxes or values.
@@ -124,7 +95,7 @@ def host_batches(
     targets: BufferPool | None = None,
     ragged: Ragged = "list",
     together: int = 1,
-    inputs: Inputs | None = None,
+    inputs: SplitReader | CroppedInputs | None = None,
     cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Read batch after batch, once the file is in memory if it is to be.
@@ -238,12 +209,15 @@ def input_tensors(x: NDArray[Any] | list[Any], ragged: Ragged) -> Any:
     as `ragged` says, texts as they are."""
     if not isinstance(x, list):
         return input_tensor(x)
-    return _ragged([part.permute(2, 0, 1) if _is_picture(part) else part for part in _tensors(x)], ragged)
-
-
-def _is_picture(part: Any) -> bool:
-    """Tell whether one of several inputs with shapes of their own is an image `(H, W, C)`."""
-    return isinstance(part, torch.Tensor) and part.dim() == _IMAGE_AXES
+    parts = _tensors(x)
+    # Images `(H, W, C)` among what has shapes of its own.
+    return _ragged(
+        [
+            part.permute(2, 0, 1) if isinstance(part, torch.Tensor) and part.dim() == _IMAGE_AXES else part
+            for part in parts
+        ],
+        ragged,
+    )
 
 
 def input_tensor(x: NDArray[Any]) -> torch.Tensor:
@@ -379,24 +353,12 @@ class Finish:
         known, for transforms that take it."""
         # With `return_index` the batch has a third part.
         x, y, *index = batch
-        sample = self._transformed(x, y, place)
+        sample, change = (x, y), self.batch_transform
+        if change is not None:
+            sample = change(x, y) if place is None else apply_transform(change, x, y, place)
         return (sample, index[0]) if index else sample
 
-    def _transformed(self, x: Any, y: Any, place: BatchPlace | None) -> tuple[Any, Any]:
-        if self.batch_transform is None:
-            return x, y
-        return self.batch_transform(x, y) if place is None else apply_transform(self.batch_transform, x, y, place)
-
-
-@dataclass(frozen=True, slots=True)
-class Collate:
-    """Finish what frameworks get that build loaders of our parts: it is in host memory by then.
-
-    Stands where they expect a `collate_fn`.
-    """
-
-    finish: Finish
-    """What is done to each batch."""
-
-    def __call__(self, batch: tuple[Any, ...]) -> Any:
-        return self.finish.transform(self.finish.scale(batch))
+    def collate(self, batch: tuple[Any, ...]) -> Any:
+        """Finish what frameworks get that build loaders of our parts: it is in host memory by then. Stands where they
+        expect a `collate_fn`."""
+        return self.transform(self.scale(batch))

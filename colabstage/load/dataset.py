@@ -120,7 +120,10 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             raise OptionError(msg)
         fields = None if x is None else NamedFields(split, x, y)
         if disk_limit is not None:
-            in_file, arrival = _open_in_part(in_file, disk_limit, local_dir)
+            from colabstage.load.partial import open_partial
+
+            pack = open_partial(in_file, disk_limit, local_dir=local_dir)
+            in_file, arrival = pack.paths, pack
         # Torch is imported anyway.
         self.reader = SplitReader(
             in_file, split, in_memory=in_memory, decode=decode, arrival=arrival, fields=fields, resizer="torch"
@@ -288,15 +291,6 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
-
-
-def _open_in_part(
-    file: Files, disk_limit: int | str, local_dir: str | os.PathLike[str] | None
-) -> tuple[Files, Arrival]:
-    from colabstage.load.partial import open_partial
-
-    pack = open_partial(file, disk_limit, local_dir=local_dir)
-    return pack.paths, pack
 
 
 # Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.

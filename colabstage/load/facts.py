@@ -12,7 +12,7 @@ import random
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -73,7 +73,14 @@ def gather_facts(
         epoch_rows=epoch_rows,
         shard=shard,
         device=None if device is None else DeviceFacts(device.type, free),
-        processes=_process_facts(dataset),
+        processes=ProcessFacts(
+            threads=threading.active_count(),
+            cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
+            unpicklable=_pickle_problem(dataset),
+            methods=tuple(multiprocessing.get_all_start_methods()),
+            shared_memory_bytes=_shared_memory(),
+            runs_again=dataset.per_sample and _runs_again(),
+        ),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,
         arrival=None if reader.arrival is None else facts_of(reader.arrival),
@@ -90,7 +97,7 @@ def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleC
     """
     # From all over the file, as neighbours are often alike.
     rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
-    done, result_bytes, elapsed_s = 0, 0, 0.0
+    done, elapsed_s, nbytes = 0, 0.0, list[int]()
     # Whatever a transform raises is the loop's to raise, where it says which batch.
     with _rng_restored(), contextlib.suppress(Exception):
         probed = copy.copy(dataset)
@@ -99,23 +106,12 @@ def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleC
         probed.transform, probed.target_transform = pickle.loads(transforms)
         start = clock.now()
         for row in rows:
-            result_bytes += _nbytes(probed[row])
+            map_leaves(probed[row], lambda leaf: nbytes.append(int(getattr(leaf, "nbytes", 8))))
             done += 1
             elapsed_s = clock.now() - start
             if elapsed_s > _PROBE_S:
                 break
-    return SampleCost(elapsed_s / done, result_bytes // done) if done else None
-
-
-def _nbytes(sample: Any) -> int:
-    total = 0
-
-    def add(leaf: Any) -> None:
-        nonlocal total
-        total += int(getattr(leaf, "nbytes", 8))
-
-    map_leaves(sample, add)
-    return total
+    return SampleCost(elapsed_s / done, sum(nbytes) // done) if done else None
 
 
 @contextlib.contextmanager
@@ -135,17 +131,6 @@ def _rows_are_random(dataset: dataset_h5) -> bool:
     if dataset.engine.name != "read" or dataset.split != "train":
         return False
     return read_info(dataset.reader.path, dataset.reader.fields).format_version is not None
-
-
-def _process_facts(dataset: dataset_h5) -> ProcessFacts:
-    return ProcessFacts(
-        threads=threading.active_count(),
-        cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
-        unpicklable=_pickle_problem(dataset),
-        methods=tuple(multiprocessing.get_all_start_methods()),
-        shared_memory_bytes=_shared_memory(),
-        runs_again=dataset.per_sample and _runs_again(),
-    )
 
 
 def _pickle_problem(dataset: dataset_h5) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,13 @@ from colabstage.h5.schema import BOXES
 from colabstage.load.reading.encoded import resize_into
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Size = tuple[int, int]
+    # Moves pixels that cannot be mixed, `(B, K, H, W)` of any dtype.
+    Movement = Callable[[torch.Tensor], torch.Tensor]
 
 _TRIES = 10
 # Numbers that `resized_crops` needs for each image: area and ratio of each try, then the place.
@@ -102,13 +106,6 @@ def _middle_crops(image: NDArray[np.int64], ratio: tuple[float, float]) -> NDArr
 _LENGTHS = "lengths"
 
 
-class Movement(Protocol):
-    """Move pixels that cannot be mixed, `(B, K, H, W)` of any dtype."""
-
-    def pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the moved pixels, of the same dtype."""
-
-
 @dataclass(frozen=True, slots=True)
 class BoxMovement:
     """What happens to places in each image: `new = old * scale + shift`."""
@@ -145,11 +142,11 @@ def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovemen
 
 def _move_mask(y: torch.Tensor, size: Size, movement: Movement) -> torch.Tensor:
     if y.dim() == 3 and y.shape[1:] == size:
-        return movement.pixels(y[:, None])[:, 0]
+        return movement(y[:, None])[:, 0]
     if y.dim() == 4 and y.shape[2:] == size:
-        return movement.pixels(y)
+        return movement(y)
     if y.dim() == 4 and y.shape[1:3] == size:
-        return movement.pixels(y.movedim(3, 1)).movedim(1, 3)
+        return movement(y.movedim(3, 1)).movedim(1, 3)
     return y
 
 
@@ -186,21 +183,17 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
     moved, kept = _cut(moved, movement.size)
     # The only wait for the device.
     left = np.split(kept.cpu().numpy(), np.cumsum(counts)[:-1])
-    return [
-        _chosen({**target, BOXES: part}, np.flatnonzero(rows), len(rows))
-        for target, part, rows in zip(targets, torch.split(moved, counts), left, strict=True)
-    ]
-
-
-def _chosen(target: dict[str, Any], rows: NDArray[np.intp], count: int) -> dict[str, Any]:
-    """Return the rows of every tensor that has one for each box."""
-    if len(rows) == count:
-        return target
-    which = torch.from_numpy(rows).to(target[BOXES].device)
-    return {
-        name: value[which] if isinstance(value, torch.Tensor) and value.dim() and len(value) == count else value
-        for name, value in target.items()
-    }
+    found = []
+    for target, part, inside in zip(targets, torch.split(moved, counts), left, strict=True):
+        columns = {**target, BOXES: part}
+        if not inside.all():
+            which = torch.from_numpy(np.flatnonzero(inside)).to(part.device)
+            # Of every tensor that has one for each box.
+            for name, value in columns.items():
+                if isinstance(value, torch.Tensor) and value.dim() and len(value) == len(inside):
+                    columns[name] = value[which]
+        found.append(columns)
+    return found
 
 
 def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any]:
@@ -285,8 +278,12 @@ def cut_by_windows(images: torch.Tensor, corners: NDArray[np.int64], size: Size,
 
 
 def _cut_each(images: torch.Tensor, corners: NDArray[np.int64], size: Size, fill: float) -> torch.Tensor:
-    shape = (*images.shape[:2], *size)
-    result = torch.empty(shape, dtype=images.dtype, memory_format=_memory_format(images))
+    is_last = images.is_contiguous(memory_format=torch.channels_last)
+    result = torch.empty(
+        (*images.shape[:2], *size),
+        dtype=images.dtype,
+        memory_format=torch.channels_last if is_last else torch.contiguous_format,
+    )
     limits = np.array(images.shape[2:])
     starts, stops = np.clip(corners, 0, limits), np.clip(corners + size, 0, limits)
     # Filling costs as much as copying, so only where something is outside.
@@ -330,7 +327,11 @@ def pick_listed_crops(masks: list[torch.Tensor], crops: NDArray[np.int64], size:
 
 def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
     if images.dtype == torch.uint8:
-        return _resize_bytes(images, crops, size)
+        pixels = torch.empty((*images.shape[:2], *size), dtype=torch.uint8, memory_format=torch.channels_last)
+        source, target = _as_array(images), _as_array(pixels)
+        for row, (top, left, height, width) in enumerate(crops.tolist()):
+            resize_into(source[row, top : top + height, left : left + width], target[row])
+        return pixels
     # torch resizes no other integers, and not every short float.
     exact = images if images.dtype in (torch.float32, torch.float64) else images.float()
     result = torch.empty((*exact.shape[:2], *size), dtype=exact.dtype, memory_format=torch.channels_last)
@@ -338,14 +339,6 @@ def _resize_each(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> 
         part = exact[row : row + 1, :, top : top + height, left : left + width]
         result[row : row + 1] = functional.interpolate(part, size, mode="bilinear", antialias=True)
     return _to_dtype(result, images.dtype)
-
-
-def _resize_bytes(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
-    result = torch.empty((*images.shape[:2], *size), dtype=torch.uint8, memory_format=torch.channels_last)
-    source, target = _as_array(images), _as_array(result)
-    for row, (top, left, height, width) in enumerate(crops.tolist()):
-        resize_into(source[row, top : top + height, left : left + width], target[row])
-    return result
 
 
 def resize_by_weights(images: torch.Tensor, crops: NDArray[np.int64], size: Size) -> torch.Tensor:
@@ -377,15 +370,13 @@ def pick_crops(masks: torch.Tensor, crops: NDArray[np.int64], size: Size) -> tor
     The pixel whose centre is nearest, as torch's `nearest-exact`: its `nearest` is half a pixel off.
     """
     batch = torch.arange(len(masks), device=masks.device)[:, None, None]
-    rows, columns = (_on(_nearest(crops[:, axis], crops[:, axis + 2], size[axis]), masks.device) for axis in (0, 1))
+    rows, columns = (
+        # In whole numbers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 of a step.
+        _on(start[:, None] + (2 * np.arange(wanted) + 1) * length[:, None] // (2 * wanted), masks.device)
+        for start, length, wanted in zip(crops[:, :2].T, crops[:, 2:].T, size, strict=True)
+    )
     # The axis of channels, between indexed ones, comes last.
     return masks[batch, :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
-
-
-def _nearest(start: NDArray[np.int64], length: NDArray[np.int64], wanted: int) -> NDArray[np.int64]:
-    # In whole numbers: the centre of pixel i of `wanted` is at (2 i + 1) / 2 of a step.
-    steps = 2 * np.arange(wanted) + 1
-    return start[:, None] + steps * length[:, None] // (2 * wanted)
 
 
 def _on(values: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -400,11 +391,6 @@ def _to_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     limits = torch.iinfo(dtype)
     # Rounding may go beyond the range, and a conversion would wrap around.
     return values.round().clamp(limits.min, limits.max).to(dtype)
-
-
-def _memory_format(images: torch.Tensor) -> torch.memory_format:
-    is_last = images.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if is_last else torch.contiguous_format
 
 
 def _as_array(images: torch.Tensor) -> NDArray[Any]:

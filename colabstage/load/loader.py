@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
 from colabstage.load.augment import first_crop
-from colabstage.load.batches import Collate, Finish, Ragged, map_batches, move_to, pin
+from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choosing import choose_loader, may_gain
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
@@ -169,21 +169,39 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
         OptionError: it is none that batches can be made of; or there is a sampler besides, whose rows are those of the
             subset.
     """
-    if not isinstance(dataset, Subset):
-        return _checked(dataset), sampler
-    if sampler is not None:
+    rows: Any = None
+    # More than once of a split of a split.
+    while isinstance(dataset, Subset):
+        indices = np.asarray(dataset.indices, np.intp)
+        rows = indices if rows is None else indices[rows]
+        dataset = dataset.dataset
+    if rows is not None and sampler is not None:
         msg = (
             "sampler= and a Subset both say which rows are visited. Give make_loader the dataset below it and the rows "
             "in one: make_loader(subset.dataset, batch_size, sampler=[subset.indices[row] for row in rows])."
         )
         raise OptionError(msg)
-    rows = np.asarray(dataset.indices, np.intp)
-    below: object = dataset.dataset
-    # A split of a split.
-    while isinstance(below, Subset):
-        rows = np.asarray(below.indices, np.intp)[rows]
-        below = below.dataset
-    return _checked(below), cast("Any", rows)
+    if not isinstance(dataset, dataset_h5):
+        msg = (
+            f"make_loader needs a dataset_h5 or a Subset of one, got {type(dataset).__name__}. Of what "
+            "stage_dataset returns pass one split, data['train']; for other datasets use torch.utils.data.DataLoader."
+        )
+        raise OptionError(msg)
+    sides = (
+        ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),
+        ("targets", "target_transform", dataset.target_transform, dataset.reader.target_dtype),
+    )
+    for side, name, transform, dtype in sides:
+        if transform is not None or dtype is None or dtype.hasobject:
+            continue
+        # float128 and the like have no tensors.
+        if dtype.kind not in "biufc" or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+            msg = (
+                f"The {side} of '{dataset.reader.path}' have dtype {dtype}, of which torch makes no tensors. Give it a "
+                f"{name} that converts them, for example to float64 or int64."
+            )
+            raise OptionError(msg)
+    return dataset, sampler if rows is None else rows
 
 
 def _seed_of(asked: LoaderOptions) -> int:
@@ -211,33 +229,6 @@ def _torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
         )
         raise OptionError(msg)
     return found
-
-
-def _checked(dataset: object) -> dataset_h5:
-    if not isinstance(dataset, dataset_h5):
-        msg = (
-            f"make_loader needs a dataset_h5 or a Subset of one, got {type(dataset).__name__}. Of what "
-            "stage_dataset returns pass one split, data['train']; for other datasets use torch.utils.data.DataLoader."
-        )
-        raise OptionError(msg)
-    sides = (
-        ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),
-        ("targets", "target_transform", dataset.target_transform, dataset.reader.target_dtype),
-    )
-    for side, name, transform, dtype in sides:
-        if transform is None and dtype is not None and not _has_tensors(dtype):
-            msg = (
-                f"The {side} of '{dataset.reader.path}' have dtype {dtype}, of which torch makes no tensors. Give it a "
-                f"{name} that converts them, for example to float64 or int64."
-            )
-            raise OptionError(msg)
-    return dataset
-
-
-def _has_tensors(dtype: np.dtype[Any]) -> bool:
-    # float128 and the like have no tensors.
-    widest = 16 if dtype.kind == "c" else 8
-    return dtype.hasobject or (dtype.kind in "biufc" and dtype.itemsize <= widest)
 
 
 def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | None) -> Order:
@@ -286,7 +277,7 @@ def _build(
     place = torch.device("cpu") if device is None else device
     source, view = make_source(dataset, plan, place, ragged=ragged, seed=seed, crop=crop)
     # What a framework builds of the loader's parts reads whole images, and has all of the transform before it.
-    collate = Collate(finish)
+    collate = finish.collate
     if crop is not None:
         # The crop is done by then; what follows it is not.
         finish = replace(finish, batch_transform=crop.rest)
@@ -403,7 +394,13 @@ class _Machine:
 
             if not self.plan.workers.value:
                 # As asked, nothing works ahead, and no thread beside the loop's.
-                return begun(_without_heartbeats(source), made)
+
+                def alone() -> Generator[tuple[Any, ...]]:
+                    with closing(source):
+                        # Not a loop: its variable would keep a batch alive while the next one is made.
+                        yield from filter(lambda batch: not isinstance(batch, Heartbeat), source)
+
+                return begun(alone(), made)
             return begun(Prefetcher(source, depth, _THREAD, demand), made)
         # Nothing is copied to a device, so no stager is needed either.
         if self.device.type == "cpu":
@@ -439,12 +436,6 @@ class _Machine:
         if reader.arrival is None or reader.arrival.complete:
             return None
         return Announced(reader.arrival, reader.split, batches, lambda: self.schedule.rows_left(epoch + 1, 0)[0])
-
-
-def _without_heartbeats(batches: Generator[tuple[Any, ...] | Heartbeat]) -> Generator[tuple[Any, ...]]:
-    with closing(batches):
-        # Not a loop: its variable would keep a batch alive while the next one is made.
-        yield from filter(lambda batch: not isinstance(batch, Heartbeat), batches)
 
 
 class Loader(Iterated, _Base):

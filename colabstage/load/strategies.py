@@ -13,7 +13,6 @@ import copy
 import itertools
 import random
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +81,8 @@ class FileSource(BatchSource):
         crop: FirstCrop | None,
     ) -> None:
         """Take `crop`, which the batch transform begins with, where it is cut here; it depends on `seed`."""
-        self.collate = partial(_collated, dataset, ragged) if dataset.per_sample else None
+        if dataset.per_sample:
+            self.collate = lambda batch: (*batch_of(dataset, batch[0], batch[1], ragged), *batch[2:])
         self._dataset = dataset
         self._plan = plan
         self._ragged = ragged
@@ -136,10 +136,6 @@ class FileSource(BatchSource):
             return (*batch, torch.from_numpy(rows.copy())) if self._dataset.return_index else batch
 
         return map_batches(made, finish)
-
-
-def _collated(dataset: dataset_h5, ragged: Ragged, batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*batch_of(dataset, batch[0], batch[1], ragged), *batch[2:])
 
 
 # Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.
@@ -374,9 +370,15 @@ class WorkerSource(BatchSource):
         """Start an epoch, the processes too if none run; from the thread that may fork. Where `cancellation` is used,
         they stop at the row that each is at."""
         self._turns += 1
-        turn = self._turns
-        self._turn.fill_(turn)
-        cancellation.follow(partial(_end_turn, self._turn, turn))
+        turn, running = self._turns, self._turn
+        running.fill_(turn)
+
+        def end_turn() -> None:
+            # The next one may have begun already.
+            if running.item() == turn:
+                running.zero_()
+
+        cancellation.follow(end_turn)
         # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
         self._planned.batches = [
             SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]), turn=turn)
@@ -403,12 +405,6 @@ class WorkerSource(BatchSource):
         epoch, self._epoch, self._loader = self._epoch, None, None
         if callable(end := getattr(epoch, "_shutdown_workers", None)):
             end()
-
-
-def _end_turn(running: torch.Tensor, turn: int) -> None:
-    # The next one may have begun already.
-    if running.item() == turn:
-        running.zero_()
 
 
 def make_source(

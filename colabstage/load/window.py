@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
-    from colabstage.load.batches import Inputs, Ragged
+    from colabstage.load.augment import CroppedInputs
+    from colabstage.load.batches import Ragged
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
     from colabstage.load.reading.memory import BufferPool
+    from colabstage.load.reading.reader import SplitReader
 
 # Bytes read between two looks at whether anybody still waits.
 _PART_BYTES = 64 * 1024 * 1024
@@ -116,10 +118,14 @@ class WindowReader:
     """Read windows, one ahead of the one in use, into two buffers that take turns."""
 
     def __init__(
-        self, dataset: dataset_h5, pool: ThreadPool, windows: list[NDArray[np.intp]], inputs: Inputs | None = None
+        self,
+        dataset: dataset_h5,
+        pool: ThreadPool,
+        windows: list[NDArray[np.intp]],
+        inputs: SplitReader | CroppedInputs | None = None,
     ) -> None:
         self._reader = dataset.reader
-        self._inputs: Inputs = dataset.reader if inputs is None else inputs
+        self._inputs = dataset.reader if inputs is None else inputs
         self._pool = pool
         self._windows = windows
         self._buffers: list[NDArray[Any] | None] = [None, None]
@@ -191,7 +197,7 @@ def window_batches(
     workers: int,
     buffers: BufferPool,
     ragged: Ragged,
-    inputs: Inputs | None = None,
+    inputs: SplitReader | CroppedInputs | None = None,
     cancellation: Cancellation | None = None,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Make batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
@@ -204,7 +210,7 @@ def window_batches(
     """
     inputs = dataset.reader if inputs is None else inputs
     groups = group_by_window(batches, rows_before, window_rows)
-    windows = [_ascending(group) for group in groups]
+    windows = [np.sort(np.concatenate(group)) for group in groups]
     with ThreadPool(workers, cancellation) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
         waiting = iter(groups)
         for window in ahead.windows():
@@ -219,7 +225,3 @@ def window_batches(
                     window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)
                 )
                 del out
-
-
-def _ascending(group: list[NDArray[np.intp]]) -> NDArray[np.intp]:
-    return np.sort(np.concatenate(group))

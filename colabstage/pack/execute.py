@@ -20,19 +20,13 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.h5.manifest import (
-    check_place_of_manifest,
     damaged_blocks,
-    is_manifest,
     manifest_of_bytes,
-    manifest_path,
     read_manifest,
-    remove_manifest,
-    sweep_pack_leftovers,
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.io.files import disk_use
-from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, typed_write_errors
@@ -41,7 +35,7 @@ from colabstage.io.units import format_bytes, format_count, format_duration, for
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
+from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack
 from colabstage.pack.job import TorchImport, UnusableTorchError, by_pillow, settled
 from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
@@ -59,7 +53,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
-    from colabstage.pack.plan import PackPlan
     from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
 
@@ -160,13 +153,13 @@ def run_pack(
         Exception: as `pack_dataset`.
     """
     began = time.monotonic()
-    origin = _Origin(key, identity, address or job.label, shard)
 
     def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
+        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, torch, stream)
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
         # files: that loses work, but no image is stretched without being asked for.
         try:
-            return _PackRun(job, out, slow, origin, torch, stream).execute(progress, cancellation, began)
+            return run.execute(progress, cancellation, began)
         except MixedImagesError as error:
             if stream is not None:
                 # Batches of the planned shape may have been returned already.
@@ -177,7 +170,7 @@ def run_pack(
             if job.options.encoding == "pixels":
                 msg = f"These images cannot be stored as pixels: {error}."
                 raise LayoutError(msg) from error
-        return _PackRun(keeps_files(job), out, slow, origin).execute(progress, cancellation, began)
+        return replace(run, job=keeps_files(job), torch=None).execute(progress, cancellation, began)
 
     # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
     if job.plan.resizer != "torch" or find_orphans(out):
@@ -220,39 +213,6 @@ class ShardName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where the samples come from, as recorded in manifest and file."""
-
-    key: str
-    """The key of the source in the cache."""
-    identity: Callable[[], Mapping[str, Any]]
-    """Returns the state of the source."""
-    address: str
-    """The source's address, without secrets."""
-    shard: ShardName | None
-    """Which part of a set this is; `None` for a single file."""
-
-
-class _Written(NamedTuple):
-    """A final file that is not in its place yet, and facts for the report."""
-
-    file: Path
-    """The file, in the workspace."""
-    plan: PackPlan
-    """The plan without the samples that were left out."""
-    skipped: tuple[str, ...]
-    """As in `PackReport`."""
-    animated: tuple[str, ...]
-    """As in `PackReport`."""
-    packing_s: float
-    """As in `PackReport`."""
-    resumed: int
-    """As in `PackReport`."""
-    readers: int
-    """As in `PackReport`."""
-
-
-@dataclass(frozen=True, slots=True)
 class _PackRun:
     """One attempt to write one plan."""
 
@@ -262,8 +222,14 @@ class _PackRun:
     """The file to make."""
     slow: bool
     """Whether the tree is known to answer slowly."""
-    origin: _Origin
-    """Where the samples come from."""
+    key: str
+    """The key of the source in the cache, for the manifest."""
+    identity: Callable[[], Mapping[str, Any]]
+    """Returns the state of the source, for the manifest."""
+    address: str
+    """The source's address, without secrets, for the file."""
+    shard: ShardName | None
+    """Which part of a set this is; `None` for a single file."""
     torch: TorchImport | None = None
     """The import of torch under way, where torch is to resize."""
     stream: PackStream | None = None
@@ -285,10 +251,10 @@ class _PackRun:
             return self._fill(workspace.path, progress, cancellation, began)
 
     def _attributes(self) -> dict[str, Any]:
-        shard = self.origin.shard
+        shard = self.shard
         return {
             **({} if shard is None else {SHARD_SET_ATTRIBUTE: shard.made_of, "shard": [shard.number, shard.total]}),
-            "source": self.origin.address,
+            "source": self.address,
             "encoding": self.job.plan.encoding,
             "encoding_reason": self.job.plan.reason,
             **({} if self.job.plan.resizer is None else {RESIZER_ATTRIBUTE: self.job.plan.resizer}),
@@ -302,15 +268,15 @@ class _PackRun:
         table, plan = self.job.table, self.job.plan
         # Not for folders: their identity includes the times of folders, which change when a file is added.
         is_archive = self.job.tree is not None and self.job.tree.kind != "folder"
-        archive = dict(self.origin.identity()) if is_archive else None
+        archive = dict(self.identity()) if is_archive else None
         # The version of colabstage is part of it: another one may decode pixels differently, and one file would then
         # hold both. So is the form of the records beside it, which an install from the repository may change without
         # another version.
         digest = hashlib.sha256()
-        options, shard = self.job.options.places_fingerprint(), self.origin.shard
+        options = self.job.options.places_fingerprint()
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        written = (FORMAT_VERSION, version("colabstage"), RECORD.descr, options, plan.resizer, fields, shard)
-        for fact in (self.origin.address, archive, *written):
+        written = (FORMAT_VERSION, version("colabstage"), RECORD.descr, options, plan.resizer, fields, self.shard)
+        for fact in (self.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for texts in (table.classes, table.keys):
             StringArray.of(texts).feed(digest.update)
@@ -322,34 +288,17 @@ class _PackRun:
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        written = self._write(workspace, progress, cancellation)
+        file, report = self._write(workspace, progress, cancellation)
         # The memory of decoding would otherwise stay with the process while the whole file is hashed.
         release_freed_memory()
-        plan, skipped, animated = written.plan, written.skipped, written.animated
-        self._publish(written.file, plan, skipped)
+        self._publish(file, report)
         if self.stream is not None:
             # Before the workspace is removed, where a process that opens the file now would still look for it.
             self.stream.placed()
-        return PackReport(
-            path=self.out,
-            encoding=plan.encoding,
-            reason=plan.reason,
-            samples={split.name: len(split.samples) for split in plan.splits},
-            classes=self.job.table.classes,
-            skipped=skipped,
-            nbytes=self.out.stat().st_size,
-            seconds=time.monotonic() - began,
-            packing_s=written.packing_s,
-            resumed=written.resumed,
-            readers=written.readers,
-            notes=(*self.job.notes, *animation_notes(animated)),
-            animated=animated,
-            resizer=plan.resizer,
-            unit=self.job.table.unit,
-        )
+        return replace(report, seconds=time.monotonic() - began)
 
-    def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> _Written:
-        """Make everything up to the final file. Data about single samples is freed when this returns."""
+    def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
+        """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options, self.torch)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
@@ -405,7 +354,7 @@ class _PackRun:
                     slow=self.slow,
                     decodes=decodes,
                     tiny=tiny,
-                    is_part=self.origin.shard is not None,
+                    is_part=self.shard is not None,
                 )
                 if self.torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
@@ -432,40 +381,39 @@ class _PackRun:
                 skipped=skipped,
                 attributes=self._attributes(),
             )
-        return _Written(final, plan, skipped, animated, packing_s, resumed, result.readers)
+        report = PackReport(
+            path=self.out,
+            encoding=plan.encoding,
+            reason=plan.reason,
+            samples={split.name: len(split.samples) for split in plan.splits},
+            classes=self.job.table.classes,
+            skipped=skipped,
+            nbytes=final.stat().st_size,
+            seconds=0.0,
+            packing_s=packing_s,
+            resumed=resumed,
+            readers=result.readers,
+            notes=(*self.job.notes, *animation_notes(animated)),
+            animated=animated,
+            resizer=plan.resizer,
+            unit=self.job.table.unit,
+        )
+        return final, report
 
-    def _publish(self, file: Path, plan: PackPlan, skipped: tuple[str, ...]) -> None:
+    def _publish(self, file: Path, report: PackReport) -> None:
         manifest = replace(
             manifest_of_bytes(file, threads=usable_cores()),
-            key=self.origin.key,
-            identity=dict(self.origin.identity()),
-            samples={split.name: len(split.samples) for split in plan.splits},
-            skipped=skipped,
+            key=self.key,
+            identity=dict(self.identity()),
+            samples=dict(report.samples),
+            skipped=report.skipped,
             written_by=version("colabstage"),
-            shard="" if self.origin.shard is None else str(self.origin.shard),
+            shard="" if self.shard is None else str(self.shard),
         )
         write_manifest(file, manifest)
         # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         place_pack(file, self.out)
-
-
-def place_pack(file: Path, out: Path) -> None:
-    """Move a finished pack with its manifest to its place. None of the steps needs space."""
-    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
-    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
-    if replaces is is_manifest:
-        check_place_of_manifest(out)
-    if not out.exists():
-        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
-        put_file(file, out, replaces=whatever_is_there)
-    else:
-        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
-        remove_manifest(out)
-        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
-    sweep_pack_leftovers(out)
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

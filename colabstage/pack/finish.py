@@ -1,39 +1,74 @@
-"""What is left to do when every sample has been decoded: close gaps, move spooled bytes into place, write boxes.
+"""What is left to do when every sample is written: one file is made of what there is, and put in its place.
 
-When samples are left out, the others keep their split, their label and their order.
+Of decoded samples gaps are closed, spooled bytes are moved into place, and boxes are written; when samples are left
+out, the others keep their split, their label and their order.
+
+Shards are joined into the rows and the bytes that a single process would have written. They hold consecutive rows of
+each split, so each dataset of the joined file is theirs one after the other. Only offsets, which count from the
+beginning of a file, have to be shifted; and unused rows of boxes are moved to the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.schema import create_pack
+from colabstage.h5.manifest import (
+    check_place_of_manifest,
+    is_manifest,
+    manifest_of_bytes,
+    manifest_path,
+    remove_manifest,
+    sweep_pack_leftovers,
+    write_manifest,
+)
+from colabstage.h5.schema import (
+    BOXES,
+    BYTES,
+    CLASSES,
+    FORMAT_ATTRIBUTE,
+    OFFSETS,
+    SHARD_SET_ATTRIBUTE,
+    SKIPPED,
+    PackContent,
+    ReservedDataset,
+    create_pack,
+    key_name,
+    split_of,
+    x_name,
+    y_name,
+)
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly
+from colabstage.io.ownership import put_file, whatever_is_there
+from colabstage.io.retry import typed_write_errors
 from colabstage.layouts.table import Boxes, UnreadBoxes
-from colabstage.machine.resources import check_space
+from colabstage.machine.resources import check_space, usable_cores
 from colabstage.pack.plan import pack_content, split_boxes
 from colabstage.pack.splits import SplitPlan
 from colabstage.pack.writer import array_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
     from numpy.typing import NDArray
 
+    from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
     from colabstage.pack.plan import PackPlan
     from colabstage.pack.writer import SampleFacts
 
-
 # For HDF5's own structures around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024
+# Large enough for a disk's full rate, and little beside the memory of one decoder.
 _COPY_BYTES = 8 * 1024 * 1024
 
 
@@ -44,29 +79,22 @@ def without_samples(plan: PackPlan, left_out: NDArray[np.int64]) -> PackPlan:
     return replace(plan, splits=tuple(splits))
 
 
-class FieldCopy(NamedTuple):
-    """Where the samples of a field are."""
-
-    file: Path
-    """The file that holds them."""
-    places: NDArray[np.int64]
-    """int64 `(N,)`, the byte offset of each in that file."""
-
-
-def copy_rows(plan: PackPlan, sources: Sequence[FieldCopy], *, target: Path, offsets: Mapping[str, int]) -> None:
+def copy_rows(
+    plan: PackPlan, sources: Sequence[tuple[Path, NDArray[np.int64]]], *, target: Path, offsets: Mapping[str, int]
+) -> None:
     """Copy `plan`'s samples to their places in a new file.
 
     Args:
         plan: the plan of the samples that remain.
-        sources: where each field's samples are now.
+        sources: where each field's samples are now: a file, and the byte offset of each in it.
         target: the new file, which has room for them at `offsets`, as `create_pack` returned them.
     """
     kept = np.concatenate([split.samples for split in plan.splits])
     with TargetFile(target, fresh=False) as new:
-        for part, source in zip(plan.fields, sources, strict=True):
-            places = part.places(plan.splits, offsets, len(source.places))
-            with open(source.file, "rb") as old:
-                for start, length, place in _runs_of_rows(source.places[kept], places[kept], part.lengths_of(kept)):
+        for part, (file, old_places) in zip(plan.fields, sources, strict=True):
+            places = part.places(plan.splits, offsets, len(old_places))
+            with open(file, "rb") as old:
+                for start, length, place in _runs_of_rows(old_places[kept], places[kept], part.lengths_of(kept)):
                     for offset, size in block_ranges(length, _COPY_BYTES):
                         new.write(pread_exactly(old.fileno(), size, start + offset), place + offset)
 
@@ -97,15 +125,6 @@ class DecodedPack(NamedTuple):
     """What was recorded about each sample."""
 
 
-class FinishedPack(NamedTuple):
-    """The file to publish, and the plan that it follows."""
-
-    file: Path
-    """The file to publish."""
-    plan: PackPlan
-    """The plan without the samples that were left out."""
-
-
 def finish_pack(
     job: PackJob,
     decoded: DecodedPack,
@@ -113,7 +132,7 @@ def finish_pack(
     left_out: NDArray[np.int64],
     skipped: tuple[str, ...],
     attributes: Mapping[str, Any],
-) -> FinishedPack:
+) -> tuple[Path, PackPlan]:
     """Make the final file from decoded samples. May be called again after it was interrupted.
 
     Args:
@@ -122,6 +141,9 @@ def finish_pack(
         left_out: int64, samples that could not be decoded; `skipped` says why, one sentence for each.
         attributes: those of the file's root.
 
+    Returns:
+        The file to publish, and the plan that it follows, without the samples that were left out.
+
     Raises:
         LayoutError: nothing is left.
         NotEnoughSpaceError: the disk cannot hold a second file beside the first.
@@ -129,19 +151,19 @@ def finish_pack(
     # The usual case: every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
         _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
-        return FinishedPack(decoded.data, job.plan)
+        return decoded.data, job.plan
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
         msg = f"None of the {len(job.table):,} {job.table.unit} can be decoded. The first: {skipped[0]}"
         raise LayoutError(msg)
-    copies = [FieldCopy(decoded.data, places) for places in decoded.places]
+    copies = [(decoded.data, places) for places in decoded.places]
     # JPEGs made while packing were spooled in the order in which workers finished; only now that all their lengths are
     # known do they have places.
     if plan.x.is_open:
         noted = decoded.facts.read()
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"][:, 0].astype(np.int64)))
-        copies[0] = FieldCopy(decoded.spool, noted["start"][:, 0].astype(np.int64))
+        copies[0] = decoded.spool, noted["start"][:, 0].astype(np.int64)
     # Boxes too: from here on they are those of a source that had them in files of their own.
     if isinstance(job.table.targets, UnreadBoxes):
         job = replace(job, table=replace(job.table, targets=_spooled_boxes(job.table.targets, decoded)))
@@ -153,7 +175,7 @@ def finish_pack(
     offsets = create_pack(final, content)
     copy_rows(plan, copies, target=final, offsets=offsets)
     _write_boxes(job, plan, final, offsets, decoded.facts)
-    return FinishedPack(final, plan)
+    return final, plan
 
 
 def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
@@ -184,3 +206,248 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
             for name, values in split_boxes(boxes, split, sizes, image).items():
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
+
+
+def place_pack(file: Path, out: Path) -> None:
+    """Move a finished pack with its manifest to its place. None of the steps needs space."""
+    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
+    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
+    if replaces is is_manifest:
+        check_place_of_manifest(out)
+    if not out.exists():
+        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+        put_file(file, out, replaces=whatever_is_there)
+    else:
+        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
+        remove_manifest(out)
+        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+    sweep_pack_leftovers(out)
+
+
+def place_joined(
+    shards: Sequence[Path],
+    folder: Path,
+    out: Path,
+    *,
+    samples: Mapping[str, int],
+    skipped: tuple[str, ...],
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> Manifest:
+    """Join shards in `folder`, and put the pack with its manifest, which is returned, in its place.
+
+    Args:
+        shards: all of one set, in order.
+        folder: a folder on the disk of `out`, to work in.
+        out: the pack.
+        samples: rows of each split, in the order of the file.
+        skipped: one sentence for each sample that was left out.
+        key, identity, address: as for `run_pack`.
+
+    Raises:
+        NotEnoughSpaceError, TargetNotWritableError: it could not be written; what was at `out` is unchanged.
+    """
+    nbytes = sum(shard.stat().st_size for shard in shards)
+    check_space(out.parent, nbytes + OVERHEAD_BYTES, f"The pack of '{address}', put together,")
+    joined = folder / "joined.h5"
+    with typed_write_errors(joined):
+        join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
+    # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
+    manifest = replace(
+        manifest_of_bytes(joined, threads=usable_cores()),
+        key=key,
+        identity=dict(identity),
+        samples={name: rows for name, rows in samples.items() if rows},
+        skipped=skipped,
+        written_by=version("colabstage"),
+    )
+    write_manifest(joined, manifest)
+    place_pack(joined, out)
+    return manifest
+
+
+def splits_in_order(shards: Sequence[Path]) -> list[str]:
+    """Return the splits of a set in the order in which its shards have them, which that of manifests is not."""
+    import h5py
+
+    orders: list[list[str]] = []
+    for path in shards:
+        with h5py.File(path, "r", locking=False) as file:
+            # Each was reserved before those that come after it.
+            places = {split: _begin(file[name]) for name in file if (split := split_of(name)) is not None}
+        orders.append(sorted(places, key=places.__getitem__))
+    # A small split has fewer rows than there are shards; hardly ever are two so small that no shard has both.
+    most = max(orders, key=len)
+    return [*most, *sorted({split for order in orders for split in order} - {*most})]
+
+
+def _begin(node: Any) -> int:
+    """Return where the rows of a dataset, or of a group of bytes, begin in the file."""
+    data = node[BYTES] if hasattr(node, "keys") else node
+    return int(data.id.get_offset() or 0)
+
+
+def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], attributes: Mapping[str, Any]) -> None:
+    """Write the file that the shards are parts of.
+
+    Args:
+        shards: all of one set, in order.
+        out: the file to make; one that exists is overwritten.
+        splits: in the order of the file.
+        attributes: of its root, in place of the shards' own.
+    """
+    import h5py
+
+    with contextlib.ExitStack() as stack:
+        # They are finished and nobody writes them, and file systems of clusters often know no locks.
+        files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in shards]
+        parts = [_Joined.of(split, files) for split in splits]
+        content = _joined_content(files, parts, attributes)
+        offsets = create_pack(out, content)
+        # Without HDF5, which would copy through its own buffers, holding its lock.
+        with TargetFile(out, fresh=False) as target:
+            for part in parts:
+                for name, pieces in part.pieces.items():
+                    place = offsets.get(name, 0)
+                    for data in _bytes_of(pieces):
+                        target.write(data, place)
+                        place += len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Bytes in a shard's file."""
+
+    path: Path | str
+    """The shard."""
+    start: int
+    """Where they begin in it."""
+    nbytes: int
+    """How many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """One split of the joined file."""
+
+    arrays: dict[str, NDArray[Any]]
+    """Its small datasets."""
+    reserved: list[ReservedDataset]
+    """Its large datasets, to be written without HDF5."""
+    pieces: dict[str, list[_Stored | NDArray[Any]]]
+    """The pieces of each large dataset, in order."""
+    group_attributes: dict[str, dict[str, Any]]
+    """The attributes of its groups."""
+
+    @classmethod
+    def of(cls, split: str, files: Sequence[Any]) -> _Joined:
+        """Return the split, from those shards that have rows of it."""
+        joined = cls({}, [], {}, {})
+        # A small split may have fewer rows than there are shards.
+        having = [file for file in files if key_name(split) in file]
+        keys = [text for file in having for text in file[key_name(split)][()].tolist()]
+        joined.arrays[key_name(split)] = _decoded_texts(keys)
+        for top in (x_name(split), y_name(split)):
+            nodes = [file[top] for file in having if top in file]
+            if nodes and hasattr(nodes[0], "keys"):
+                joined.group_attributes.update({top: _attributes(nodes[0])} if len(nodes[0].attrs) else {})
+                joined._add_group(top, nodes)
+            elif nodes:
+                joined._add(top, nodes)
+        # In the order in which a single process lays them out, since the bytes must not show who wrote the parts.
+        joined.reserved.sort(key=lambda spec: _rank(spec.name, split))
+        return joined
+
+    def _add_group(self, top: str, groups: Sequence[Any]) -> None:
+        """Add rows of different lengths: first those that offsets refer to, then unused ones."""
+        # Offsets count from 0 in each shard; in the joined file each continues where the one before ends.
+        counted = [group[OFFSETS][()] for group in groups]
+        used = [int(offsets[-1]) for offsets in counted]
+        starts = np.cumsum([0, *used])
+        parts = [offsets[1:] + start for offsets, start in zip(counted, starts[:-1], strict=True)]
+        whole = np.concatenate([[0], *parts]).astype(np.int64)
+        for name in groups[0]:
+            nodes = [group[name] for group in groups]
+            path = f"{top}/{name}"
+            if name != OFFSETS:
+                self._add(path, nodes, used)
+            elif _is_reserved(nodes[0]):
+                self.reserved.append(ReservedDataset(path, whole.shape, whole.dtype))
+                self.pieces[path] = [whole]
+            else:
+                self.arrays[path] = whole
+
+    def _add(self, path: str, nodes: Sequence[Any], used: Sequence[int] | None = None) -> None:
+        if not _is_reserved(nodes[0]):
+            self.arrays[path] = np.concatenate([node[()] for node in nodes])
+            return
+        rows = sum(len(node) for node in nodes)
+        # Every shard has its unused rows at the end; in the joined file they all come last.
+        self.reserved.append(ReservedDataset(path, (rows, *nodes[0].shape[1:]), nodes[0].dtype))
+        ends = [len(node) for node in nodes] if used is None else used
+        first = [_rows(node, 0, end) for node, end in zip(nodes, ends, strict=True)]
+        self.pieces[path] = [*first, *(_rows(node, end, len(node)) for node, end in zip(nodes, ends, strict=True))]
+
+
+def _joined_content(files: Sequence[Any], parts: Sequence[_Joined], attributes: Mapping[str, Any]) -> PackContent:
+    arrays = {name: array for part in parts for name, array in part.arrays.items()}
+    # All shards of a set have the same classes: they were planned together.
+    arrays[CLASSES] = _decoded_texts(files[0][CLASSES][()].tolist())
+    skipped = [text for file in files if SKIPPED in file for text in file[SKIPPED][()].tolist()]
+    if skipped:
+        arrays[SKIPPED] = _decoded_texts(skipped)
+    # The format is written by `create_pack`; the other two would make the file a shard.
+    own = {FORMAT_ATTRIBUTE, SHARD_SET_ATTRIBUTE, "shard"}
+    return PackContent(
+        reserved=[spec for part in parts for spec in part.reserved],
+        arrays=arrays,
+        attributes={**{k: v for k, v in _attributes(files[0]).items() if k not in own}, **attributes},
+        group_attributes={name: values for part in parts for name, values in part.group_attributes.items()},
+    )
+
+
+def _bytes_of(pieces: Sequence[_Stored | NDArray[Any]]) -> Iterator[bytes]:
+    for piece in pieces:
+        if not isinstance(piece, _Stored):
+            yield piece.tobytes()
+            continue
+        with open(piece.path, "rb") as file:
+            for offset, length in block_ranges(piece.nbytes, _COPY_BYTES):
+                yield pread_exactly(file.fileno(), length, piece.start + offset)
+
+
+def _rows(node: Any, first: int, end: int) -> _Stored:
+    """Return where some rows of a contiguous dataset are stored."""
+    row_bytes = node.dtype.itemsize * int(np.prod(node.shape[1:], dtype=np.int64))
+    return _Stored(
+        os.fsdecode(node.file.filename), (node.id.get_offset() or 0) + first * row_bytes, (end - first) * row_bytes
+    )
+
+
+def _is_reserved(node: Any) -> bool:
+    """Return whether a dataset was created to be written without HDF5."""
+    from h5py import h5d
+
+    # HDF5 stores this property, and for small datasets it is another one.
+    found: bool = node.id.get_create_plist().get_alloc_time() == h5d.ALLOC_TIME_EARLY
+    return found
+
+
+def _rank(path: str, split: str) -> tuple[int, int, str]:
+    """Return the key that sorts datasets of a split as `pack_content` reserves them: boxes, then x, then y."""
+    top, _, name = path.partition("/")
+    if top == x_name(split):
+        return 1, 0, name
+    in_boxes = {OFFSETS: 0, BOXES: 1}
+    return (2, 0, name) if name in ("", BYTES) else (0, in_boxes.get(name, 2), name)
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in node.attrs.items()}
+
+
+def _decoded_texts(encoded: Sequence[bytes]) -> NDArray[Any]:
+    return np.array([text.decode() for text in encoded], dtype=object)

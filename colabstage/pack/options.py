@@ -139,7 +139,11 @@ class PackOptions:
             ("fractions", fractions),
         ):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "functions", tuple(_describe_function(one) for one in (self.layout, self.prepare)))
+        described = tuple(
+            None if one is None or isinstance(one, str) else describe_callable(one)
+            for one in (self.layout, self.prepare)
+        )
+        object.__setattr__(self, "functions", described)
         # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
         from colabstage.layouts.detect import check_layout_name
 
@@ -153,8 +157,11 @@ class PackOptions:
             known = ", ".join(get_args(OnError))
             msg = f"on_error={self.on_error!r} is unknown; expected one of {known}, or a limit such as 'skip:1%'."
             raise OptionError(msg)
-        if self.group_by is not None:
-            _check_pattern(self.group_by)
+        try:
+            re.compile(self.group_by or "")
+        except re.error as error:
+            msg = f"group_by={self.group_by!r} is not a regular expression: {error}. Give one such as r'patient\\d+'."
+            raise OptionError(msg) from error
         if fractions is not None:
             _check_fractions(fractions)
 
@@ -235,10 +242,6 @@ def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
     return replace(image, color_mode="auto") if image.color_mode == "rgb" and not raw.get(_ASKED) else image
 
 
-def _describe_function(function: str | Callable[..., Any] | None) -> Description | None:
-    return None if function is None or isinstance(function, str) else describe_callable(function)
-
-
 def _identity_text(found: Description, once: str) -> str:
     return ":".join(filter(None, (found.name, found.digest, once if found.unknown else "")))
 
@@ -288,14 +291,6 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
             return tuple((str(name), float(fraction)) for name, fraction in parts)
     msg = f"splits={splits!r} gives no fractions; expected 0.8, [0.8, 0.1, 0.1] or {{'train': 0.8, 'test': 0.2}}."
     raise OptionError(msg)
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        msg = f"group_by={pattern!r} is not a regular expression: {error}. Give one such as r'patient\\d+'."
-        raise OptionError(msg) from error
 
 
 def _check_fractions(splits: tuple[tuple[str, float], ...]) -> None:

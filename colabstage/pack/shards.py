@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,10 +40,10 @@ from colabstage.pack.execute import (
     ShardName,
     animation_notes,
     keeps_files,
-    place_pack,
     run_pack,
     target_arrays,
 )
+from colabstage.pack.finish import place_joined, place_pack
 from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled
 from colabstage.pack.splits import SplitPlan, take_rows, take_samples
 from colabstage.pack.writer import MixedImagesError
@@ -467,6 +467,46 @@ class SetPlan:
             signs=lambda: disk_use(folder),
             stop=lambda: remove_own(folder / WANTED),
         )
+
+
+def pack_by_executor(
+    source: PackSource,
+    out: Path,
+    options: PackOptions,
+    executor: Executor,
+    *,
+    progress: Progress,
+    key: str,
+    identity: Mapping[str, Any],
+    address: str,
+) -> PackReport:
+    """Write one file whose parts an executor's workers make; they need access to `source` and to `out`'s folder.
+
+    Shards that are finished when this fails are kept for the next attempt.
+
+    Args:
+        key, identity, address: as for `run_pack`.
+
+    Raises:
+        Exception: as `pack_dataset`; an existing `out` is replaced only at the very end.
+    """
+    began = time.monotonic()
+    model = out.with_name(f"{out.stem}-parts{out.suffix}")
+    # Kept after any error: each shard in there has its own manifest, and is checked before it is used again.
+    with open_workspace(model) as workspace:
+        parts = ShardSet(source, workspace.path / "pack.h5", options, None, executor, overwrite=True).pack(progress)
+        manifest = place_joined(
+            [Path(file) for file in parts.files],
+            workspace.path,
+            out,
+            samples=parts.samples,
+            skipped=parts.skipped,
+            key=key,
+            identity=identity,
+            address=address,
+        )
+    seconds = time.monotonic() - began
+    return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
 
 
 def check_share(job: PackJob, results: Sequence[ShardResult]) -> None:

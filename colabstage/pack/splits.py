@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import Content, Inputs, SampleSource, SampleTable, Targets
+    from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
     from colabstage.pack.plan import PackPlan
 
 _GOLDEN = (5**0.5 - 1) / 2
@@ -270,7 +270,7 @@ def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
     return replace(
         table,
         keys=take_strings(table.keys, chosen),
-        inputs=_take_inputs(table.inputs, chosen),
+        inputs=replace(table.inputs, source=SomeSamples(table.inputs.source, chosen)),
         targets=None if table.targets is None else _take_targets(table.targets, chosen),
         splits=None if table.splits is None else take_strings(table.splits, chosen),
         groups=None if table.groups is None else take_strings(table.groups, chosen),
@@ -291,10 +291,6 @@ def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitP
     # An estimate over all samples, shared out by number.
     open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
     return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
-
-
-def _take_inputs(inputs: Inputs, chosen: NDArray[np.int64]) -> Inputs:
-    return replace(inputs, source=SomeSamples(inputs.source, chosen))
 
 
 def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:

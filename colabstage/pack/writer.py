@@ -238,7 +238,11 @@ class SampleCoder:
             msg = f"{facts.format} pixels of floating point have no agreed range to make 8 bits of."
             msg += ' Pass color_mode="keep".'
             raise DecodeError(msg)
-        _check_length(len(content), int(lengths[index]), source.name(index))
+        # One byte too many would overwrite its neighbour.
+        if len(content) != lengths[index]:
+            name, expected = source.name(index), int(lengths[index])
+            msg = f"'{name}' came as {len(content):,} bytes to store, its place has {expected:,}."
+            raise SourceReadError(msg)
         return memoryview(content), (facts.height, facts.width)
 
     def _mask(self, content: Content, masks: Masks, size: tuple[int, int]) -> memoryview:
@@ -246,12 +250,6 @@ class SampleCoder:
         indices = read_mask(content, options)
         _check_size((indices.shape[0], indices.shape[1]), size)
         return fit_mask(indices, options).data.cast("B")
-
-
-def _check_length(found: int, expected: int, name: str) -> None:
-    if found != expected:  # one byte too many would overwrite its neighbour
-        msg = f"'{name}' came as {found:,} bytes to store, its place has {expected:,}."
-        raise SourceReadError(msg)
 
 
 def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:

@@ -21,7 +21,7 @@ from colabstage.machine.mounts import drive_root, silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_watched
-from colabstage.pack.join import place_joined, splits_in_order
+from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
 from colabstage.sources.parse import local_source

@@ -23,7 +23,7 @@ from colabstage.load.partial import open_partial
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
-from colabstage.pack.join import pack_by_executor
+from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset

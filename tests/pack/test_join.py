@@ -14,9 +14,10 @@ from PIL import Image
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.io.progress import NullProgress
 from colabstage.load.reading.reader import SplitReader
-from colabstage.pack.join import join_shards, pack_by_executor
+from colabstage.pack.finish import join_shards
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
+from colabstage.pack.shards import pack_by_executor
 
 
 def _pack(source: Path, out: Path, **options: Any) -> Any:

@@ -40,15 +40,11 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         # the cores are busy with other images.
         scale_by_torch(np.ascontiguousarray(pixels), out)
     except ImportError:
-        _resize_by_pillow(pixels, out)
+        from PIL import Image
 
-
-def _resize_by_pillow(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    from PIL import Image
-
-    height, width, channels = out.shape
-    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
-    out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
+        height, width, channels = out.shape
+        image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+        out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
 class ByteRanges(Protocol):

@@ -559,9 +559,7 @@ class OpenFile:
         Raises:
             NotEnoughSpaceError: with `in_memory`, when they turn out to be more than memory can hold.
         """
-        label = f"{source.info.name} in '{self._path}'"
-        rows = self._ragged_source(source, in_memory=in_memory)
-        return RaggedRows(label, rows, texts=source.info.kind == "texts")
+        return self._ragged_rows(source, self._ragged_source(source, in_memory=in_memory))
 
     def few_ragged(self, source: FieldSource) -> RaggedRows | None:
         """Read rows of variable length into memory now, if they are so few that nobody minds; `None` where they are
@@ -569,8 +567,10 @@ class OpenFile:
         if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
             return None
         kept = self._kept(source, _FEW_BYTES)
-        label = f"{source.info.name} in '{self._path}'"
-        return None if kept is None else RaggedRows(label, kept, texts=source.info.kind == "texts")
+        return None if kept is None else self._ragged_rows(source, kept)
+
+    def _ragged_rows(self, source: FieldSource, rows: RaggedSource) -> RaggedRows:
+        return RaggedRows(f"{source.info.name} in '{self._path}'", rows, texts=source.info.kind == "texts")
 
     def _ragged_source(self, source: FieldSource, *, in_memory: bool) -> RaggedSource:
         if not in_memory:

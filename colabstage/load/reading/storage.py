@@ -49,11 +49,6 @@ class StorageFacts:
     """The file in which all of this holds, where a link leads to another than the one opened."""
 
     @property
-    def chunk_rows(self) -> int | None:
-        """Return the rows in one chunk; `None` when not chunked."""
-        return None if self.chunks is None else self.chunks[0]
-
-    @property
     def has_whole_rows(self) -> bool:
         """Tell whether each row lies whole in one chunk, with no filter over it."""
         return self.chunks is not None and not self.filters and self.chunks[1:] == self.shape[1:]

@@ -72,7 +72,11 @@ class BoxTargets:
         counts = self._offsets[rows + 1] - starts
         ends = np.cumsum(counts)
         wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
-        values = {name: _gather(engine, facts, wanted, pool) for name, (engine, facts) in self._columns.items()}
+        values: dict[str, NDArray[Any]] = {}
+        for name, (engine, facts) in self._columns.items():
+            values[name] = np.empty((len(wanted), *facts.shape[1:]), facts.dtype)
+            if len(wanted):
+                engine.read_rows(wanted, values[name], pool)
         if self._image is not None and self._sizes_of is not None and self._image.size is not None:
             sizes = np.repeat(self._sizes_of(rows, pool), counts, axis=0)
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
@@ -86,13 +90,6 @@ class BoxTargets:
             {name: column[start:end].copy() for name, column in values.items()}
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
-
-
-def _gather(engine: RowEngine, facts: StorageFacts, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[Any]:
-    values = np.empty((len(rows), *facts.shape[1:]), facts.dtype)
-    if len(rows):
-        engine.read_rows(rows, values, pool)
-    return values
 
 
 # Read at once on the way into memory.
@@ -137,11 +134,9 @@ class H5pyRagged:
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
         # A row asked for twice must not be one array in two places.
-        return taken if len(wanted) == len(rows) else [_copied(value) for value in taken]
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
+        if len(wanted) == len(rows):
+            return taken
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in taken]
 
 
 class KeptRagged:
