@@ -173,7 +173,14 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
     with open_fields(path, fields) as file, reading_contents(path):
-        version = _format_version(file, path)
+        version = int(file.attrs[FORMAT_ATTRIBUTE]) if FORMAT_ATTRIBUTE in file.attrs else None
+        # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
+        if version is not None and version > FORMAT_VERSION:
+            msg = (
+                f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
+                "Update with: pip install -U colabstage"
+            )
+            raise NewerFormatError(msg)
         splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
         # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
         options: Any = {}
@@ -275,20 +282,6 @@ def _open_error(path: Path, size: int, error: OSError) -> Exception:
         return DamagedPackError(msg)
     msg = f"'{path}' cannot be opened as HDF5 ({text}). Copy or stage it again."
     return DamagedPackError(msg)
-
-
-def _format_version(file: Any, path: Path) -> int | None:
-    if FORMAT_ATTRIBUTE not in file.attrs:
-        return None
-    # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
-    version = int(file.attrs[FORMAT_ATTRIBUTE])
-    if version > FORMAT_VERSION:
-        msg = (
-            f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
-            "Update with: pip install -U colabstage"
-        )
-        raise NewerFormatError(msg)
-    return version
 
 
 def _read_splits(file: Any, path: Path) -> dict[str, SplitInfo]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -118,7 +119,11 @@ def read_orientation(data: bytes, info: Mapping[Any, Any]) -> int:
             xmp = _text_of(kind, body)
         elif body.startswith(_RAW_PROFILE + b"\0"):
             profile = _text_of(kind, body)
-    return choose_orientation(exif or _from_profile(profile), xmp)
+    if not exif:
+        # As ImageMagick writes it: three lines of words, then digits.
+        with suppress(ValueError):
+            exif = bytes.fromhex(b"".join(profile.split(b"\n")[3:]).decode("ascii"))
+    return choose_orientation(exif, xmp)
 
 
 def _bytes(value: object) -> bytes:
@@ -148,14 +153,6 @@ def _text_of(kind: bytes, body: bytes) -> bytes:
     try:
         return zlib.decompressobj().decompress(rest, _MOST_TEXT_BYTES) if packed else rest
     except zlib.error:
-        return b""
-
-
-def _from_profile(text: bytes) -> bytes:
-    """Read an EXIF block that ImageMagick wrote as text: three lines of words, then digits."""
-    try:
-        return bytes.fromhex(b"".join(text.split(b"\n")[3:]).decode("ascii"))
-    except ValueError:
         return b""
 
 

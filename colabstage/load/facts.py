@@ -58,10 +58,10 @@ def gather_facts(
     needs_memory = None if device is None else free_device_memory(device)
     free = resources.free_memory_bytes if needs_memory is None else needs_memory
     return LoaderFacts(
-        rows=len(dataset),
+        rows=len(reader),
         row_bytes=reader.estimate_row_bytes(),
         stored_bytes=reader.stored_bytes,
-        engine=dataset.engine,
+        engine=reader.engine,
         encoded=reader.encoded,
         per_sample=dataset.per_sample,
         cores=resources.cores,
