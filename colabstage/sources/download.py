@@ -125,15 +125,12 @@ class Brought:
     """Where it was put."""
     resumed: bool
     """Whether an earlier run had brought all of it."""
+    version: str
+    """The service's name for the state that came; "" where it is not known."""
     facts: RemoteFacts | None = None
     """What the service reports about it; `None` where it does not tell."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the report."""
-
-    @property
-    def version(self) -> str:
-        """Return the service's name for the state that came, where it is known."""
-        return self.download.version if self.facts is None else self.facts.version
 
     @property
     def movable(self) -> bool:
@@ -195,5 +192,6 @@ def bring(
                 raise
         if version:
             download.note_version(version)
+        version = download.version if facts is None else facts.version
         undo.pop_all()
-    return Brought(path, download, resumed, facts, notes)
+    return Brought(path, download, resumed, version, facts, notes)

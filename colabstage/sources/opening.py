@@ -125,7 +125,7 @@ class SourcePart(Closing):
     in_place: bool = False
     """Whether an archive is read where it is although each answer takes time, because there is no room for a copy."""
     download: Download | None = None
-    """Where all of a file comes to that can only be had from its beginning."""
+    """Where all of it comes to that can only come whole."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What has to be closed before the file or tree itself."""
     _bytes: ByteSource | None = None
@@ -540,6 +540,6 @@ def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> Sourc
     with contextlib.ExitStack() as undo:
         undo.callback(brought.download.close)
         part = _open_path(source, brought.path, "share link" if isinstance(source, ShareSource) else "kaggle", opening)
-        part.brought = brought
+        part.brought, part.download = brought, brought.download
         undo.pop_all()
     return part
