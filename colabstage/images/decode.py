@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.geometry import Placement, place_image, reduction_factor, resample, turn_upright
+from colabstage.images.geometry import block_side, place_image, reduction_factor, resample, turn_upright
 from colabstage.images.headers import first_rows, is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.options import ImageOptions
 
@@ -601,8 +601,7 @@ def _decode_jpeg(
         return None
     top, left, height, width = crop
     # The same rule as for whole images, so that a crop of the whole is the whole.
-    box = (float(left), float(top), float(left + width), float(top + height))
-    factor = reduction_factor(Placement(box, target, (0, 0), target))
+    factor = block_side(height, width, target)
     top, left, height, width = _lying(crop, header)
     first_row, last_row = _reduced(top, height, factor, header.height)
     first_column, last_column = _reduced(left, width, factor, header.width)

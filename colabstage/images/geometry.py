@@ -104,9 +104,15 @@ def reduction_factor(placement: Placement) -> int:
     block; what is left for the filter is a reduction by less than two.
     """
     left, upper, right, lower = placement.box
-    height, width = placement.scaled
-    shrink = min((right - left) / width, (lower - upper) / height)
-    return next((factor for factor in (8, 4, 2) if shrink >= factor), 1)
+    return block_side(lower - upper, right - left, placement.scaled)
+
+
+def block_side(height: float, width: float, scaled: tuple[int, int]) -> int:
+    """Return the largest of 1, 2, 4, 8 by which a box, in pixels, may shrink on both sides and still cover `scaled`."""
+    shrink = min(width / scaled[1], height / scaled[0])
+    if shrink < 2:
+        return 1
+    return 8 if shrink >= 8 else 4 if shrink >= 4 else 2
 
 
 def fit_boxes(
@@ -228,8 +234,9 @@ def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
     import torch
 
     # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every image.
-    kernel = torch.ops.aten._upsample_bilinear2d_aa.out
-    kernel(_to_tensor(pixels), list(out.shape[:2]), False, None, None, out=_to_tensor(out))
+    # By this name it holds the interpreter lock for less time than by `torch.ops`.
+    kernel: Any = torch._C._nn._upsample_bilinear2d_aa
+    kernel(_to_tensor(pixels), out.shape[:2], False, None, None, out=_to_tensor(out))
 
 
 def _to_tensor(pixels: NDArray[np.uint8]) -> Any:

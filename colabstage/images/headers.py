@@ -21,6 +21,8 @@ from colabstage.errors import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+# Made once, as crops read a header and walk to the scan for each of thousands of images a second.
+_READ_LENGTH, _READ_FRAME = struct.Struct(">H").unpack_from, struct.Struct(">BHHB").unpack_from
 _GIF_IMAGE, _GIF_EXTENSION = 0x2C, 0x21
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 _WEBP_ANIMATION = 0x02
@@ -223,9 +225,9 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
         # Pixels before a frame: no decoder takes that.
         if marker in (_SCAN, _END):
             break
-        body, length = position + 4, struct.unpack_from(">H", data, position + 2)[0]
+        body, length = position + 4, _READ_LENGTH(data, position + 2)[0]
         if marker in _FRAMES and body + 6 <= len(data):
-            precision, height, width, components = struct.unpack_from(">BHHB", data, body)
+            precision, height, width, components = _READ_FRAME(data, body)
             turned = choose_orientation(exif, xmp) if exif or xmp else 1
             return JpegHeader(height, width, components, precision, turned, marker, body)
         if marker == _APP1:
@@ -261,7 +263,7 @@ def without_codes(data: bytes) -> tuple[bytes, CodePlace | None] | None:
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
         marker, begin, body = data[position + 1], position, position + 4
-        position += 2 + int(struct.unpack_from(">H", data, position + 2)[0])
+        position += 2 + int(_READ_LENGTH(data, position + 2)[0])
         if position > len(data):
             return None
         if marker == _RESTART_INTERVAL:
@@ -344,7 +346,7 @@ def _first_scan_components(data: bytes, frame_at: int) -> int:
     """
     position = frame_at - 2
     while position + 5 <= len(data):
-        position += struct.unpack_from(">H", data, position)[0]
+        position += _READ_LENGTH(data, position)[0]
         if position + 5 > len(data) or data[position] != 0xFF:
             break
         if data[position + 1] == _SCAN:

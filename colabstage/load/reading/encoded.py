@@ -197,11 +197,13 @@ class EncodedRows:
             msg = f"{self._label} holds masks; only images are cropped when they are read."
             raise TypeError(msg)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
+        # At once: each number of an array, by itself, is an object of numpy's.
+        numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
 
         def cut(place: int) -> None:
-            row, crop = int(rows[place]), tuple(crops[place].tolist())
+            row, scratch = numbers[place], self._scratch().decoded
             try:
-                part = decode_region(self.read_bytes(row), mode, crop, (height, width), scratch=self._scratch().decoded)
+                part = decode_region(self.read_bytes(row), mode, parts[place], (height, width), scratch=scratch)
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
