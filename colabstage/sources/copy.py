@@ -15,7 +15,6 @@ from colabstage.io.temporaries import cut_own
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-    from typing import Self
 
     from colabstage.io.progress import Cancellation, ProgressStep
 
@@ -71,12 +70,15 @@ def copy_blocks(
     with (
         _open_source(source, size, policy) as reader,
         TargetFile(target, fresh=fresh) as writer,
-        _Leftover(target, size, used=not fresh) as leftover,
+        contextlib.ExitStack() as stack,
     ):
+        leftover = None if fresh else _open_leftover(target, size)
+        if leftover is not None:
+            stack.callback(close_quietly, leftover)
 
         def read(number: int) -> tuple[bytes | None, str]:
             wanted = None if expected is None else expected[number]
-            there = leftover.hash_of(blocks[number])
+            there = None if leftover is None else _hash_there(leftover, blocks[number])
             # It is here and right, by the hash that it should have: the source is spared a read.
             if there is not None and there == wanted:
                 return None, there
@@ -110,36 +112,23 @@ def copy_blocks(
     return hashes
 
 
-class _Leftover:
-    """What an interrupted copy left in the target, to be compared block by block; nothing when it is not `used`."""
+def _open_leftover(target: Path, size: int) -> int:
+    """Return a handle on what an interrupted copy left in the target, to be compared block by block."""
+    with typed_write_errors(target):
+        # A longer file may be left of another state; its end would stay.
+        if target.stat().st_size > size:
+            cut_own(target, size)
+        return os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __init__(self, target: Path, size: int, *, used: bool) -> None:
-        self._handle = -1
-        if used:
-            with typed_write_errors(target):
-                # A longer file may be left of another state; its end would stay.
-                if target.stat().st_size > size:
-                    cut_own(target, size)
-                self._handle = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
-    def hash_of(self, block: tuple[int, int]) -> str | None:
-        """Return the hash of what is in a block's place; `None` where that is not a whole block."""
-        if self._handle < 0:
-            return None
-        offset, length = block
-        try:
-            data = pread_exactly(self._handle, length, offset)
-        except OSError:  # then it is copied once more
-            return None
-        return hash_block(data) if len(data) == length else None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        handle, self._handle = self._handle, -1
-        if handle >= 0:
-            close_quietly(handle)
+def _hash_there(handle: int, block: tuple[int, int]) -> str | None:
+    """Return the hash of what is in a block's place; `None` where that is not a whole block."""
+    offset, length = block
+    try:
+        data = pread_exactly(handle, length, offset)
+    except OSError:  # then it is copied once more
+        return None
+    return hash_block(data) if len(data) == length else None
 
 
 @contextlib.contextmanager

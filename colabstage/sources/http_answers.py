@@ -157,7 +157,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
     """Return the typed error for an answer with this status. `text`: the beginning of what came with it."""
-    said = _status_words(status)
+    phrase = next((one.phrase for one in HTTPStatus if one == status), "")
+    said = f"{status} {phrase}".rstrip()
     if status in {401, 403, 407, 451}:
         return SourceAccessError(f"'{label}' is refused: {said}. {_access_remedy(status, url, text)}")
     if status in {404, 410}:
@@ -169,13 +170,6 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
         return TransientError(f"The server of '{label}' cannot answer now: {said}{asked}. Try again later.", wait_s)
     msg = f"The server of '{label}' answered {said}, with which nothing can be done; expected the file or a part of it."
     return SourceReadError(msg)
-
-
-def _status_words(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 def _access_remedy(status: int, url: str, text: str) -> str:

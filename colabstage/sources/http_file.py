@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -201,10 +202,10 @@ class HttpFile:
             if response.status_code != 200:
                 self._refuse(response)
             self._check_same(response)
-            coding, length = coding_of(response.headers, self.facts.name), content_length(response.headers)
-            if self.facts.size is not None and not coding and length not in {None, self.facts.size}:
-                raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
-            # A length is that of the compressed bytes, so it says nothing of the file.
+            coding = coding_of(response.headers, self.facts.name)
+            # Otherwise a length is that of the compressed bytes, so it says nothing of the file.
+            if self.facts.size is not None and not coding:
+                self._check_size(content_length(response.headers))
             if coding:
                 yield from self._decoded(response, coding, stop)
             elif stop is not None:
@@ -223,8 +224,7 @@ class HttpFile:
             )
             raise SourceReadError(msg)
         # The version alone would not do: many servers tell none.
-        if told.total is not None and told.total != self.facts.size:
-            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {told.total} bytes"))
+        self._check_size(told.total)
         if coding_of(response.headers, self.facts.name):
             msg = (
                 f"The server of '{label}' compressed a part of the file ({response.headers['Content-Encoding']}) "
@@ -239,9 +239,7 @@ class HttpFile:
     def _check_whole_for_part(self, response: requests.Response, offset: int) -> None:
         """Refuse a whole that came in answer to a part, unless it is the same file and begins where we do."""
         self._check_same(response)
-        length = content_length(response.headers)
-        if length is not None and length != self.facts.size:
-            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {length} bytes"))
+        self._check_size(content_length(response.headers))
         # Without a sign on both sides, a whole of the same length may be another state.
         known = bool(validators(response.headers).version and self.facts.version)
         if offset or not known or coding_of(response.headers, self.facts.name):
@@ -250,6 +248,10 @@ class HttpFile:
                 f"The server of '{self.facts.label}' sent the whole file where a part was asked for; {sign}. Try again."
             )
             raise TransientError(msg)
+
+    def _check_size(self, told: int | None) -> None:
+        if told is not None and told != self.facts.size:
+            raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {told} bytes"))
 
     def _check_same(self, response: requests.Response) -> None:
         if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
@@ -263,9 +265,7 @@ class HttpFile:
     def _refuse(self, response: requests.Response) -> None:
         """Raise what the status, not 200 nor 206, means."""
         if response.status_code == 416:
-            size = parse_missed_total(response.headers.get("Content-Range"))
-            if size is not None and size != self.facts.size:
-                raise SourceChangedError(self._changed(f"its size was {self.facts.size} and is {size} bytes"))
+            self._check_size(parse_missed_total(response.headers.get("Content-Range")))
             # One of several servers behind the address may not have the file yet.
             msg = f"The server of '{self.facts.label}' says that it has no such part (416), which it has. Try again."
             raise TransientError(msg)
@@ -310,16 +310,16 @@ class HttpFile:
 
 
 def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: RetryPolicy, length: int) -> _Look:
-    for tries in range(1, policy.attempts):
+    for tries in itertools.count(1):
         try:
             return _ask_for_head(session, checksum, length)
         except TransientError as error:
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
             # A minute of silence before anything is seen to happen looks like a program that hangs.
-            if wait_s > _MAX_OPENING_WAIT_S:
+            if tries == policy.attempts or wait_s > _MAX_OPENING_WAIT_S:
                 raise
         session.clock.sleep(wait_s)
-    return _ask_for_head(session, checksum, length)
+    raise AssertionError  # itertools.count does not end
 
 
 def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
@@ -436,21 +436,20 @@ def _read_pieces(response: requests.Response, session: HttpSession, count: int |
     Raises:
         TransientError: it comes more slowly than the session allows.
     """
+
+    def raw_pieces() -> Iterator[bytes]:
+        left = _PIECE_BYTES if count is None else count
+        while left > 0 and (piece := _read_some(response, min(left, _PIECE_BYTES))):
+            left -= 0 if count is None else len(piece)
+            yield piece
+
     return at_least_rate(
-        _raw_pieces(response, count),
+        raw_pieces(),
         session.label,
         bytes_per_s=session.least_bytes_per_s,
         window_s=session.timeout_s,
         clock=session.clock,
     )
-
-
-def _raw_pieces(response: requests.Response, count: int | None) -> Iterator[bytes]:
-    left = _PIECE_BYTES if count is None else count
-    while left > 0 and (piece := _read_some(response, min(left, _PIECE_BYTES))):
-        if count is not None:
-            left -= len(piece)
-        yield piece
 
 
 def _read_some(response: requests.Response, count: int) -> bytes:

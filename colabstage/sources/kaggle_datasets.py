@@ -20,7 +20,7 @@ import urllib.parse
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from colabstage.errors import (
     ColabstageError,
@@ -220,19 +220,10 @@ def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | 
     """Return the number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
     if find_spec("kagglehub") is None:
         return None
-    command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", "--newest"]
     environ = {**_worker_environment(Path(os.devnull)), "PYTHONWARNINGS": "ignore"}
     # Only a question is asked; nothing is to be looked up in a cache.
     environ.pop("KAGGLEHUB_CACHE")
-    process = subprocess.Popen(
-        [*command, f"{dataset.owner}/{dataset.name}"],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    with process:
+    with _start_worker(["--newest", f"{dataset.owner}/{dataset.name}"], environ, subprocess.DEVNULL) as process:
         try:
             process.wait(timeout_s)
             answer = json.loads(process.stdout.read() if process.stdout else b"")
@@ -326,6 +317,14 @@ def _worker_environment(cache: Path) -> dict[str, str]:
     return environ
 
 
+def _start_worker(arguments: list[str], environ: Mapping[str, str], errors: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    # -P: what is in the current folder is not for this process.
+    command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", *arguments]
+    return subprocess.Popen(
+        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+    )
+
+
 def _download(
     dataset: KaggleDataset,
     cache: Path,
@@ -358,15 +357,8 @@ def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _DownloadWatch, cancellation: Cancellation
 ) -> dict[str, Any]:
     """Run kagglehub once; return what it answered."""
-    # -P: what is in the current folder is not for this process.
-    command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", dataset.handle]
     watch.begin()
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-        ) as process,
-    ):
+    with log.open("wb") as errors, _start_worker([dataset.handle], environ, errors) as process:
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):

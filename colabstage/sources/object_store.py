@@ -191,7 +191,12 @@ def _judge_one(error: BaseException) -> Judgement:
         return named[0]
     if isinstance(error, OSError) and (judgement := _judge_os(error)) != "other":
         return judgement
-    return "transient" if isinstance(error, (TimeoutError, EOFError)) else _judge_status(_status(error))
+    if isinstance(error, (TimeoutError, EOFError)):
+        return "transient"
+    status = _status(error)
+    told: dict[int, Judgement] = {404: "missing", 410: "missing", 401: "access", 403: "access"}
+    passing = status in {408, 425, 429} or status >= 500
+    return told.get(status, "transient" if passing else "other")
 
 
 def _judge_os(error: OSError) -> Judgement:
@@ -217,14 +222,6 @@ def _judge_ftp(error: ftplib.Error) -> Judgement:
     if text[:3] in {"550", "553"}:
         return "access" if re.search("permi|denied|allowed|privilege", text, re.IGNORECASE) else "missing"
     return "other"
-
-
-def _judge_status(status: int) -> Judgement:
-    if status in {404, 410}:
-        return "missing"
-    if status in {401, 403}:
-        return "access"
-    return "transient" if status in {408, 425, 429} or status >= 500 else "other"
 
 
 def _status(error: BaseException) -> int:

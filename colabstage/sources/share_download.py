@@ -136,7 +136,7 @@ def download_share_link(
     require_gdown()
     make_folder(folder)
     with DriveWeb(cancellation=cancellation, policy=policy) as web:
-        call = _Call(folder, web, progress, cancellation, policy)
+        call = _Call(folder, web, progress, cancellation, policy, _StopSignal(cancellation))
         found = web.resolve(link)
         if found.kind == "file":
             return _download_one(call, found, checksum)
@@ -160,6 +160,8 @@ class _Call:
     """What stops the call."""
     policy: RetryPolicy
     """How often is tried again."""
+    stop: _StopSignal
+    """What gdown looks at while it waits."""
 
 
 def _download_one(call: _Call, link: ShareLink, checksum: Checksum | None) -> Path:
@@ -237,20 +239,18 @@ def _download_all(call: _Call, tasks: Sequence[_FileTask], work: Path) -> None:
     total = sum(size or 0 for size in sizes)
     what = f"'{tasks[0].facts.name}'" if len(tasks) == 1 else f"The folder of {len(tasks)} files"
     check_space(call.folder, total - disk_use(work), what, remedy="Free some space, or choose another folder.")
-    stop = _StopSignal(call.cancellation)
     known = None if None in sizes else total
     with (
         call.progress.step("Download from Google Drive", total=known, unit="B") as step,
         ThreadPoolExecutor(min(IN_FLIGHT, max(1, len(tasks)))) as pool,
     ):
-        run = _GdownRun(call, step, stop)
-        futures = [pool.submit(_download_file, task, run) for task in tasks]
+        futures = [pool.submit(_download_file, task, call, step) for task in tasks]
         try:
             # Each ends by itself: no wait inside is without a deadline.
             DaemonPool.results(futures, stall_timeout_s=float("inf"))
         # gdown cannot be interrupted, it has to look; the pool waits until it has.
         except BaseException:
-            stop.set()
+            call.stop.set()
             for future in futures:
                 future.cancel()
             raise
@@ -351,19 +351,7 @@ class _FileTask:
     """The hash of the whole file; `None` where nobody gave one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _GdownRun:
-    """What all files of one call share."""
-
-    call: _Call
-    """What was asked for."""
-    step: ProgressStep
-    """Where progress is shown."""
-    stop: _StopSignal
-    """What gdown looks at while it waits."""
-
-
-def _download_file(task: _FileTask, run: _GdownRun) -> None:
+def _download_file(task: _FileTask, call: _Call, step: ProgressStep) -> None:
     """Bring one file to `task.target`, continuing where an earlier process stopped if the file is still the same.
 
     Raises:
@@ -376,7 +364,7 @@ def _download_file(task: _FileTask, run: _GdownRun) -> None:
     known = read_json(task.folder / "facts.json")
     current = {"size": task.facts.size, "version": task.facts.version}
     if task.target.exists() and known == current:
-        run.step.advance(task.target.stat().st_size)
+        step.advance(task.target.stat().st_size)
         return
     if known != current or not task.facts.version:
         # Without a version nobody can say that the rest would fit what is here.
@@ -387,15 +375,15 @@ def _download_file(task: _FileTask, run: _GdownRun) -> None:
         write_json(task.folder / "facts.json", current)
         task.target.parent.mkdir(parents=True, exist_ok=True)
     # The name is the proof: under it there is only what is whole and checked.
-    _try_until_whole(task, run)
+    _try_until_whole(task, call, step)
     rename_own(task.folder / _OUTPUT, task.target)
 
 
-def _try_until_whole(task: _FileTask, run: _GdownRun) -> None:
+def _try_until_whole(task: _FileTask, call: _Call, step: ProgressStep) -> None:
     """Call gdown until the file is whole. Tries count only while nothing comes: Drive cuts off every hour or so."""
     # Drive cuts off a long download again and again: that is no reason to give up while it grows.
     tries = 0
-    shown = _Shown(run.step)
+    shown = _Shown(step)
     while True:
         before = _partial_bytes(task.folder)
         try:
@@ -404,18 +392,18 @@ def _try_until_whole(task: _FileTask, run: _GdownRun) -> None:
                 _check_whole(task, None)
             else:
                 hasher = task.checksum.new_hasher() if task.checksum else None
-                _call_gdown(task, run, shown, hasher)
+                _call_gdown(task, call, shown, hasher)
                 _check_whole(task, hasher)
             return
         except TransientError as error:
-            run.call.cancellation.check()
+            call.cancellation.check()
             tries = 1 if _partial_bytes(task.folder) > before else tries + 1
-            if tries >= run.call.policy.attempts:
+            if tries >= call.policy.attempts:
                 msg = (
                     f"{error} Given up after {tries} tries without progress; what has arrived is kept for the next run."
                 )
                 raise SourceReadError(msg) from error
-        run.call.cancellation.sleep(run.call.policy.first_wait_s * 2 ** (tries - 1))
+        call.cancellation.sleep(call.policy.first_wait_s * 2 ** (tries - 1))
 
 
 class _Shown:
@@ -460,7 +448,7 @@ def _already_whole(task: _FileTask) -> bool:
     return False
 
 
-def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher | None) -> None:
+def _call_gdown(task: _FileTask, call: _Call, shown: _Shown, hasher: Hasher | None) -> None:
     import gdown
     import requests
 
@@ -485,16 +473,16 @@ def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher |
             hasher=feed,
             timeout=(CONNECT_TIMEOUT_S, READ_TIMEOUT_S),
             retries=_INNER_RETRIES,
-            cancel=run.stop,
+            cancel=call.stop,
         )
     except gdown.DownloadCancelled:
-        run.call.cancellation.check()
+        call.cancellation.check()
         msg = f"Downloading '{task.link.label}' was stopped because another file of the folder failed."
         raise SourceReadError(msg) from None
     except gdown.FileURLRetrievalError as error:
-        raise _refused(task, run, error) from error
+        raise _refused(task, call, error) from error
     except gdown.DownloadError as error:
-        raise _broken_off(task, run, error) from error
+        raise _broken_off(task, call, error) from error
     except requests.HTTPError as error:
         status, url = error.response.status_code, error.response.url
         msg = f"Downloading '{task.link.label}' failed with status {status}."
@@ -509,9 +497,9 @@ def _call_gdown(task: _FileTask, run: _GdownRun, shown: _Shown, hasher: Hasher |
         raise translate_write_error(error, task.target) from error
 
 
-def _refused(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
+def _refused(task: _FileTask, call: _Call, error: Exception) -> Exception:
     """Return what a page in place of the file means: gdown has one text for all, so Drive is asked once more."""
-    _ask_again(task, run)
+    _ask_again(task, call)
     if "too many users" in str(error).lower():
         return DriveQuotaError(
             f"Google Drive does not hand out '{task.link.label}' for now: too many users have viewed or downloaded it. "
@@ -520,20 +508,20 @@ def _refused(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
     return TransientError(f"Google Drive gave a page in place of '{task.link.label}' ('{task.facts.name}').")
 
 
-def _broken_off(task: _FileTask, run: _GdownRun, error: Exception) -> Exception:
+def _broken_off(task: _FileTask, call: _Call, error: Exception) -> Exception:
     if "byte range" not in str(error):
         return TransientError(f"Downloading '{task.link.label}' ('{task.facts.name}') broke off.")
     # A file that was replaced meanwhile answers the same way.
-    _ask_again(task, run)
+    _ask_again(task, call)
     # The other side does not give parts, so only a download from the beginning can succeed.
     for path in _partials(task.folder):
         remove_own(path)
     return TransientError(f"'{task.link.label}' ('{task.facts.name}') could not be resumed where it broke off.")
 
 
-def _ask_again(task: _FileTask, run: _GdownRun) -> None:
+def _ask_again(task: _FileTask, call: _Call) -> None:
     """Raise what is wrong with a file, as Drive says now."""
-    facts = run.call.web.facts(task.link)  # raises what it finds
+    facts = call.web.facts(task.link)  # raises what it finds
     if (facts.size, facts.version) != (task.facts.size, task.facts.version):
         raise _changed_on_drive(task)
 

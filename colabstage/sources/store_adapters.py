@@ -54,9 +54,11 @@ class StoreAdapter(Protocol):
 
     def has_ranges(self, fs: Any) -> bool:
         """Return whether a part can be asked for."""
+        return True
 
     def is_usable(self, fs: Any) -> bool:
         """Return whether the connection can take another question."""
+        return True
 
     def close(self, fs: Any) -> None:
         """Hang up."""
@@ -80,7 +82,7 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
         raise TimeoutError(msg) from error
 
 
-class AsyncAdapter:
+class AsyncAdapter(StoreAdapter):
     """Backends that live on fsspec's event loop (s3, gs, az): one file system serves every thread."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
@@ -115,19 +117,13 @@ class AsyncAdapter:
             for future in ahead:
                 future.cancel()
 
-    def has_ranges(self, fs: Any) -> bool:
-        return True
-
-    def is_usable(self, fs: Any) -> bool:
-        return True
-
     def close(self, fs: Any) -> None:
         if hasattr(fs, "hang_up"):
             with contextlib.suppress(Exception):
                 on_loop(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
 
 
-class BlockingAdapter:
+class BlockingAdapter(StoreAdapter):
     """All other backends: a call blocks, and what it may share with other calls is unknown."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
@@ -158,12 +154,6 @@ class BlockingAdapter:
                 yield from _slices(data)
         finally:
             file.close()
-
-    def has_ranges(self, fs: Any) -> bool:
-        return True
-
-    def is_usable(self, fs: Any) -> bool:
-        return True
 
     def close(self, fs: Any) -> None:
         """Leave it: these hold nothing open between calls, or close it when they are dropped."""

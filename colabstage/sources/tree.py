@@ -184,35 +184,24 @@ def make_folders(root: Path, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def _marked(path: str) -> Iterator[None]:
-    before = _flags(path)
-    if before is not None:
-        _set_flags(path, before | _TOP_FOLDER)
+    before = _change_flags(path, lambda flags: flags | _TOP_FOLDER)
     yield
     if before is not None:
-        _set_flags(path, before)
+        _change_flags(path, lambda _: before)
 
 
-def _flags(path: str) -> int | None:
+def _change_flags(path: str, change: Callable[[int], int]) -> int | None:
+    """Change the flags of a folder, and return those it had; `None` where the file system does not do that."""
     try:
-        with _handle(path) as handle:
-            (flags,) = _FLAGS.unpack(fcntl.ioctl(handle, _GET_FLAGS, bytes(_FLAGS.size)))
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            flags = int(_FLAGS.unpack(fcntl.ioctl(handle, _GET_FLAGS, bytes(_FLAGS.size)))[0])
+            fcntl.ioctl(handle, _SET_FLAGS, _FLAGS.pack(change(flags)))
+        finally:
+            os.close(handle)
     except OSError:
         return None
-    return int(flags)
-
-
-def _set_flags(path: str, flags: int) -> None:
-    with contextlib.suppress(OSError), _handle(path) as handle:
-        fcntl.ioctl(handle, _SET_FLAGS, _FLAGS.pack(flags))
-
-
-@contextlib.contextmanager
-def _handle(path: str) -> Iterator[int]:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    return flags
 
 
 # Parts of a large file. Long enough that opening the file again for each (0.3 s at worst on a Drive mount) is not what

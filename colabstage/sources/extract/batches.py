@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.io.files import block_ranges, pwrite_exactly
 from colabstage.io.retry import translate_write_error, typed_write_errors
@@ -217,13 +217,19 @@ def write_large(job: Job, place: Place, pieces: Iterable[bytes], *, advance: Cal
         As `write_batch`.
     """
     name, executable, mtime_ns = str(job[0]), bool(job[1]), int(job[2])  # type: ignore[call-overload]
-    with _NewFile(place, name, executable) as file:
-        at = 0
+    path, at = Path(place.path) / name, 0
+    # What the disk answers is told apart from errors of the archive's.
+    with typed_write_errors(path):
+        handle = _open_new(place, name, executable)
+    try:
         for piece in pieces:
-            file.write(piece, at)
+            with typed_write_errors(path):
+                pwrite_exactly(handle, piece, at)
             at += len(piece)
             advance(len(piece))
-        file.set_time(mtime_ns)
+        _set_time(handle, mtime_ns)
+    finally:
+        os.close(handle)
 
 
 def job_chunks(source: ByteSource, job: Job) -> Generator[bytes]:
@@ -266,29 +272,6 @@ def _open_new(place: Place, name: str, executable: bool) -> int:
         # What a killed run was writing.
         remove_own(Path(place.path) / name)
         return os.open(name, _FLAGS, mode, dir_fd=place.handle)
-
-
-class _NewFile:
-    """A new file to write to, for the `with` block; what its disk answers is distinguished from the archive's
-    errors."""
-
-    def __init__(self, place: Place, name: str, executable: bool) -> None:
-        self._path = Path(place.path) / name
-        with typed_write_errors(self._path):
-            self._handle = _open_new(place, name, executable)
-
-    def write(self, piece: bytes, offset: int) -> None:
-        with typed_write_errors(self._path):
-            pwrite_exactly(self._handle, piece, offset)
-
-    def set_time(self, mtime_ns: int) -> None:
-        _set_time(self._handle, mtime_ns)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        os.close(self._handle)
 
 
 def _set_time(handle: int, mtime_ns: int) -> None:
