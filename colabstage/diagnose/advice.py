@@ -474,34 +474,29 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _keras(facts: ProfileFacts) -> Iterator[Advice]:
-    # Ours works ahead by itself, and reads a packed file already.
-    if facts.setting.strategy is None:
-        yield from _keras_workers(facts)
-        yield from _advise_packing(facts, "to_keras({data}, {batch})")
-
-
-def _keras_workers(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
-    processes = dict.fromkeys((False, True), (1, 0.0))
-    processes[True] = fewest_workers(facts, _MOST_WORKERS, 4)
+    # Ours works ahead by itself, and reads a packed file already.
+    if setting.strategy is not None:
+        return
+    processes = fewest_workers(facts, _MOST_WORKERS, 4)
     times = {count: with_threads(facts, count, 4) for count in range(2, _MOST_WORKERS + 1)}
     best = min(times.values())
-    processes[False] = next((count, took) for count, took in times.items() if took <= 1.05 * best)
+    threads = next((count, took) for count, took in times.items() if took <= 1.05 * best)
     # Threads unless processes are clearly better: they copy nothing and start at once.
-    several = processes[True][1] < 0.85 * processes[False][1]
-    workers, cycle_s = processes[several]
-    if several == setting.processes and workers <= setting.workers:
-        return
-    options = {"workers": workers, "use_multiprocessing": several, "max_queue_size": 4 * workers}
-    kind = "process" if several else "thread"
-    why = "its Python code holds Python's lock, so threads would wait for each other" if several else _cores(facts)
-    yield Advice(
-        f"PyDataset.__init__({_pasted(options)})",
-        f"{_plural(workers, kind)} would make batches while the step runs; {why}",
-        cycle_s,
-        1.0,
-        options=options,
-    )
+    several = processes[1] < 0.85 * threads[1]
+    workers, cycle_s = processes if several else threads
+    if several != setting.processes or workers > setting.workers:
+        options = {"workers": workers, "use_multiprocessing": several, "max_queue_size": 4 * workers}
+        kind = "process" if several else "thread"
+        why = "its Python code holds Python's lock, so threads would wait for each other" if several else _cores(facts)
+        yield Advice(
+            f"PyDataset.__init__({_pasted(options)})",
+            f"{_plural(workers, kind)} would make batches while the step runs; {why}",
+            cycle_s,
+            1.0,
+            options=options,
+        )
+    yield from _advise_packing(facts, "to_keras({data}, {batch})")
 
 
 def _tf(facts: ProfileFacts) -> Iterator[Advice]:

@@ -99,7 +99,11 @@ class GpuFigures:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [_describe_use(self)]
+        if self.utilisation is None:
+            use = "utilisation not told, as it is cut into MIG slices" if self.sliced else "utilisation not told"
+        else:
+            use = f"{self.utilisation:.0%} busy on average, idle in {self.idle or 0:.0%} of {self.samples:,} samples"
+        parts = [use]
         if self.memory_bytes is not None:
             total = "" if self.memory_total_bytes is None else f" of {format_bytes(self.memory_total_bytes)}"
             parts.append(f"memory {format_bytes(self.memory_bytes)}{total} at its peak")
@@ -116,12 +120,6 @@ class GpuFigures:
         return (
             f"GPU {self.index} waits most of the time. profile_loader(loader, step) says for what, and what to change."
         )
-
-
-def _describe_use(one: GpuFigures) -> str:
-    if one.utilisation is None:
-        return "utilisation not told, as it is cut into MIG slices" if one.sliced else "utilisation not told"
-    return f"{one.utilisation:.0%} busy on average, idle in {one.idle or 0:.0%} of {one.samples:,} samples"
 
 
 def figure_out(samples: Sequence[GpuSample]) -> tuple[GpuFigures, ...]:

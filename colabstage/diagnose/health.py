@@ -419,10 +419,14 @@ def _write_problem(folder: Path) -> str | None:
 
 def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
     cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
+    # Where nothing can be written, room is no question; and a mount that does not answer would not answer this either.
     if here.fast_dir_problem is not None:
         return DiskFacts(None, None, cached, counted)
-    place = Path(here.fast_dir)
-    return DiskFacts(_free(place), _total(place), cached, counted)
+    place, total = Path(here.fast_dir), None
+    with contextlib.suppress(OSError):
+        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+        total = facts.f_blocks * facts.f_frsize
+    return DiskFacts(_free(place), total, cached, counted)
 
 
 def _free(place: Path) -> int | None:
@@ -430,14 +434,6 @@ def _free(place: Path) -> int | None:
         return free_space(place)
     except OSError:
         return None
-
-
-def _total(place: Path) -> int | None:
-    try:
-        facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
-    except OSError:
-        return None
-    return facts.f_blocks * facts.f_frsize
 
 
 def _drive_cache(counting_s: float) -> tuple[int | None, bool]:

@@ -259,21 +259,15 @@ class _ArrowFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # One handle at a time: a dataset may have thousands of files.
         rest_shard(self.shard)
-        if error is not None and self._is_about_format(error):
+        # What a mount answers has a number, and what we raise is typed; all else is pyarrow's word on what it read.
+        of_arrow = isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
+        if of_arrow and not isinstance(error, ColabstageError):
             msg = f"'{self.shard.name}' is truncated, damaged or of an unknown kind: {error}. Copy or upload it again."
             raise CorruptArchiveError(msg) from error
 
-    def _is_about_format(self, error: BaseException) -> bool:
-        """Tell whether pyarrow complains of what it read; what a mount answers has a number, and what we raise is
-        typed."""
-        if isinstance(error, ColabstageError):
-            return False
-        return isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
-
     def rows_in_place(self, arrow: Any, number: int, image: str, label: str | None) -> FoundRows | None:
-        """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of
-        another
-        type."""
+        """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of a type
+        of their own."""
         reader = arrow.ipc.MessageReader.open_stream(self.file)
         schema = arrow.ipc.read_schema(reader.read_next_message())
         rows = _RowColumns(number, label)

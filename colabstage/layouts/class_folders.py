@@ -134,7 +134,14 @@ class _ClassFolders:
             raise LayoutError(msg)
         # Numbered before folders without files go, as torchvision numbers them.
         classes = sorted({folder.class_name for folder in found})
-        notes = self._notes_on_empty(found)
+        empty = {one.class_name for one in found} - {one.class_name for one in found if one.number >= 0}
+        notes = []
+        if empty:
+            shown = listed(sorted(empty))
+            notes.append(
+                f"The folders {shown} hold no {self.kind.noun}; they are classes all the same, as torchvision numbers "
+                "them."
+            )
         found = [folder for folder in found if folder.number >= 0]
         told = self._listed_classes(files, folder_of, flat, classes)
         numbers = {name: number for number, name in enumerate(classes)}
@@ -212,15 +219,13 @@ class _ClassFolders:
         if others:
             msg = (
                 f"'{self.tree.label}' mixes folders of splits ({listed(sorted(splits))}) with others that hold "
-                f"{self.kind.noun} "
-                f"({listed(others)}). Move the others away, or into the splits."
+                f"{self.kind.noun} ({listed(others)}). Move the others away, or into the splits."
             )
             raise LayoutError(msg)
         if len(set(splits.values())) < len(splits):
             msg = (
                 f"'{self.tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same "
-                "split. "
-                "Rename or join them."
+                "split. Rename or join them."
             )
             raise LayoutError(msg)
         return splits
@@ -274,15 +279,6 @@ class _ClassFolders:
                 if found != everything
             ],
         )
-
-    def _notes_on_empty(self, found: list[_ClassFolder]) -> list[str]:
-        empty = {folder.class_name for folder in found} - {folder.class_name for folder in found if folder.number >= 0}
-        if not empty:
-            return []
-        names = listed(sorted(empty))
-        return [
-            f"The folders {names} hold no {self.kind.noun}; they are classes all the same, as torchvision numbers them."
-        ]
 
 
 def _folders(files: FileEntries) -> tuple[list[_FolderOfKind], NDArray[np.int32]]:

@@ -104,8 +104,7 @@ class _CocoFile(NamedTuple):
         if 2 * len(placed) < len(self.images):
             msg = (
                 f"Of {len(self.images):,} images that '{self.entry.name}' names, {len(placed):,} are there (first "
-                "missing "
-                f"or not to be told from others: '{first}'); expected at least half."
+                f"missing or not to be told from others: '{first}'); expected at least half."
             )
             raise _MissingImagesError(msg, found=len(placed))
         return placed, len(self.images) - len(placed)

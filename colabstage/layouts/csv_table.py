@@ -127,8 +127,7 @@ class _LeadingTable(NamedTuple):
                 names = listed([files.names[number] for number in there])
                 msg = (
                     f"'{cells[at]}' in '{self.name}' may be {names}. Write the folder before the name, or move "
-                    "the copies "
-                    "away."
+                    "the copies away."
                 )
                 raise LayoutError(msg)
             if there:

@@ -369,8 +369,7 @@ class _FolderEvidence:
             return ""
         return (
             f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits "
-            "them. "
-            "Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
+            "them. Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
             "layout of your "
             "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."
         )

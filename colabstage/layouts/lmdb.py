@@ -148,8 +148,7 @@ class _Database:
         if needed > self.source.size and meta.root != _NO_PAGE:
             msg = (
                 f"'{self.source.label}' is truncated: it has {self.source.size:,} bytes, and its pages take "
-                f"{needed:,}. Copy or "
-                "upload it again."
+                f"{needed:,}. Copy or upload it again."
             )
             raise CorruptArchiveError(msg)
         return meta
@@ -214,8 +213,7 @@ class _Database:
     def _damaged(self, page: int) -> CorruptArchiveError:
         return CorruptArchiveError(
             f"'{self.source.label}' is damaged: its page {page:,} is not readable. Copy or upload it again; a "
-            "copy that was "
-            "made while the database was being written is not consistent."
+            "copy that was made while the database was being written is not consistent."
         )
 
 

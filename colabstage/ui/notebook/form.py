@@ -296,8 +296,7 @@ def _code_html(code: str) -> str:
     return (
         f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
         "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap;"
-        "word-break:normal;overflow-wrap:anywhere'>"
-        f"{html.escape(code)}</pre></div>"
+        f"word-break:normal;overflow-wrap:anywhere'>{html.escape(code)}</pre></div>"
     )
 
 
