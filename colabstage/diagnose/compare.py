@@ -32,7 +32,7 @@ from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS, notes, page
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.layouts.table import Images
@@ -426,7 +426,7 @@ class _Comparing:
 
         def read(index: int) -> bytes:
             # Retries count as time: who trains from a mount has them too.
-            content = read_with_retry(lambda: source.read(index), source.name(index), policy=RetryPolicy())
+            content = read_with_retry(lambda: source.read(index), source.name(index))
             if not isinstance(content, bytes):
                 raise _no_image_files(source.name(index))
             return content

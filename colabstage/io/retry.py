@@ -94,7 +94,7 @@ def read_with_retry(
     read: Callable[[], T],
     name: str,
     *,
-    policy: RetryPolicy,
+    policy: RetryPolicy = RetryPolicy(),
     clock: Clock = SYSTEM_CLOCK,
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.

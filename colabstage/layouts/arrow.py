@@ -25,7 +25,7 @@ from colabstage.errors import (
     kind_of,
 )
 from colabstage.images.decode import probe_image
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.image_boxes import possible_forms
 from colabstage.layouts.names import IMAGE_EXTENSIONS
@@ -139,10 +139,7 @@ def read_facts(shard: ShardFile) -> FileFacts:
         # Refuse a stream that stops between two batches, which pyarrow takes for its end.
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
         size = shard.content.size
-        if (
-            read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name, policy=RetryPolicy())
-            != end
-        ):
+        if read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name) != end:
             msg = f"'{shard.name}' is truncated: it stops without the mark of its end. Copy or upload it again."
             raise CorruptArchiveError(msg)
         return facts

@@ -20,7 +20,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
-from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError
 from colabstage.layouts.yolo import read_class_file
@@ -149,7 +149,7 @@ def _boxes_table(
         if folder not in lookups:
             lookups[folder] = FileLookup(images, folder)
         # A file about one image is called after it, and an image may well be called test_01.
-        own = "" if form.per_image else split_name(posixpath.splitext(posixpath.basename(file.name))[0]).split
+        own = "" if form.per_image else split_name(stem_of(file.name)).split
         split = own or split_of_path(file.name)
         for one in said:
             total += 1
@@ -225,7 +225,7 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
             shapes.append(Shape(str(shape["label"]), points))
     size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
     # The image of the same name beside the file: the path in the file is from the machine of whoever annotated it.
-    return [Annotated(posixpath.splitext(posixpath.basename(name))[0], shapes, size)]
+    return [Annotated(stem_of(name), shapes, size)]
 
 
 def _createml(_: str, content: bytes) -> list[Annotated]:
@@ -420,7 +420,7 @@ def _dota(name: str, content: bytes) -> list[Annotated]:
             raise _NotThisFormatError
         values = [float(word) for word in words[:8]]
         shapes.append(Shape(words[8], list(zip(values[::2], values[1::2], strict=True))))
-    return [Annotated(posixpath.splitext(posixpath.basename(name))[0], shapes)]
+    return [Annotated(stem_of(name), shapes)]
 
 
 def _wider(_: str, content: bytes) -> list[Annotated]:

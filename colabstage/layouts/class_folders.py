@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
@@ -253,7 +253,7 @@ class _ClassFolders:
 
     def _read_list(self, entry: FileEntry) -> dict[str, str]:
         """Return the first two words of each line: a file's bare name, and its class."""
-        data = read_with_retry(lambda: self.tree.read(entry), entry.name, policy=RetryPolicy())
+        data = read_with_retry(lambda: self.tree.read(entry), entry.name)
         lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
         return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
-from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word
+from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word, stem_of
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import first_repeated
@@ -334,7 +334,7 @@ def _check_once(names: list[str], found: list[_CocoFile]) -> None:
 
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
-    content = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    content = read_with_retry(lambda: tree.read(entry), entry.name)
     # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are not annotations.
     looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
     if not looks_right:
@@ -355,7 +355,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     if annotations and not any(isinstance(box, _Annotation) or _is_class(box) for box in annotations):
         return None
     # instances_train2017, _annotations.coco, train-annotations: one word among others is the split, or the folder is.
-    stem = posixpath.splitext(posixpath.basename(entry.name))[0]
+    stem = stem_of(entry.name)
     words = {split for word in stem.replace("-", "_").replace(".", "_").split("_") if (split := split_of_word(word))}
     return _CocoFile(
         entry, words.pop() if len(words) == 1 else split_of_path(entry.name), images, annotations, categories

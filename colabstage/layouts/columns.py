@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.table import Boxes, Values
 
@@ -65,7 +65,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         MissingDependencyError: it is parquet and pyarrow is not there.
         CorruptArchiveError: it is damaged parquet.
     """
-    data = read_with_retry(lambda: tree.read(entry), entry.name, policy=RetryPolicy())
+    data = read_with_retry(lambda: tree.read(entry), entry.name)
     if entry.name.lower().endswith(".parquet"):
         try:
             from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]

@@ -34,6 +34,7 @@ from colabstage.layouts.names import (
     listed,
     split_name,
     split_of_path,
+    stem_of,
     words_of,
 )
 from colabstage.layouts.reading import read_head
@@ -99,7 +100,7 @@ class _LeadingTable(NamedTuple):
     @property
     def split(self) -> str:
         """Return the split in the table's name or path: train.csv, labels_train.csv, valid/_classes.csv."""
-        stem = posixpath.splitext(posixpath.basename(self.name))[0]
+        stem = stem_of(self.name)
         return split_name(stem).split or split_of_path(self.name)
 
     def column(self, name: str) -> list[str]:

@@ -31,6 +31,7 @@ from colabstage.layouts.names import (
     listed,
     shared_folders,
     split_name,
+    stem_of,
 )
 from colabstage.layouts.pairs import read_pairs
 from colabstage.layouts.reading import read_files, read_head
@@ -404,7 +405,7 @@ class _FolderEvidence:
         others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
             return _SaidElsewhere()
-        by_stem = {posixpath.splitext(posixpath.basename(name))[0]: name for name in others.names}
+        by_stem = {stem_of(name): name for name in others.names}
         classes = set(self.found.classes)
         texts = sorted(
             (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
@@ -435,9 +436,7 @@ class _FolderEvidence:
         if competing and not (are_tables and tables_that_agree(self.tree, dict(_class_of(self.found)))):
             return _SaidElsewhere(_says_more(competing[0], "this file"))
         agreeing = [name for name, does in competes.items() if does is False]
-        return _SaidElsewhere(
-            lists=[name for name in agreeing if split_name(posixpath.splitext(posixpath.basename(name))[0]).split]
-        )
+        return _SaidElsewhere(lists=[name for name in agreeing if split_name(stem_of(name)).split])
 
 
 def _labels(found: SampleTable) -> list[int]:

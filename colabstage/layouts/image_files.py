@@ -22,6 +22,7 @@ from colabstage.layouts.names import (
     shared_folders,
     split_name,
     split_of_path,
+    stem_of,
 )
 from colabstage.layouts.table import Images, NearMissError, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, files_ending_in
@@ -191,7 +192,7 @@ def _beginnings(names: Sequence[str]) -> list[str]:
     """Return what the names have before their numbers, where that sorts them into classes; else nothing."""
     # Images to be classified are often numbered alone.
     names = [name for name in names if split_of_path(name) != "test"] or names
-    matches = [_BEFORE_NUMBER.match(posixpath.splitext(posixpath.basename(name))[0]) for name in names]
+    matches = [_BEFORE_NUMBER.match(stem_of(name)) for name in names]
     found = {match[1] for match in matches if match is not None}
     # As many beginnings as images are not classes, nor is a single one, such as IMG.
     are_classes = len(found) > 1 and 2 * len(found) <= len(names) and all(matches)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
@@ -85,7 +85,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         raise OptionError(msg)
     pairs = _Pairs(dataset, in_caller)
     # A dataset that reads from a mount may fail for a moment, as the mount does.
-    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0), policy=RetryPolicy())
+    x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
     # Keys sort as their numbers do, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets: Targets | None = None

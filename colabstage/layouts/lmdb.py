@@ -122,7 +122,10 @@ class _Database:
                 raise self._damaged(number)
             page, flags, places = self._read_page(meta, number)
             if flags & _BRANCH:
-                stack += [(child, depth + 1) for child in reversed(self._children(number, page, places))]
+                if not places:
+                    raise self._damaged(number)
+                nodes = (_NODE.unpack_from(page, place) for place in reversed(places))
+                stack += [(low | high << 16 | top << 32, depth + 1) for low, high, top, _ in nodes]
                 continue
             for place in places:
                 yield self._value(meta, number, page, place)
@@ -179,15 +182,6 @@ class _Database:
         if any(not upper <= place <= len(page) - _NODE.size for place in places):
             raise self._damaged(number)
         return page, kind, places
-
-    def _children(self, number: int, page: bytes, places: list[int]) -> list[int]:
-        found = []
-        for place in places:
-            low, high, top, _ = _NODE.unpack_from(page, place)
-            found.append(low | high << 16 | top << 32)
-        if not found:
-            raise self._damaged(number)
-        return found
 
     def _value(self, meta: _Meta, number: int, page: bytes, place: int) -> Value:
         low, high, flags, key_size = _NODE.unpack_from(page, place)

@@ -81,6 +81,11 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_EXTENSIONS)
 
 
+def stem_of(name: str) -> str:
+    """Return the bare name of a file without its extension."""
+    return posixpath.splitext(posixpath.basename(name))[0]
+
+
 def is_note(name: str) -> bool:
     """Tell whether a file is called as those are that say nothing of single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)

@@ -13,7 +13,7 @@ from colabstage.images.masks import count_levels, is_lossy
 from colabstage.images.options import VOID
 from colabstage.io.units import left_out
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
-from colabstage.layouts.names import IMAGE_EXTENSIONS, is_image_folder, shared_folders, split_of_path, words_of
+from colabstage.layouts.names import IMAGE_EXTENSIONS, is_image_folder, shared_folders, split_of_path, stem_of, words_of
 from colabstage.layouts.reading import read_each, read_files
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMissError, SampleTable, TreeFiles
 from colabstage.trees.entries import files_ending_in
@@ -218,7 +218,7 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     are_masks = of_masks[of_files]
     for number, name in enumerate(files.names):
         if name[: name.rfind(".")].endswith(_MASK_SUFFIXES) and not of_images[of_files[number]]:
-            stem = posixpath.splitext(posixpath.basename(name))[0]
+            stem = stem_of(name)
             are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.decompress import unpack_into
@@ -63,7 +63,7 @@ def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
 
 
 def _unpack_if_packed(source: ByteSource, entry: FileEntry) -> ByteSource:
-    head = read_with_retry(lambda: source.pread(HEAD_BYTES, 0), entry.name, policy=RetryPolicy())
+    head = read_with_retry(lambda: source.pread(HEAD_BYTES, 0), entry.name)
     if compression_of(head) is None:
         return source
     with closing(source):
@@ -144,14 +144,13 @@ def read_each(
         SourceReadError, SourceNotFoundError, DriveDisconnectedError: the source cannot be read.
         Everything that `make` raises; the first stops the reading.
     """
-    policy = RetryPolicy()
     passed_over = (CorruptArchiveError, DecodeError) if skip_broken else ()
     found: dict[int, T] = {}
 
     def read(place: int) -> Content | None:
         index = chosen[place]
         try:
-            return read_with_retry(lambda: source.read(index), source.name(index), policy=policy)
+            return read_with_retry(lambda: source.read(index), source.name(index))
         except passed_over:
             return None
 

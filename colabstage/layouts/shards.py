@@ -17,7 +17,7 @@ import numpy as np
 from colabstage.errors import SourceReadError
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import stamp_of
 from colabstage.layouts.table import BrokenDatasetError, Values
@@ -242,16 +242,14 @@ class ScanWindow:
         """Read up to `length` bytes at `offset`; shorter only at the end."""
         end = min(offset + length, self.size)
         if not self._start <= offset <= end <= self._start + len(self._data):
-            self._fetch(max(length, self._window), offset)
+            wanted = max(length, self._window)
+            started = time.perf_counter()
+            self._data = read_with_retry(lambda: self._source.pread(wanted, offset), self.label)
+            self._start = offset
+            if time.perf_counter() - started > _FAR_S:
+                self._window = _FAR_BYTES
         begin = offset - self._start
         return self._data[begin : begin + length]
-
-    def _fetch(self, length: int, offset: int) -> None:
-        started = time.perf_counter()
-        self._data = read_with_retry(lambda: self._source.pread(length, offset), self.label, policy=RetryPolicy())
-        self._start = offset
-        if time.perf_counter() - started > _FAR_S:
-            self._window = _FAR_BYTES
 
     def close(self) -> None:
         """Release the source's handle."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import numpy as np
 
 from colabstage.io.units import format_count, left_out
-from colabstage.layouts.names import same_split, split_name
+from colabstage.layouts.names import same_split, split_name, stem_of
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
 from colabstage.trees.entries import files_ending_in
@@ -94,7 +94,7 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
 def _listed_split(name: str) -> str:
     """Return the split that a file is a list of by its name alone: train.txt, TestImages.txt, validation_list.txt; ""
     for train_test_split.txt."""
-    read = split_name(posixpath.splitext(posixpath.basename(name))[0])
+    read = split_name(stem_of(name))
     return read.split if set(read.rest) <= _BESIDE_LISTS else ""
 
 

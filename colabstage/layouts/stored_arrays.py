@@ -31,7 +31,7 @@ from colabstage.h5.untrusted import (
     leads_elsewhere,
     open_with_any_locking,
 )
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices, NumberedRows
 from colabstage.trees.tree import LocalBytes, SourceFile
@@ -344,7 +344,7 @@ def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
 
 
 def _read_header(tree: Tree, entry: FileEntry, name: str) -> _NpyHeader:
-    head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name, policy=RetryPolicy())
+    head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name)
     try:
         shape, dtype, fortran, start = npy_header(head)
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
@@ -400,7 +400,7 @@ def _record_files(tree: Tree) -> list[ShardFile]:
 
     def look(number: int) -> tuple[ShardFile, bool]:
         shard = shard_of(filled[number], open_shard(tree, filled[number]))
-        head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name, policy=RetryPolicy())
+        head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name)
         rest_shard(shard)
         return shard, is_record_head(head)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
-from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word
+from colabstage.io.retry import read_with_retry
+from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word, stem_of
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable
@@ -100,7 +100,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     Raises:
         BrokenDatasetError: its length is not a whole number of tokens.
     """
-    head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name, policy=RetryPolicy())
+    head = read_with_retry(lambda: read_head(tree, entry, 4), entry.name)
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
@@ -330,7 +330,7 @@ def _named_split(name: str) -> str:
 
 
 def _name_words(name: str) -> list[str]:
-    stem = posixpath.splitext(posixpath.basename(name))[0]
+    stem = stem_of(name)
     return re.split(r"[^a-z0-9]+", stem.lower())
 
 
