@@ -145,60 +145,42 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
     """
     from colabstage.layouts.detect import READERS
 
-    maker = _Maker(widgets, start)
-    return {
-        "source": maker.lines("source", "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"),
-        "layout": maker.choice("layout", ("auto", *(reader.name for reader in READERS))),
-        "image_size": maker.text("image_size", "each its own; else 256", read_size, write_size),
-        "resize": maker.choice("resize", get_args(Resize)),
-        "color_mode": maker.choice("color_mode", get_args(ColorMode)),
-        "encoding": maker.choice("encoding", _ENCODINGS),
-        "splits": maker.text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
-        "keep": maker.choice("keep", get_args(Keep)),
-        "group_by": maker.text("group_by", r"e.g. patient\d+", read_place, write_place),
-        "seed": maker.number("seed"),
-        "on_error": maker.choice("on_error", _ERRORS),
-        "local_dir": maker.text("local_dir", "fast local folder", read_place, write_place),
-        "cache_dir": maker.text("cache_dir", "nowhere", read_place, write_place),
-        "verify": maker.choice("verify", get_args(Verify)),
-        "hash": maker.text("hash", "e.g. sha256:…", read_place, write_place),
-        "disk_limit": maker.text("disk_limit", "none; e.g. 20GB", read_place, write_place),
-        "refresh": maker.tick("refresh"),
-    }
+    def look(name: str) -> dict[str, Any]:
+        style = {"description_width": f"{_NAME_PX}px"}
+        return {"description": name, "style": style, "layout": widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%")}
 
+    def text(name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> FormField:
+        return FormField(widgets.Text(value=write(start[name]), placeholder=hint, **look(name)), read)
 
-class _Maker:
-    def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
-        self._widgets = widgets
-        self._start = start
-
-    def text(self, name: str, hint: str, read: Callable[[str], Any], write: Callable[[Any], str]) -> FormField:
-        value = write(self._start[name])
-        return FormField(self._widgets.Text(value=value, placeholder=hint, **self._look(name)), read)
-
-    def lines(self, name: str, hint: str) -> FormField:
-        look = {**self._look(name), "layout": self._widgets.Layout(width="auto")}
-        value = write_source(self._start[name])
-        return FormField(self._widgets.Textarea(value=value, placeholder=hint, rows=2, **look), read_source)
-
-    def choice(self, name: str, words: tuple[str, ...]) -> FormField:
-        value = self._start[name]
+    def choice(name: str, words: tuple[str, ...]) -> FormField:
+        value = start[name]
         # What is given in code may be a word that takes a number, as jpeg:85 does.
         options = words if value in words else (*words, value)
-        return FormField(self._widgets.Dropdown(options=options, value=value, **self._look(name)), str)
+        return FormField(widgets.Dropdown(options=options, value=value, **look(name)), str)
 
-    def number(self, name: str) -> FormField:
-        return FormField(self._widgets.IntText(value=self._start[name], **self._look(name)), int)
-
-    def tick(self, name: str) -> FormField:
-        return FormField(self._widgets.Checkbox(value=self._start[name], **self._look(name)), bool)
-
-    def _look(self, name: str) -> dict[str, Any]:
-        return {
-            "description": name,
-            "style": {"description_width": f"{_NAME_PX}px"},
-            "layout": self._widgets.Layout(width=f"{_FIELD_PX}px", max_width="98%"),
-        }
+    wide = look("source") | {"layout": widgets.Layout(width="auto"), "rows": 2}
+    hint = "one a line: a folder, a .zip, a share link, https://…, s3://…, kaggle://…"
+    return {
+        "source": FormField(
+            widgets.Textarea(value=write_source(start["source"]), placeholder=hint, **wide), read_source
+        ),
+        "layout": choice("layout", ("auto", *(reader.name for reader in READERS))),
+        "image_size": text("image_size", "each its own; else 256", read_size, write_size),
+        "resize": choice("resize", get_args(Resize)),
+        "color_mode": choice("color_mode", get_args(ColorMode)),
+        "encoding": choice("encoding", _ENCODINGS),
+        "splits": text("splits", "as found; else 0.8,0.2", read_splits, write_splits),
+        "keep": choice("keep", get_args(Keep)),
+        "group_by": text("group_by", r"e.g. patient\d+", read_place, write_place),
+        "seed": FormField(widgets.IntText(value=start["seed"], **look("seed")), int),
+        "on_error": choice("on_error", _ERRORS),
+        "local_dir": text("local_dir", "fast local folder", read_place, write_place),
+        "cache_dir": text("cache_dir", "nowhere", read_place, write_place),
+        "verify": choice("verify", get_args(Verify)),
+        "hash": text("hash", "e.g. sha256:…", read_place, write_place),
+        "disk_limit": text("disk_limit", "none; e.g. 20GB", read_place, write_place),
+        "refresh": FormField(widgets.Checkbox(value=start["refresh"], **look("refresh")), bool),
+    }
 
 
 # A place for widgets that has no element in it holds a sentence: that a widget is loaded, or that there is no model.
