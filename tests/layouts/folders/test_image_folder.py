@@ -335,11 +335,13 @@ def test_trees_are_read_by_torchvisions_rule_or_refused(
 
 
 def _wrapped(root: Path) -> list[Path]:
-    """The folder, and those in it that hold everything."""
-    inner = [
-        path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".") and any(path.rglob("*.png"))
-    ]
-    return [root, *(_wrapped(inner[0]) if len(inner) == 1 else [])]
+    """The folder, and those in it that hold everything but what is in hidden folders."""
+    inner = {
+        root / folders[0]
+        for image in root.rglob("*.png")
+        if (folders := image.relative_to(root).parts[:-1]) and not any(name.startswith(".") for name in folders)
+    }
+    return [root, *(_wrapped(*inner) if len(inner) == 1 else [])]
 
 
 def _agrees(root: Path, place: Path, own: list[tuple[str, int]], classes: tuple[str, ...]) -> bool:
