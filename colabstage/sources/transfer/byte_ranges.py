@@ -29,6 +29,8 @@ _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
 # The first of what is preferred is asked for in parts of so much of a stretch, and up to so much more.
 _LEAST_PART, _PARTS = 0.35, 0.8
+# A limit of what is under way is less than this share of what all connections bring together.
+_WORTH_LIMITING = 0.6
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
@@ -132,6 +134,9 @@ class RangeScheduler:
         self._silent_s = _SILENT_S
         self._longest_silence_s = 0.0
         self.first_byte_s: float | None = None
+        self._least_first_byte_s = math.inf
+        # While what is preferred comes; a limit keeps its order.
+        self.most_under_way = math.inf
         self.bytes_per_s: float | None = None
 
     @property
@@ -162,8 +167,27 @@ class RangeScheduler:
                 return False
         return False
 
+    def under_way(self, now: float) -> int:
+        """Return how many bytes were asked for and have not come, without those of connections that are silent."""
+        return sum(one.left for one in self._active if now - one.heard_at <= self._silent_s)
+
+    def has_room(self, now: float) -> bool:
+        """Return whether more may be asked for."""
+        return not self._wanted or self.under_way(now) < self.most_under_way
+
+    def enough_under_way(self, bytes_per_s: float) -> float:
+        """Return how many bytes under way keep a line of this rate full while preferred ranges come; any number where
+        nothing is preferred, since the order of what comes is then of no interest."""
+        if not self._wanted or math.isinf(self._least_first_byte_s):
+            return math.inf
+        # What the line brings between a request and its first byte; a stretch that comes, and one to spare.
+        enough = bytes_per_s * self._least_first_byte_s + 2 * self._stretch_bytes
+        return enough if enough < _WORTH_LIMITING * self._connections * self._stretch_bytes else math.inf
+
     def take(self, now: float) -> ByteRange | None:
         """Return a range for a connection that is free; `None` when there is nothing worth a request now."""
+        if not self.has_room(now):
+            return None
         byte_range = self._cut_gap(now) if self._gaps else self._take_over(now)
         if byte_range is not None:
             self._active.append(byte_range)
@@ -174,7 +198,9 @@ class RangeScheduler:
         self._longest_silence_s = max(self._longest_silence_s, now - byte_range.heard_at)
         if byte_range.first_byte_at is None:
             byte_range.first_byte_at = now
-            self.first_byte_s = _moving_mean(self.first_byte_s, now - byte_range.asked_at)
+            waited_s = now - byte_range.asked_at
+            self.first_byte_s = _moving_mean(self.first_byte_s, waited_s)
+            self._least_first_byte_s = min(self._least_first_byte_s, waited_s)
         byte_range.position = position
         byte_range.moved_at = now
         if not byte_range.left:

@@ -18,6 +18,7 @@ from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
+from colabstage.sources.transfer.tuning import ConnectionTuner, FlightLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -27,47 +28,6 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.sources.transfer.byte_ranges import ByteRange
     from colabstage.sources.transfer.partial_file import PartialFile
-
-# A rate is measured for so long, after a pause in which a new connection gets going.
-_MEASURE_S = 1.0
-_SETTLE_S = 0.5
-# One connection more has to make the whole so much faster to stay.
-_WORTH = 1.15
-
-
-class ConnectionTuner:
-    """`wanted` connections, from a first number to at most `most`: one more as long as the last one proved worth it."""
-
-    def __init__(self, first: int, most: int) -> None:
-        self.wanted = first
-        self._most = most
-        self._from: tuple[float, int] | None = None
-        self._due = 0.0
-        self._rate: float | None = None
-        self._done = first >= most
-
-    def is_due(self, now: float) -> bool:
-        """Return whether it is time to look."""
-        return not self._done and now >= self._due
-
-    def look(self, now: float, arrived: int) -> None:
-        """Decide, with so many bytes arrived so far."""
-        if self._from is None:
-            self._from, self._due = (now, arrived), now + _MEASURE_S
-            return
-        began, before = self._from
-        rate = (arrived - before) / max(now - began, 1e-9)
-        if self._rate is not None and rate < _WORTH * self._rate:
-            self.wanted -= 1
-            self._done = True
-            return
-        if self.wanted == self._most:
-            self._done = True
-            return
-        self._rate = rate
-        self.wanted += 1
-        self._from, self._due = None, now + _SETTLE_S
-
 
 # How often a waiting thread looks whether it should stop; no wait is longer than this.
 LOOK_S = 0.25
@@ -120,6 +80,7 @@ class Transfer:
         self._plan: RangeScheduler | None = None
         self._wanted: list[tuple[int, int]] = []
         self._tuner = ConnectionTuner(1, 1)
+        self._limit: FlightLimit | None = None
         self._noted = 0
         self._last_moved = clock.now()
         self._window = (self._last_moved, 0)
@@ -273,6 +234,8 @@ class Transfer:
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager
             self._tuner = ConnectionTuner(connections if eager else 1, connections)
+            if eager:
+                self._limit = FlightLimit(enough=self._plan.enough_under_way, under_way=self._plan.under_way)
             self._working = 1
             self._wake()
             self._grow()
@@ -366,6 +329,11 @@ class Transfer:
                 if self._tuner.is_due(now):
                     self._tuner.look(now, self._arrived.total)
                     self._grow()
+                if self._limit is not None and self._limit.is_due(now):
+                    self._limit.look(now, self._arrived.total)
+                    self._plan.most_under_way = self._limit.most
+                if self._plan.has_room(now):
+                    self._freed.notify()
             finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
             self._moved.notify_all()
         # Only bytes that nobody else had brought count.
