@@ -135,9 +135,10 @@ def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
     if asked == "device":
         return "device", _on_device(facts)
     # The fastest first, where it costs nobody else their memory.
-    if asked == "auto" and _belongs_on_device(facts):
-        free = format_bytes(facts.device.free_bytes if facts.device else 0)
-        part = f"{format_bytes(_device_bytes(facts))} of the {free} that are free there"
+    device = None if facts.device is None or facts.device.type == "cpu" else facts.device
+    can_be_there = asked == "auto" and facts.uniform and not facts.per_sample
+    if can_be_there and device and _device_bytes(facts) * _UNASKED_DEVICE_PART <= device.free_bytes:
+        part = f"{format_bytes(_device_bytes(facts))} of the {format_bytes(device.free_bytes)} that are free there"
         return "device", EngineChoice("memory", f"the whole split is on the device and takes {part}")
     if asked == "workers" or (asked == "auto" and processes_gain(facts, request)):
         return "workers", facts.engine
@@ -166,12 +167,6 @@ def _file_or_memory(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
 def _device_bytes(facts: LoaderFacts) -> int:
     # As they are on the device, decoded, and not as they are stored.
     return facts.rows * (facts.row_bytes + facts.target_bytes)
-
-
-def _belongs_on_device(facts: LoaderFacts) -> bool:
-    if facts.device is None or facts.device.type == "cpu" or not facts.uniform or facts.per_sample:
-        return False
-    return _device_bytes(facts) * _UNASKED_DEVICE_PART <= facts.device.free_bytes
 
 
 def _on_device(facts: LoaderFacts) -> EngineChoice:

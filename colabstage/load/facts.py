@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import Shard
+    from colabstage.load.reading.reader import SplitReader
 
 _SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
 # A probe ends after these many samples or seconds, whichever comes first.
@@ -69,7 +70,7 @@ def gather_facts(
         # Single integers become int64.
         target_bytes=max(8, reader.target_bytes or 0),
         uniform=reader.target_bytes is not None and reader.row_shape is not None,
-        random_rows=_rows_are_random(dataset),
+        random_rows=_rows_are_random(reader),
         epoch_rows=epoch_rows,
         shard=shard,
         device=None if device is None else DeviceFacts(device.type, free),
@@ -125,12 +126,12 @@ def _rng_restored() -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def _rows_are_random(dataset: dataset_h5) -> bool:
+def _rows_are_random(reader: SplitReader) -> bool:
     """Tell whether the rows of the file are in random order: those of `train` are that colabstage packs."""
     # Nobody else needs to know, and looking means opening the file.
-    if dataset.engine.name != "read" or dataset.split != "train":
+    if reader.engine.name != "read" or reader.split != "train":
         return False
-    return read_info(dataset.reader.path, dataset.reader.fields).format_version is not None
+    return read_info(reader.path, reader.fields).format_version is not None
 
 
 def _pickle_problem(dataset: dataset_h5) -> str | None:
