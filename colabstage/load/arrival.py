@@ -51,6 +51,11 @@ class Arrival(Protocol):
         """Tell whether only the first epoch is visited by units; later ones as of any file, since all is here then."""
 
     @property
+    def order_lasts(self) -> bool:
+        """Tell whether whoever finds all of the file here, such as another rank that waited for it, has the same units:
+        they are those of the file, and not of what it is made of."""
+
+    @property
     def first_units(self) -> int:
         """Return how many units the first batch may wait for: more than one where the rows of one may be alike."""
 
@@ -207,9 +212,10 @@ class ArrivalFacts:
     """Whether rows may turn out unusable while they arrive."""
 
 
-def facts_of(arrival: Arrival) -> ArrivalFacts:
-    """Return what the choice of a loader rests on."""
-    return ArrivalFacts(arrival.complete, arrival.window_units, arrival.reason, arrival.leaves_out)
+def facts_of(arrival: Arrival, units: Arrival | None = None) -> ArrivalFacts:
+    """Return what the choice of a loader rests on; `units`: another one, whose units order the rows."""
+    units = units or arrival
+    return ArrivalFacts(arrival.complete, units.window_units, units.reason, arrival.leaves_out)
 
 
 def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -> Order:

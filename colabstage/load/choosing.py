@@ -131,6 +131,12 @@ def _choose_strategy(facts: LoaderFacts, request: LoaderRequest) -> _Resolved:
                 'leaves out shows only as they arrive. Use strategy="auto", or call data.wait() first.'
             )
             raise OptionError(msg)
+        if facts.shard.world_size > 1 and facts.arrival.leaves_out:
+            msg = (
+                'Ranks make equally many steps, and which samples on_error="skip" leaves out shows only as they '
+                "arrive. Call data.wait() in each of them first."
+            )
+            raise OptionError(msg)
         return ("workers" if asked == "workers" else "direct"), facts.engine
     if asked == "device":
         return "device", _on_device(facts)

@@ -18,7 +18,7 @@ from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
-from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, mixing_of, order_of
+from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
 from colabstage.load.augment import first_crop
 from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choosing import choose_loader, may_gain
@@ -27,6 +27,7 @@ from colabstage.load.device import make_stager, prefetch_staged, usable_device
 from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard, sampler_order
 from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.partial import lasting_order
 from colabstage.load.plan import LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 from colabstage.load.strategies import EpochSampler, RankSampler, make_source
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
+    from colabstage.load.arrival import Arrival
     from colabstage.load.augment import FirstCrop
     from colabstage.load.device import Staged, Stager
     from colabstage.load.epoch import Order
@@ -145,10 +147,15 @@ def make_loader(
         epoch_rows=None if subset is None else subset.count,
         crop_size=None if crop is None else crop.crop.target_size,
     )
+    arrival = units = dataset.reader.arrival
+    if arrival is not None and shard.world_size > 1 and not arrival.order_lasts:
+        # Another rank may have waited until all was here, and must have the same order.
+        units = lasting_order(arrival)
+        facts = replace(facts, arrival=facts_of(arrival, units))
     if may_gain(facts, request):
         facts = replace(facts, cost=measure_cost(dataset))
     plan = choose_loader(facts, request)
-    order = _order(plan, dataset, seed, subset)
+    order = _order(plan, dataset, units, seed, subset)
     if isinstance(order, FirstEpochOrder) and order.first.first_units > 1:
         plan = _with_mixing(plan, dataset, order, batch_size * shard.world_size)
     schedule = Schedule(order, batch_size, asked.drop_last, shard)
@@ -231,12 +238,12 @@ def _torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
-def _order(plan: LoaderPlan, dataset: dataset_h5, seed: int, subset: Order | None) -> Order:
-    arrival, chosen = dataset.reader.arrival, plan.order
-    if chosen.name == "arrival" and arrival is not None:
+def _order(plan: LoaderPlan, dataset: dataset_h5, units: Arrival | None, seed: int, subset: Order | None) -> Order:
+    chosen = plan.order
+    if chosen.name == "arrival" and units is not None:
         rows = subset.subset if isinstance(subset, RowOrder) else None
         later = RowOrder(len(dataset), shuffle=True, seed=seed, subset=rows)
-        return order_of(arrival, dataset.split, chosen.window_units, later)
+        return order_of(units, dataset.split, chosen.window_units, later)
     if subset is not None:
         return subset
     if chosen.name == "window":

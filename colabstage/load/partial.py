@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from colabstage.errors import NotStagedError, OptionError, SourceNotFoundError
-from colabstage.h5.manifest import manifest_path, parse_manifest, read_manifest
+from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, parse_manifest, read_manifest
 from colabstage.h5.parts import find_parts
 from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.h5.parts import Files
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.load.arrival import Side
+    from colabstage.load.arrival import Arrival, Side
     from colabstage.load.places import PackField, Places
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.partial.fetcher import Expected
@@ -84,6 +83,8 @@ class PartialPack:
         self.paths, self.path = file.paths, file.paths[0]
         self.first_epoch_only = place is not None
         """Whether later epochs are ordered as usual, because all of the file is here by then."""
+        self.order_lasts = True
+        """Units are blocks of the file, which every process finds."""
         self.leaves_out = False
         """A pack has no rows that cannot be used."""
         self.verb = "copied"
@@ -165,8 +166,9 @@ class PartialPack:
         """Return the reason for the size of windows."""
         files, limit = self.file.files, self.file.limit
         of_all = f"{format_bytes(files.size)} in {files.blocks:,} of them"
-        why = "copied from the cache" if limit is None else f"disk_limit={format_bytes(limit)}"
-        return f"blocks of {format_bytes(files.block_bytes)}; {of_all}, {why}"
+        why = "" if isinstance(self.file, WholeFile) else ", copied from the cache"
+        why = why if limit is None else f", disk_limit={format_bytes(limit)}"
+        return f"blocks of {format_bytes(files.block_bytes)}; {of_all}{why}"
 
     @property
     def figures(self) -> dict[str, int]:
@@ -365,6 +367,24 @@ def open_whole(place: Path) -> PartialPack | None:
     """Open a complete pack whose first epoch has the order of one that is being copied; `None` without a manifest."""
     manifest = read_manifest(place)
     return None if manifest is None else _open_pack(_whole_file(place, manifest), place)
+
+
+def lasting_order(arrival: Arrival) -> Arrival:
+    """Return what tells the units of a file as every process finds them, also once all of it is here.
+
+    Of a file that is being packed these are the blocks of the finished one, whose layout it has from the beginning.
+    """
+    if arrival.order_lasts:
+        return arrival
+    path = arrival.readable_path
+    assert path is not None
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        # It got its own name between the two lines above.
+        return lasting_order(arrival)
+    # Nobody reads rows by it, so hashes are not needed.
+    return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path)
 
 
 def _one_file(path: Path, manifest: Manifest, name: str) -> FileSet:

@@ -385,6 +385,8 @@ class PackArrival:
         """Whether samples may turn out to be unusable."""
         self.first_epoch_only = True
         """Only the first epoch is read unit by unit: at its end the whole split is there."""
+        self.order_lasts = False
+        """Once all is packed, nobody knows any more how the source was laid out."""
         self.verb = "packed"
         """What is done with rows, so that they are here."""
         self._knows_targets = plan.knows_targets

@@ -201,7 +201,8 @@ class BackgroundPack:
         # After a failure there may still be a file, but only for the next call to continue.
         self.arrival.check()
         if self._done.done() and (whole := self._result()) is not self._handed_out:
-            return dataset_h5(whole.path, split=split)
+            # Ordered as by a later call, which finds the pack here.
+            return dataset_h5(whole.path, split=split, arrival=open_whole(whole.path))
         try:
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
         except (SourceNotFoundError, FileNotFoundError):

@@ -60,6 +60,7 @@ class InUnitsOfFour:
     first_epoch_only: bool = False
     readable_path: None = None
     leaves_out: bool = False
+    order_lasts: bool = True
     first_units: int = 1
     handed_out: HandedOut = field(default_factory=HandedOut)
     broken: tuple[int, ...] = ()

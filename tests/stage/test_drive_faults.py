@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, Lis
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
+from tests.io.test_board import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,7 +204,8 @@ def test_a_file_that_becomes_visible_late_is_found(tmp_path: Path) -> None:
     """Not there yet is an error that says so; a little later, or after a remount, the same call works."""
     mountpoint = tmp_path / "content" / "drive"
     mountpoint.mkdir(parents=True)
-    with SimulatedDrive(tmp_path / "late", knobs=replace(DriveKnobs(time_scale=0.01), visibility_s=50)) as drive:
+    # Never by itself, or a call that other work holds up would find it.
+    with SimulatedDrive(tmp_path / "late", knobs=replace(DriveKnobs(time_scale=0.01), visibility_s=math.inf)) as drive:
         drive.mount(mountpoint)
         assert list((mountpoint / "MyDrive").iterdir()) == []
         (drive.cloud / "MyDrive" / "a.bin").write_bytes(b"abc")
@@ -212,3 +215,10 @@ def test_a_file_that_becomes_visible_late_is_found(tmp_path: Path) -> None:
         drive.mount(mountpoint)
         fetch_files(mountpoint / "MyDrive" / "a.bin", tmp_path / "a.bin", progress=False)
     assert (tmp_path / "a.bin").read_bytes() == b"abc"
+    with SimulatedDrive(tmp_path / "soon", knobs=replace(DriveKnobs(time_scale=0.01), visibility_s=20)) as drive:
+        drive.mount(mountpoint)
+        assert list((mountpoint / "MyDrive").iterdir()) == []
+        (drive.cloud / "MyDrive" / "b.bin").write_bytes(b"abc")
+        wait_until((mountpoint / "MyDrive" / "b.bin").exists)
+        fetch_files(mountpoint / "MyDrive" / "b.bin", tmp_path / "b.bin", progress=False)
+    assert (tmp_path / "b.bin").read_bytes() == b"abc"

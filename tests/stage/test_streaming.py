@@ -209,6 +209,30 @@ def test_arrays_for_other_frameworks_come_from_what_is_being_packed_as_batches_d
     data.wait(progress=False)
 
 
+def test_ranks_share_out_one_order_whether_they_packed_or_waited_for_another_that_did(
+    gated: GatedTree, tmp_path: Path
+) -> None:
+    """The second call for a dataset waits until the first is done, and finds a whole pack: each row comes once."""
+    data = stage(gated, tmp_path / "a", streaming=True)
+    packing = data.loader("train", BATCH // 2, rank=0, world_size=2)
+    assert "blocks of" in str(packing.plan)
+    gated.gate.open()
+    batches = iter(packing)
+    seen = [values(next(batches)[0]) for _ in range(3)]
+    state = packing.state_dict()
+    seen += [values(x) for x, _ in batches]
+    data.wait(progress=False)
+    other = stage(gated, tmp_path / "a", streaming=True)
+    assert (other.report.origin, other.arriving) == ("local", None)
+    second = [values(x) for x, _ in other.loader("train", BATCH // 2, rank=1, world_size=2)]
+    assert sorted(n for batch in seen + second for n in batch) == [n for n in range(COUNT) if n % 6]
+    # One process whose steps have as many samples goes on where they were.
+    alone = other.loader("train", BATCH)
+    alone.load_state_dict(state)
+    together = [sorted(one + two) for one, two in zip(seen[3:], second[3:], strict=True)]
+    assert [sorted(values(x)) for x, _ in alone] == together
+
+
 def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedTree, tmp_path: Path) -> None:
     gated.gate.open()
     data = stage(gated, tmp_path / "a", streaming=True)
@@ -320,6 +344,8 @@ def test_what_cannot_be_streamed_says_so(gated: GatedTree, folder: Path, tmp_pat
         data.loader("train", BATCH, shuffle=True)
     with pytest.raises(OptionError, match='on_error="skip"'):
         data.loader("train", BATCH, strategy="workers")
+    with pytest.raises(OptionError, match="equally many steps"):
+        data.loader("train", BATCH, rank=0, world_size=2)
     gated.gate.open()
     data.wait(progress=False)
 
