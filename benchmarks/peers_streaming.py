@@ -5,14 +5,18 @@
 moto's S3 server on loopback stands for the bucket: it answers after 0.4 s, and sends 100 MB/s to all who ask together.
 Every library has the same images in its own format, as raw pixels. Each run is a fresh process with an empty local
 folder; it trains for two epochs, shuffled. The peers have the shards, workers and read-ahead with which they were
-quickest in the first epoch, of those tried; `_peers.py` says how to build their environment.
+quickest in the first epoch, of those tried; `_peers.py` says how to build their environment. A run that is not done
+after a minute is ended, and what it had done by then is told. Under a limit no shards are tried of which less than two
+find room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -49,7 +53,9 @@ TRIED: dict[str, list[dict[str, Any]]] = {
         {"shard": 8_000_000, "workers": 4, "ahead": 640, "shuffle": "py2s"},
     ],
 }
-_RUN_S = 180.0
+# A run, with its imports and both epochs; and writing a library's format.
+_RUN_S, _STORE_S = 60.0, 300.0
+EPOCHS = 2
 
 
 class Bench:
@@ -91,20 +97,33 @@ class Bench:
 def _ask(library: str, run: dict[str, Any], login: dict[str, str]) -> dict[str, Any]:
     python = sys.executable if library == OURS else _peers.PLACE / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    done = subprocess.run(
-        [python, "-m", "benchmarks._far_peers", json.dumps(run)],
-        cwd=Path(__file__).parent.parent,
-        env={**environment, **login},
-        capture_output=True,
-        text=True,
-        timeout=_RUN_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError("\n".join(done.stderr.strip().splitlines()[-3:]))
-    if not run.get("address"):
+    trains = "address" in run
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as problems:
+        process = subprocess.Popen(
+            [python, "-m", "benchmarks._far_peers", json.dumps(run)],
+            cwd=Path(__file__).parent.parent,
+            env={**environment, **login},
+            stdout=out,
+            stderr=problems,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(_RUN_S if trains else _STORE_S)
+        except subprocess.TimeoutExpired:
+            code = 0
+        finally:
+            # Its workers with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        problems.seek(0)
+        if code:
+            raise RuntimeError("\n".join(problems.read().strip().splitlines()[-3:]))
+        lines = [line for line in out.read().splitlines() if line.startswith("{")]
+    if not trains:
         return {}
-    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    said: dict[str, Any] = json.loads(lines[-1]) if lines else {"first_batch_s": None, "epochs_s": [], "wrong": 0}
     if said["wrong"]:
         msg = f"{said['wrong']:,} rows of two epochs were not seen exactly once"
         raise RuntimeError(msg)
@@ -117,19 +136,32 @@ def _told(settings: dict[str, Any]) -> str:
     return ", ".join(parts + ([settings["shuffle"]] if "shuffle" in settings else []))
 
 
+def _seconds(values: list[float | None]) -> str:
+    """The median; what none of the runs came to is not told."""
+    found = [value for value in values if value is not None]
+    return f"{statistics.median(found):7.2f} s" if len(found) == len(values) else f"{'-':>9}"
+
+
 def _line(title: str, runs: list[dict[str, Any]], nbytes: int) -> str:
-    first, one, two = (
-        statistics.median(values)
-        for values in (
-            [run["first_batch_s"] for run in runs],
-            [run["epochs_s"][0] for run in runs],
-            [run["epochs_s"][1] for run in runs],
-        )
-    )
+    firsts = [run["first_batch_s"] for run in runs]
+    one, two = ([run["epochs_s"][epoch] if _did(run, epoch) else None for run in runs] for epoch in range(EPOCHS))
     fetched, peak = (max(run[name] for run in runs) for name in ("fetched", "peak"))
+    unfinished = sum(not _did(run, EPOCHS - 1) for run in runs)
+    late = f"  not finished in {_RUN_S:.0f} s: {unfinished} of {len(runs)}" if unfinished else ""
     return (
-        f"{title:<58}  {first:7.2f} s  {one:7.2f} s  {two:7.2f} s  {fetched / nbytes:7.2f} x  {format_bytes(peak):>8}"
+        f"{title:<58}  {_seconds(firsts)}  {_seconds(one)}  {_seconds(two)}  {fetched / nbytes:7.2f} x  "
+        f"{format_bytes(peak):>8}{late}"
     )
+
+
+def _did(run: dict[str, Any], epoch: int) -> bool:
+    return len(run["epochs_s"]) > epoch
+
+
+def _quickness(run: dict[str, Any]) -> tuple[float, float]:
+    """By the first epoch; of runs that did not finish it, by the first batch."""
+    never = float("inf")
+    return (run["epochs_s"][0] if _did(run, 0) else never), run["first_batch_s"] or never
 
 
 def compare(bench: Bench, limit: int | None) -> None:
@@ -137,25 +169,35 @@ def compare(bench: Bench, limit: int | None) -> None:
     title = "all of it may stay here" if limit is None else f"the local disk may hold {format_bytes(limit)} of it"
     print(f"\n{title}\n\n{'':<58}  {'first batch':>9}  {'epoch 1':>9}  {'epoch 2':>9}  {'fetched':>9}  {'peak':>8}")
     chosen: dict[str, dict[str, Any]] = {OURS: {}}
+    runs: dict[str, list[dict[str, Any]]] = {OURS: []}
     for library, tried in TRIED.items():
-        found: list[tuple[float, dict[str, Any]]] = []
+        found: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for settings in tried:
+            if limit is not None and 2 * settings["shard"] > limit:
+                continue
             try:
                 run = bench.run(library, limit, settings)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"tried: {library}, {_told(settings)}: {str(error).splitlines()[-1]}")
+            except RuntimeError as error:
+                print(f"tried: {library}, {_told(settings)}: {[*str(error).splitlines(), 'it failed'][-1]}", flush=True)
                 continue
             print(_line(f"tried: {library}, {_told(settings)}", [run], bench.nbytes), flush=True)
-            found.append((run["epochs_s"][0], settings))
+            found.append((run, settings))
         if found:
-            chosen[library] = min(found, key=lambda pair: pair[0])[1]
-    runs: dict[str, list[dict[str, Any]]] = {library: [] for library in chosen}
+            best, settings = min(found, key=lambda pair: _quickness(pair[0]))
+            runs[library] = [best]
+            # One that does not finish would not finish again.
+            if _did(best, EPOCHS - 1):
+                chosen[library], runs[library] = settings, []
     for _ in range(ROUNDS):
         for library, settings in chosen.items():
-            runs[library].append(bench.run(library, limit, settings))
+            try:
+                runs[library].append(bench.run(library, limit, settings))
+            except RuntimeError as error:
+                print(f"{library}: {[*str(error).splitlines(), 'it failed'][-1]}", flush=True)
     print()
     for library, done in runs.items():
-        print(_line(library, done, bench.nbytes))
+        if done:
+            print(_line(library, done, bench.nbytes), flush=True)
 
 
 def main() -> int:

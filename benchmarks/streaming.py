@@ -53,7 +53,7 @@ from colabstage.pack.arrival import FIRST_UNITS, stretch_bytes, window_units
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.streaming import StreamFacts, forecast_stream
-from colabstage.sources.opening import OpenSource
+from colabstage.sources.opening import Opening, open_source
 from colabstage.sources.parse import parse_source
 from colabstage.stage.request import make_request
 from tests.support.http_knobs import WebKnobs
@@ -323,7 +323,7 @@ def sparse_pack(bench: Bench, archive: Path, cache: Path) -> Path:
     # It keeps the holes.
     subprocess.run(["cp", "--sparse=always", data.arriving.arrival.readable_path or data.path, pack], check=True)
     data.cancel()
-    with OpenSource(parse_source(archive), Opening(place, NullProgress(), Cancellation()), unpack=False) as source:
+    with open_source(parse_source(archive), Opening(place, NullProgress(), Cancellation()), unpack=False) as source:
         identity = source.identity.to_json()
     manifest = Manifest(
         pack.stat().st_size,
