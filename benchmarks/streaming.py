@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from colabstage.sources.part import Opening
 from PIL import Image
 
 from benchmarks._timeline import Timeline
