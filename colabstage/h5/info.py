@@ -173,33 +173,38 @@ def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
     with open_fields(path, fields) as file, reading_contents(path):
-        version = int(file.attrs[FORMAT_ATTRIBUTE]) if FORMAT_ATTRIBUTE in file.attrs else None
-        # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
-        if version is not None and version > FORMAT_VERSION:
-            msg = (
-                f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
-                "Update with: pip install -U colabstage"
-            )
-            raise NewerFormatError(msg)
-        splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
-        # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
-        options: Any = {}
-        with suppress(ValueError):
-            options = json.loads(_text_attribute(file, "options") or "{}")
-        return PackInfo(
-            path=path,
-            format_version=version,
-            layout=_text_attribute(file, "layout"),
-            classes=_texts(file, CLASSES),
-            splits=splits,
-            options=options if isinstance(options, dict) else {},
-            source=_text_attribute(file, "source"),
-            skipped=_texts(file, SKIPPED),
-            encoding_reason=_text_attribute(file, "encoding_reason"),
-            encoding=_text_attribute(file, "encoding"),
-            shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
-            resizer=_text_attribute(file, RESIZER_ATTRIBUTE),
+        return info_of(file, path, fields)
+
+
+def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInfo:
+    """Read what an open file of `open_fields` holds, inside `reading_contents`; raises as `read_info`."""
+    version = int(file.attrs[FORMAT_ATTRIBUTE]) if FORMAT_ATTRIBUTE in file.attrs else None
+    # A newer writer may have changed what bytes mean; reading on would give wrong pixels without an error.
+    if version is not None and version > FORMAT_VERSION:
+        msg = (
+            f"'{path}' was written in format {version}; this colabstage reads up to format {FORMAT_VERSION}. "
+            "Update with: pip install -U colabstage"
         )
+        raise NewerFormatError(msg)
+    splits = _read_splits(file, path) if fields is None else _read_named(file, fields, path)
+    # Only shown to people: another tool may well use the same name, and that is no reason to refuse its file.
+    options: Any = {}
+    with suppress(ValueError):
+        options = json.loads(_text_attribute(file, "options") or "{}")
+    return PackInfo(
+        path=path,
+        format_version=version,
+        layout=_text_attribute(file, "layout"),
+        classes=_texts(file, CLASSES),
+        splits=splits,
+        options=options if isinstance(options, dict) else {},
+        source=_text_attribute(file, "source"),
+        skipped=_texts(file, SKIPPED),
+        encoding_reason=_text_attribute(file, "encoding_reason"),
+        encoding=_text_attribute(file, "encoding"),
+        shard_set=_text_attribute(file, SHARD_SET_ATTRIBUTE),
+        resizer=_text_attribute(file, RESIZER_ATTRIBUTE),
+    )
 
 
 def open_h5(path: Path) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -116,9 +117,12 @@ def random_order(count: int, *entropy: int) -> NDArray[np.intp]:
         return np.argsort(drawn, kind="stable")
     # The upper random bits with the row below them: sorting numbers takes a fifth of the time of sorting places.
     low = np.uint64((1 << bits) - 1)
-    keyed = (drawn & ~low) | np.arange(count, dtype=np.uint64)
-    keyed.sort()
-    return (keyed & low).astype(np.intp)
+    # In place: memory of millions of rows that is new takes as long as all of this.
+    drawn &= ~low
+    drawn |= np.arange(count, dtype=np.uint64)
+    drawn.sort()
+    drawn &= low
+    return drawn.view(np.intp)
 
 
 def random_fractions(count: int, *entropy: int) -> NDArray[np.float64]:
@@ -409,12 +413,15 @@ class Schedule:
         """Return the rows of the batches that are left of an epoch, and how many rows there were before them."""
         rows = self.order.rows(epoch, self.shard)
         edges = self._edges(len(rows))
-        left = [rows[start:stop] for start, stop in zip(edges[batches_done:-1], edges[batches_done + 1 :], strict=True)]
-        return left, edges[batches_done]
+        # Full ones as rows of a table: of millions of small batches, a slice of each would take several times as long.
+        done, full = edges[batches_done], max(batches_done, min(len(edges) - 3, len(rows) // self.batch_size))
+        left = list(rows[done : edges[full]].reshape(-1, self.batch_size))
+        left += [rows[start:stop] for start, stop in pairwise(edges[full:])]
+        return left, done
 
     def _edges(self, count: int) -> list[int]:
         batches, size = self.batches, self.batch_size
-        edges = [min(number * size, count) for number in range(batches + 1)]
+        edges: list[int] = np.minimum(np.arange(batches + 1) * size, count).tolist()
         if batches > 1 and edges[-1] == edges[-2]:
             # Another rank has one sample more, and with it one batch more.
             edges[-2] -= 1

@@ -11,6 +11,7 @@ import copy
 import logging
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import NotEnoughSpaceError, PackFormatError
-from colabstage.h5.info import open_fields, open_h5, read_info
+from colabstage.h5.info import info_of, open_fields, open_h5
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
 from colabstage.images.options import ImageOptions
@@ -180,18 +181,23 @@ class SplitPart:
         """
         # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
-        info = read_info(self.path, fields)
         self._fields = fields
         self._resizer = resizer
         self.split = split
-        self.info: SplitInfo = info.split(split)
-        self.classes = info.classes
         # When all rows are here, an arrival only changes the order of an epoch.
         self._arrival = None if arrival is None or arrival.complete else arrival
-        self._stamps = {self.path: FileStamp.of(self.path.stat(), arriving=self._arrival is not None)}
+        self._stamps: dict[Path, FileStamp] = {}
         self._beside_bytes = beside_bytes
-        self.slow_mount = slow_reason(mount_of(self.path))
+        # Before it is opened, so that another one that takes its place meanwhile is refused when it is read. Opening
+        # says what is wrong where there is none.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
+        # Once, because a look at its heaps takes as long as all else.
         with open_fields(self.path, fields) as file, reading_contents(self.path):
+            info = info_of(file, self.path, fields)
+            self.info: SplitInfo = info.split(split)
+            self.classes = info.classes
+            self.slow_mount = slow_reason(mount_of(self.path))
             self._x = self._examine(file, self.info.x)
             self._y = None if self.info.y is None else self._examine(file, self.info.y)
             if decode:
