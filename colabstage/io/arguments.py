@@ -246,7 +246,6 @@ GOES_ON = "What was finished is kept; the same call again continues from there."
 NOTHING_DONE = "Nothing was changed."
 
 _PACKAGE = __name__.partition(".")[0]
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _BECAUSE = "\nThe above exception was the direct cause of the following exception:\n"
 
 
@@ -295,12 +294,13 @@ def lines_of(error: BaseException) -> list[str]:
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without frames of colabstage's, and without those of libraries that these have called."""
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     kept: list[TracebackType] = []
     inside = False
     while trace is not None:
         ours = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == _PACKAGE
         inside = inside or ours
-        if not (inside and (ours or trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES))):
+        if not (inside and (ours or trace.tb_frame.f_code.co_filename.startswith(libraries))):
             kept.append(trace)
         trace = trace.tb_next
     shown: TracebackType | None = None

@@ -298,7 +298,7 @@ def open_archive(
             return SingleFileTree(source, base_name(called))
         kind = recognise_archive(source)
         if kind is None:
-            _refuse(source)
+            _refuse_file(source)
         if kind == "zip":
             return ZipTree(source, limits=limits)
         if kind in ("7z", "rar"):
@@ -313,7 +313,7 @@ def open_archive(
         raise
 
 
-def _refuse(source: ByteSource) -> NoReturn:
+def _refuse_file(source: ByteSource) -> NoReturn:
     """Raise the error for a file that is no archive; the message says what it is."""
     head = source.pread(HEAD_BYTES, 0)
     what = describe_contents(head) + (" that does not unpack" if compression_of(head) is not None else "")
