@@ -84,23 +84,34 @@ def judge_disk(facts: MachineFacts) -> Ruling:
     free, data = facts.disk.free_bytes, facts.dataset
     if free is None:
         return Ruling("fail", f"The disk of '{facts.platform.fast_dir}' does not say how much of it is free.")
-    # Drive's client keeps a second copy of everything that is read through the mount.
-    comes_twice = data is not None and data.slow_mount == "Google Drive"
-    need = 0 if data is None or data.slow_mount is None else data.nbytes * (2 if comes_twice else 1)
     said = f"{format_bytes(free)} free where datasets are staged ('{facts.platform.fast_dir}')"
-    if need > free:
-        twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
-        words = f"{said}, but copying '{data and data.path}' here takes {format_bytes(need)}{twice}."
-        return Ruling("fail", words, _in_part(data, free))
+    if data is not None and (takes := _too_much(data, free)):
+        return Ruling("fail", f"{said}, but {takes}.", _in_part(data, free))
     if free < _NO_DISK_BYTES:
         return Ruling("fail", f"Only {said}.")
     return Ruling("warn" if free < _LITTLE_DISK_BYTES else "ok", f"{said}.")
 
 
-def _in_part(data: DatasetFacts | None, free_bytes: int) -> str:
+def _too_much(data: DatasetFacts, free_bytes: int) -> str:
+    """Say what a dataset would take here, if that is more than is free; "" otherwise."""
+    if data.slow_mount is None:
+        # A pack that is here already is read where it is, and files in a folder may be.
+        if data.state != "file" or data.pack is not None or data.problem is not None or data.nbytes <= free_bytes:
+            return ""
+        return f"a pack of '{data.path}' takes about {format_bytes(data.nbytes)} where it keeps images as they are"
+    # Drive's client keeps a second copy of everything that is read through the mount.
+    comes_twice = data.slow_mount == "Google Drive"
+    need = data.nbytes * (2 if comes_twice else 1)
+    if need <= free_bytes:
+        return ""
+    twice = " (twice its size: the Drive client keeps a copy)" if comes_twice else ""
+    return f"copying '{data.path}' here takes {format_bytes(need)}{twice}"
+
+
+def _in_part(data: DatasetFacts, free_bytes: int) -> str:
     """Say how to train on what is larger than the disk."""
     limit = f'disk_limit="{max(1, free_bytes // 2 // _GB)}GB"'
-    if data is not None and data.pack is not None:
+    if data.pack is not None:
         return f"Read it in part: dataset_h5('{data.path}', {limit}) never has more of it here than that."
     return (
         f"Give stage_dataset {limit}: it reads the packed copy in the cache in part, and packs what is not there yet "

@@ -177,6 +177,12 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return list(zip(self.reader.keys(), found.tolist() if isinstance(found, np.ndarray) else found, strict=True))
 
     @property
+    def figures(self) -> dict[str, int]:
+        """Return the bytes of what is read under `disk_limit`: `fetched` and `evicted` since it was opened, `kept` from
+        before, `here` now and on the `disk`. Empty for a file that is here."""
+        return dict(getattr(self.reader.arrival, "figures", {}))
+
+    @property
     def per_sample(self) -> bool:
         """Tell whether Python of the caller's is called for each sample."""
         return self.transform is not None or self.target_transform is not None

@@ -60,6 +60,7 @@ _LONGEST_BATCH_S = 3600.0
 _OPENERS = 8
 # The address of all shards of a set, as packing reports it, or with a star.
 _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
+_A_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
 
@@ -172,7 +173,7 @@ class PartialPack:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Return bytes `fetched`, `evicted`, `kept` from before, `here`, and on the `disk`."""
+        """Return bytes `fetched` and `evicted` since this was opened, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures
 
     def units(self, split: str) -> NDArray[np.intp]:
@@ -343,7 +344,13 @@ def _source_of(address: str | os.PathLike[str]) -> LocalSource | WebSource | Obj
 
 
 def _label_of(sources: Sequence[SingleSource]) -> str:
-    """Return what several files are called in messages."""
+    """Return what several files are called in messages: of all shards of a set, the pattern that opens them."""
+    first = _A_SHARD.fullmatch(sources[0].label)
+    if first is not None and len(sources) == int(first["count"]):
+        pattern = f"{first['stem']}-*-of-{first['count']}{first['rest']}"
+        parts = [_A_SHARD.fullmatch(one.label) for one in sources]
+        if all(part is not None and part["stem"] == first["stem"] for part in parts):
+            return pattern
     more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
     return f"{sources[0].label}{more}"
 
@@ -358,9 +365,9 @@ def _name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) 
     return [FileOfSet(*one) for one in zip(sources, names, manifests, strict=True)]
 
 
-def open_restored(path: Path, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
-    """Open a pack at `path` that is copied to `folder` completely and then moved to `place`; as `open_partial`."""
-    return _open_pack(BlockwiseFile(_one_file(path, manifest, place.name), folder, None), place)
+def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
+    """Open a packed file that is copied to `folder` completely and then moved to `place`; as `open_partial`."""
+    return _open_pack(BlockwiseFile(_one_file(source, manifest, place.name), folder, None), place)
 
 
 def open_whole(place: Path) -> PartialPack | None:
@@ -387,12 +394,12 @@ def lasting_order(arrival: Arrival) -> Arrival:
     return _open_pack(_whole_file(path, Manifest(size, BLOCK_BYTES, ("",) * -(-size // BLOCK_BYTES))), path)
 
 
-def _one_file(path: Path, manifest: Manifest, name: str) -> FileSet:
-    return FileSet([FileOfSet(local_source(path), name, manifest)])
+def _one_file(source: SingleSource, manifest: Manifest, name: str) -> FileSet:
+    return FileSet([FileOfSet(source, name, manifest)])
 
 
 def _whole_file(place: Path, manifest: Manifest) -> WholeFile:
-    return WholeFile(place, _one_file(place, manifest, place.name))
+    return WholeFile(place, _one_file(local_source(place), manifest, place.name))
 
 
 def _reopen(arguments: tuple[Any, ...], fields: tuple[PackField, ...], window_units: int, place: Path) -> PartialPack:

@@ -24,7 +24,7 @@ from colabstage.io.workspace import open_workspace
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
 from colabstage.pack.writer import MixedImagesError
-from colabstage.sources.objects_fsspec import WritableStore
+from colabstage.sources.writable_store import WritableStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

@@ -130,6 +130,11 @@ class OpenList(Closing):
         return all(part.opens_at_once for part in self.parts)
 
     @property
+    def is_walked(self) -> bool:
+        """Return whether some of it is a tar that is looked through where it is."""
+        return any(part.is_walked for part in self.parts)
+
+    @property
     def unpacks_first(self) -> bool:
         """Return whether some of it is compressed as a whole, so that its files are known only once it is unpacked."""
         return any(part.unpacks_first for part in self.parts)

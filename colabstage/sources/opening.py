@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from colabstage.errors import ChecksumMismatchError, OptionError
+from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
 from colabstage.io.files import Closing, disk_use
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
@@ -22,6 +22,7 @@ from colabstage.io.units import format_count
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
+from colabstage.sources.archive_walk import ArchiveWalk
 from colabstage.sources.download import Download, bring
 from colabstage.sources.identity import (
     SourceIdentity,
@@ -97,6 +98,13 @@ class Opening:
     """What stops it."""
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
+    sparing: bool = False
+    """Whether there may be no room for all of a source: nothing is then downloaded only to be opened, and a tar is
+    looked through where it is."""
+
+
+class ComesWholeError(SourceReadError):
+    """A service gives all of a source or nothing, and there may be no room for all of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +221,16 @@ class SourcePart(Closing):
         if self.comes_first:
             return False
         # A zip has its directory at the end, which one request fetches. A tar has to be read from its beginning.
-        return not self._is_copied or recognise_archive(self._content) in ("zip", None)
+        return not self._is_copied or recognise_archive(self._content) in ("zip", None) or self.is_walked
+
+    @property
+    def is_walked(self) -> bool:
+        """Return whether it is a tar that is looked through where it is, which may take a while."""
+        return self.opening.sparing and self._is_copied and not self.comes_first and self._is_tar
+
+    @property
+    def _is_tar(self) -> bool:
+        return recognise_archive(self._content) == "tar"
 
     @property
     def unpacks_first(self) -> bool:
@@ -332,9 +349,15 @@ class SourcePart(Closing):
         # From the copy, where there is one: each part would otherwise be a request of its own, and all of it is copied
         # anyway.
         read = content.pread if self._copy is None else self._copy.read_here
+        walk = self._walk("compare") if self._copy is not None and self.opening.sparing else None
+        if walk is not None:
+            # There may be no room for a copy: all of it is read once for this, and none is kept.
+            read = walk.pread
         for offset in range(0, content.size, _HASH_BYTES):
             self.opening.cancellation.check()
             hasher.update(read(_HASH_BYTES, offset))
+        if walk is not None:
+            walk.end()
         if hasher.hexdigest() != checksum.digest:
             # The next call would continue with it, and fail in the same way.
             self.discard()
@@ -358,8 +381,11 @@ class SourcePart(Closing):
         if self.tree is not None:
             return self.tree
         if self._archive is None:
-            content = self._content
-            if not self.opens_at_once:
+            content: ByteSource = self._content
+            walk = None
+            if self.is_walked:
+                content = walk = self._walk("look through")
+            elif not self.opens_at_once:
                 self.start()
             self._archive = self._stack.enter_context(
                 open_archive(
@@ -370,7 +396,18 @@ class SourcePart(Closing):
                     cancellation=self.opening.cancellation,
                 )
             )
+            if walk is not None:
+                walk.end()
         return self._archive
+
+    def _walk(self, verb: str) -> ArchiveWalk:
+        """Return the bytes of a file that is far away, for who goes through it once from its beginning to its end."""
+        assert self.file is not None
+        content = self._content
+        step = self._stack.enter_context(
+            LateStep(self.opening.progress, f"{verb} {self.file.facts.name}", content.size)
+        )
+        return ArchiveWalk(content, self.file, step, self.opening.cancellation)
 
     def relisted(self) -> str:
         """List a folder on a slow mount again; return how it differs from the first listing, in a sentence, or ""."""
@@ -436,7 +473,7 @@ def not_one_file(label: str) -> OptionError:
 def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource:
     """Open a source by reading a folder's listing, an archive's two ends, or what a service reports about it.
 
-    Data behind a share link or on Kaggle is downloaded completely now.
+    Data behind a share link or on Kaggle is downloaded completely now, unless `opening.sparing`.
 
     Args:
         source: the source; a pattern is expanded.
@@ -449,6 +486,7 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
         MissingDependencyError: its kind needs a package; the message has the install line.
         ArchiveError: it is a file but not an archive; the message says what it is.
         OptionError: it is a folder, and a checksum was given.
+        ComesWholeError: `opening.sparing`, and it cannot be read where it is.
     """
     opened = expand_pattern(source) if isinstance(source, LocalSource) else source
     if isinstance(opened, ManySource):
@@ -529,6 +567,8 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
 
 
 def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
+    if opening.sparing:
+        return _open_shared_file(source, opening)
     assert opening.folder is not None
     brought = bring(
         source,
@@ -543,3 +583,16 @@ def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> Sourc
         part.brought, part.download = brought, brought.download
         undo.pop_all()
     return part
+
+
+def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
+    """Open one file behind a share link, whose parts are read where they are."""
+    if isinstance(source, ShareSource):
+        from colabstage.sources.share_download import share_link_facts
+        from colabstage.sources.share_ranges import open_shared
+
+        facts = share_link_facts(source.link, cancellation=opening.cancellation)
+        if facts is not None and facts.size is not None and facts.ranges:
+            return SourcePart(source, "share link", True, opening, file=open_shared(source.link, facts))
+    msg = f"'{source.label}' comes whole or not at all."
+    raise ComesWholeError(msg)

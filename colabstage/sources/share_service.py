@@ -45,6 +45,8 @@ CONNECT_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 60.0
 # Requests at once; more of them make Google take this machine for a robot.
 IN_FLIGHT = 6
+# Where files are downloaded from.
+DOWNLOADS = "https://drive.usercontent.google.com/download"
 # Pages that Drive writes are some kilobytes; a listing has about a kilobyte for each entry.
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _MAX_DEPTH = 50
@@ -114,7 +116,7 @@ class DriveWeb(Closing):
         """
         if link.kind != "unknown":
             return link
-        answer = self._ask("https://drive.google.com/open", _query(link), link.label, redirects=False)
+        answer = self._ask("https://drive.google.com/open", link_query(link), link.label, redirects=False)
         found = parse_share_link(urllib.parse.urljoin(answer.url, answer.headers.get("Location", "")))
         # Drive led elsewhere, as to a login: asking for the file itself tells what is wrong.
         if found is None or found.id != link.id or found.kind == "unknown":
@@ -130,10 +132,9 @@ class DriveWeb(Closing):
             WebPageError: a page came that is none of these.
             SourceReadError: no answer after all tries.
         """
-        address = "https://drive.usercontent.google.com/download"
-        query = {**_query(link), "export": "download", "confirm": "t"}
+        query = {**link_query(link), "export": "download", "confirm": "t"}
         try:
-            answer = self._ask(address, query, link.label, first_byte=True)
+            answer = self._ask(DOWNLOADS, query, link.label, first_byte=True)
         except TransientError:
             # To a Google document, too, Drive answers with status 500.
             self.resolve(ShareLink("unknown", link.id, link.resource_key))
@@ -201,7 +202,7 @@ class DriveWeb(Closing):
                     future.cancel()
 
     def _folder_page(self, link: ShareLink) -> FolderPage:
-        answer = self._ask("https://drive.google.com/embeddedfolderview", _query(link), link.label)
+        answer = self._ask("https://drive.google.com/embeddedfolderview", link_query(link), link.label)
         page = read_folder_page(answer.text)
         # The login page would pass for a folder without files.
         if not page.title or ("flip-entries" not in answer.text and not page.entries):
@@ -244,7 +245,8 @@ class DriveWeb(Closing):
         return answer
 
 
-def _query(link: ShareLink) -> dict[str, str]:
+def link_query(link: ShareLink) -> dict[str, str]:
+    """Return what names a file in the query of any of Drive's addresses."""
     return {"id": link.id, **({"resourcekey": link.resource_key} if link.resource_key else {})}
 
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-from colabstage.errors import CancelledError, ColabstageError, DriveDisconnectedError, DriveError, SourceError
-from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
-from colabstage.h5.parts import PartName, shards_beside
+import numpy as np
+
+from colabstage.errors import CancelledError, DriveDisconnectedError, DriveError, SourceError, SourceReadError
+from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
+from colabstage.h5.parts import PartName
 from colabstage.io.files import disk_use, make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
-from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.temporaries import cut_own, remove_own
 from colabstage.io.workspace import only_for, open_workspace
 from colabstage.load.partial import open_restored
 from colabstage.machine.drive import ask_drives
-from colabstage.machine.mounts import drive_root, silence_of
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
-from colabstage.machine.watched import run_watched
 from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
-from colabstage.sources.parse import local_source
+from colabstage.sources.parse import ObjectSource
+from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.partial.files import FileOfSet, FileSet
-from colabstage.sources.partial.local import TABLE
+from colabstage.sources.partial.local import TABLE, Edges
+from colabstage.stage.places import FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.record import identity_of
 
@@ -35,49 +37,38 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.load.partial import PartialPack
-    from colabstage.stage.request import StageRequest
-
-
-# Manifests that are read at once.
-_READERS = 8
+    from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.request import CacheDir, StageRequest
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPack:
     """A pack in the cache whose manifest is complete and whose length is right."""
 
-    path: Path
+    file: CachedFile
     """The packed file in the cache; of a set of shards the first."""
     manifest: Manifest
     """What it was made from, and the hash of each block; of a set what all shards are together, without hashes."""
-    shards: tuple[CachedShard, ...] = ()
+    place: CachePlace
+    """Where it is."""
+    shards: tuple[CachedFile, ...] = ()
     """All shards of a set, in order; empty for a single file."""
 
     @classmethod
-    def of_set(cls, shards: Sequence[CachedShard]) -> CachedPack:
+    def of_set(cls, shards: Sequence[CachedFile], place: CachePlace) -> CachedPack:
         """Return the pack that is made of all shards of a set."""
-        files = FileSet([FileOfSet(local_source(one.path), one.path.name, one.manifest) for one in shards])
+        files = _files_of(shards)
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
-        return cls(shards[0].path, whole, tuple(shards))
+        return cls(shards[0], whole, place, tuple(shards))
 
     @property
-    def paths(self) -> list[Path]:
-        """Return all its files."""
-        return [one.path for one in self.shards] or [self.path]
+    def label(self) -> str:
+        """Return what messages call it; of a set the pattern that matches all shards."""
+        return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.file.source.label)
 
 
-class CachedShard(NamedTuple):
-    """A shard in the cache whose manifest is complete and whose length is right."""
-
-    path: Path
-    """The file."""
-    manifest: Manifest
-    """What it was made from, and the hash of each block."""
-
-    @property
-    def made_of(self) -> str:
-        """Return the digits that all shards of one set have in common."""
-        return self.manifest.shard.partition(" ")[0]
+def _files_of(shards: Sequence[CachedFile]) -> FileSet:
+    return FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
 
 
 class Cache:
@@ -88,71 +79,80 @@ class Cache:
 
     def __init__(self, request: StageRequest) -> None:
         self._request = request
-        self._chosen: tuple[Path | None, str] | None = None
+        self._chosen: tuple[CachePlace | None, str] | None = None
         self.is_left = False
         """Whether the pack in the cache must stay, so that none is published."""
 
     @property
-    def folder(self) -> Path | None:
-        """Return the folder, `None` for none."""
+    def place(self) -> CachePlace | None:
+        """Return where it is, `None` for none."""
         return self._choose()[0]
 
     @property
     def why(self) -> str:
-        """Return the reason for that folder, or for having none, in a few words."""
+        """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
 
     @property
     def publishes(self) -> bool:
         """Return whether a new pack goes there."""
-        return not self.is_left and self.folder is not None
+        return not self.is_left and self.place is not None
 
     def leave_as_it_is(self) -> None:
         """Publish nothing, because the pack in the cache is useful to other machines."""
         self.is_left = True
 
     def find(self) -> CachedPack | None:
-        """Return the pack of the request; `None` where there is none, or none is wanted."""
-        folder = self.folder if self._request.wants_pack else None
-        if folder is None:
+        """Return the pack of the request; `None` where there is none, or none is wanted.
+
+        Raises:
+            SourceNotFoundError, SourceAccessError: the cache is in a bucket that is not there, or that refuses us.
+        """
+        place = self.place if self._request.wants_pack else None
+        if place is None:
             return None
         try:
-            return run_watched(lambda: find_cached(self._request, folder), folder)
-        except DriveDisconnectedError as error:
+            return place.ask(lambda: find_cached(self._request, place))
+        except (DriveDisconnectedError, SourceReadError) as error:
             # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
             self._chosen = None, str(error).removesuffix(".")
             return None
 
-    def _choose(self) -> tuple[Path | None, str]:
+    def _choose(self) -> tuple[CachePlace | None, str]:
         if self._chosen is None:
             request = self._request
             self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
         return self._chosen
 
 
-def find_cache_dir(asked: Path | Literal["auto"] | None, *, near: Path | None, local: Path) -> tuple[Path | None, str]:
-    """Return the folder of the cache, `None` for none, with the reason in a few words.
+def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[CachePlace | None, str]:
+    """Return the place of the cache, `None` for none, with the reason in a few words.
 
     Args:
-        asked: a folder, `"auto"`, or `None` for no cache.
+        asked: a folder, an address in a bucket, `"auto"`, or `None` for no cache.
         near: a path whose Drive is taken before any other.
         local: where packs are used; a persistent folder on that disk would gain nothing.
     """
     if asked is None:
         return None, "no cache was asked for"
     if isinstance(asked, Path):
-        return asked, "as given"
+        return FolderPlace(asked), "as given"
+    if isinstance(asked, ObjectSource):
+        # Imported where it is needed: it brings libraries that folders do without.
+        from colabstage.stage.bucket import BucketPlace
+
+        return BucketPlace(asked), "as given"
     drive = ask_drives(near=near)
     if drive.folder is not None:
-        return drive.folder / "colabstage", "on the mounted Google Drive"
+        return FolderPlace(drive.folder / "colabstage"), "on the mounted Google Drive"
     if drive.silent:
         # Another folder would be a second cache, which the next session does not know about.
         return None, f"the Drive client at '{drive.silent[0]}' does not answer"
     return _find_lasting(local)
 
 
-def _find_lasting(local: Path) -> tuple[Path | None, str]:
-    """Return the folder of the cache on the platform's own persistent disk, and the reason."""
+def _find_lasting(local: Path) -> tuple[CachePlace | None, str]:
+    """Return the place of the cache on the platform's own persistent disk, and the reason."""
     platform = detect_platform()
     lasting = platform.persistent_dir
     if lasting is None or not lasting.is_dir():
@@ -160,7 +160,7 @@ def _find_lasting(local: Path) -> tuple[Path | None, str]:
     # A copy on the same disk would save nothing and take the space twice.
     if lasting.stat().st_dev == _device_of(local):
         return None, f"'{lasting}' is on the same disk"
-    return lasting / "colabstage", f"the persistent folder of {platform.title}"
+    return FolderPlace(lasting / "colabstage"), f"the persistent folder of {platform.title}"
 
 
 def _device_of(path: Path) -> int:
@@ -170,50 +170,26 @@ def _device_of(path: Path) -> int:
     return -1
 
 
-def find_cached(request: StageRequest, cache_dir: Path) -> CachedPack | None:
+def find_cached(request: StageRequest, place: CachePlace) -> CachedPack | None:
     """Find the pack of this request in the cache, or its previous version where publishing was interrupted."""
-    # A cache on a dead mount counts as empty; the source may well be readable.
-    if silence_of(cache_dir) is not None:
-        return None
-    current = cache_dir / f"{request.name}.h5"
-    for path in (current, current.with_name(current.name + PREVIOUS_SUFFIX)):
-        try:
-            manifest = read_manifest(path)
-            # The name has eight digits of the key, the manifest has all of them.
-            if manifest is None or manifest.key != request.key:
-                continue
-            if path.stat().st_size == manifest.size:
-                return CachedPack(path, manifest)
-        except (OSError, ColabstageError):
-            continue
-    return _find_set(find_shards(request, cache_dir))
+    name = f"{request.name}.h5"
+    for one in place.look([name, f"{name}{PREVIOUS_SUFFIX}"]):
+        # The name has eight digits of the key, the manifest has all of them.
+        if one is not None and one.manifest.key == request.key and one.is_whole:
+            return CachedPack(one, one.manifest, place)
+    return _find_set(find_shards(request, place), place)
 
 
-def find_shards(request: StageRequest, cache_dir: Path) -> list[CachedShard]:
+def find_shards(request: StageRequest, place: CachePlace) -> list[CachedFile]:
     """Find all shards of this request in the cache, whether or not their set is whole, in order."""
-    paths = shards_beside(cache_dir / f"{request.name}.h5")
-    with DaemonPool(_READERS, "colabstage-look") as pool:
-        # Each is a round trip on a mount.
-        found = pool.run(look_at_shard, paths)
-    return [one for one in found if one is not None and one.manifest.key == request.key]
+    return [one for one in place.shards(f"{request.name}.h5") if one.manifest.key == request.key and one.is_whole]
 
 
-def look_at_shard(path: Path) -> CachedShard | None:
-    """Return the shard at a path, if it is complete by its length and its manifest; raises nothing."""
-    try:
-        manifest = read_manifest(path)
-        if manifest is not None and manifest.shard and path.stat().st_size == manifest.size:
-            return CachedShard(path, manifest)
-    except (OSError, ColabstageError):
-        pass
-    return None
-
-
-def _find_set(shards: Sequence[CachedShard]) -> CachedPack | None:
+def _find_set(shards: Sequence[CachedFile], place: CachePlace) -> CachedPack | None:
     """Return the set that is whole, `None` where none is."""
-    sets: dict[tuple[str, int], list[CachedShard]] = {}
+    sets: dict[tuple[str, int], list[CachedFile]] = {}
     for one in shards:
-        sets.setdefault((one.made_of, PartName.of(one.path).count), []).append(one)
+        sets.setdefault((one.made_of, PartName.of(Path(one.name)).count), []).append(one)
     for (_, count), parts in sets.items():
         # One state of the source: what a set is made of says nothing of the content of files of the same lengths.
         states = [identity_of(one.manifest) for one in parts]
@@ -221,7 +197,7 @@ def _find_set(shards: Sequence[CachedShard]) -> CachedPack | None:
         if len(parts) < count or first is None:
             continue
         if all(one is not None and compare_states(first, one) != "changed" for one in states):
-            return CachedPack.of_set(parts)
+            return CachedPack.of_set(parts, place)
     return None
 
 
@@ -265,8 +241,10 @@ def restore_pack(
             restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
         ) as workspace:
             temp, resumed = workspace.path / target.name, workspace.resumed
+            # From a bucket, too, many blocks at once come faster than one after the other.
+            by_blocks = let_in is not None or not isinstance(cached.file.path, Path)
             # Of bytes that come in another way nothing is noted; they are hashed.
-            noted = let_in is not None
+            noted = by_blocks
             if target.is_file() and not manifest_path(target).exists():
                 # An interrupted run had put the file in place, but not its manifest: every block is compared again.
                 remove_own(temp)
@@ -274,19 +252,20 @@ def restore_pack(
                 resumed, noted = True, False
             if not noted:
                 remove_own(workspace.path / TABLE)
-            # A mounted Drive caches whatever is read through it on the same disk.
-            copies = 2 if drive_root(cached.path) is not None else 1
             here = min(disk_use(workspace.path), size) if resumed else 0
-            check_space(request.folder, copies * (size - here), f"The packed copy of '{request.source.name}'")
+            check_space(
+                request.folder, cached.place.copies * (size - here), f"The packed copy of '{request.source.name}'"
+            )
             with progress.step("copy from cache", total=size, unit="B") as step:
-                if let_in is not None:
+                if by_blocks:
                     if temp.is_file() and temp.stat().st_size > size:
                         cut_own(temp, size)
-                    pack = open_restored(cached.path, cached.manifest, workspace.path, target)
-                    kept = size - _lend(pack, let_in, step, cancellation)
+                    pack = open_restored(cached.file.source, cached.manifest, workspace.path, target)
+                    kept = size - _lend(pack, let_in or (lambda _: None), step, cancellation)
                 else:
+                    assert isinstance(cached.file.path, Path)
                     copy_blocks(
-                        cached.path,
+                        cached.file.path,
                         temp,
                         size=size,
                         block_bytes=cached.manifest.block_bytes,
@@ -327,22 +306,17 @@ def _restore_set(
     with open_workspace(restore_name(request), keeps=keeps) as workspace:
         here = min(disk_use(workspace.path), size) if workspace.resumed else 0
         # The shards and the file that is made of them, and whatever a mounted Drive caches.
-        copies = 3 if drive_root(cached.path) is not None else 2
-        check_space(request.folder, copies * size - here, f"Joining the cached shards of '{request.source.name}'")
-        local = [workspace.path / one.path.name for one in cached.shards]
+        check_space(
+            request.folder,
+            (1 + cached.place.copies) * size - here,
+            f"Joining the cached shards of '{request.source.name}'",
+        )
+        local = [workspace.path / one.name for one in cached.shards]
         with progress.step("copy from cache", total=size, unit="B") as step:
-            for place, one in zip(local, cached.shards, strict=True):
-                copy_blocks(
-                    one.path,
-                    place,
-                    size=one.manifest.size,
-                    block_bytes=one.manifest.block_bytes,
-                    expected=one.manifest.hashes,
-                    step=step,
-                    cancellation=cancellation,
-                    policy=RetryPolicy(),
-                    keep=keep if workspace.resumed else None,
-                )
+            if not isinstance(cached.file.path, Path):
+                kept = size - _bring_set(cached, workspace.path, step, cancellation)
+            else:
+                _copy_set(cached, local, step, cancellation, keep if workspace.resumed else None)
         confirm()
         manifest = cached.manifest
         place_joined(
@@ -356,6 +330,39 @@ def _restore_set(
             address=request.address,
         )
     return size, kept
+
+
+def _copy_set(
+    cached: CachedPack,
+    local: Sequence[Path],
+    step: ProgressStep,
+    cancellation: Cancellation,
+    keep: Callable[[int], None] | None,
+) -> None:
+    """Copy all shards of a set from a folder, one after the other."""
+    for place, one in zip(local, cached.shards, strict=True):
+        assert isinstance(one.path, Path)
+        copy_blocks(
+            one.path,
+            place,
+            size=one.manifest.size,
+            block_bytes=one.manifest.block_bytes,
+            expected=one.manifest.hashes,
+            step=step,
+            cancellation=cancellation,
+            policy=RetryPolicy(),
+            keep=keep,
+        )
+
+
+def _bring_set(cached: CachedPack, folder: Path, step: ProgressStep, cancellation: Cancellation) -> int:
+    """Bring all shards of a set from a bucket, many blocks at once; returns how many bytes were fetched for that."""
+    file = BlockwiseFile(_files_of(cached.shards), folder, None)
+    try:
+        file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
+        return file.fill(np.arange(file.blocks), step, cancellation)
+    finally:
+        file.close()
 
 
 def _lend(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import takes
@@ -42,9 +42,9 @@ class StagedDataset:
     """What was done to get it here, with times and rates."""
     info: PackInfo | None
     """What the packed file holds, `None` without one."""
-    publishing: Future[PublishReport | None] | None = field(default=None, repr=False)
+    publishing: Future[PublishReport[Any] | None] | None = field(default=None, repr=False)
     """The copy to the cache that this call made, or, with `wait=False`, left running; `None` where it made none."""
-    find_published: Callable[[], PublishReport | None] | None = field(default=None, repr=False, compare=False)
+    find_published: Callable[[], PublishReport[Any] | None] | None = field(default=None, repr=False, compare=False)
     """Finds the copy in the cache that an earlier call made; `None` where there is no cache, or this call made it."""
     arriving: BackgroundPack | None = field(default=None, repr=False)
     """The work that continues with `streaming=True`; `None` where everything was here from the start."""
@@ -161,7 +161,7 @@ class StagedDataset:
         if self.arriving is not None:
             self.arriving.cancel()
 
-    def wait_published(self, timeout_s: float = 3600.0) -> PublishReport | None:
+    def wait_published(self, timeout_s: float = 3600.0) -> PublishReport[Any] | None:
         """Wait until the copy in the cache has arrived: copied, and on Drive also uploaded.
 
         That may be the copy of an earlier call, which may still be waiting to be uploaded.

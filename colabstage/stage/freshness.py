@@ -16,8 +16,9 @@ from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
 from colabstage.sources.identity import compare_states, proof_of
 from colabstage.sources.look import check_freshness
-from colabstage.sources.opening import SLOW_LISTERS, Opening, open_source
+from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
 from colabstage.sources.parse import comes_whole
+from colabstage.stage.make import check_disk_limit
 from colabstage.stage.report import StageReport
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ class SourceOnce(Closing):
         if self.opened is not None:
             return self.opened
         request = self._call.request
-        whole = comes_whole(request.source)
+        sparing = request.disk_limit is not None
+        whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation)
+        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing)
         if whole:
             make_own_folder(request.folder.parent)
         with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:
@@ -57,6 +59,10 @@ class SourceOnce(Closing):
                     # Before anything is read: what is written to the source meanwhile has to show as a change.
                     source.take_state()
                     self._stack.enter_context(undo.pop_all())
+            except ComesWholeError as error:
+                step.unit, step.note = "", str(error)
+                check_disk_limit(request, None)
+                raise
             except (SourceError, DriveError, ArchiveError) as error:
                 step.unit, step.note = "", str(error)
                 raise

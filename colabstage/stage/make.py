@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from colabstage.errors import NotEnoughSpaceError, SourceChangedError
 from colabstage.h5.info import read_info
@@ -24,6 +24,7 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.shards import pack_by_executor
+from colabstage.sources.parse import KaggleSource, ShareSource
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
+    from colabstage.sources.parse import Source
     from colabstage.stage.cache import CachedPack
     from colabstage.stage.report import Origin
     from colabstage.stage.request import StageRequest
@@ -104,11 +106,9 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
 
 
-def has_to_come(request: StageRequest, source: OpenSource) -> bool:
+def has_to_come(source: OpenSource) -> bool:
     """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
-    if not source.opens_at_once or source.unpacks_first:
-        return True
-    return request.checksum is not None and source.archive_bytes > 0
+    return not source.opens_at_once or source.unpacks_first
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
@@ -127,11 +127,39 @@ def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> Non
         takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
     msg = (
         f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        "cache yet. Stage it once where there is room, without disk_limit=; every later call opens that pack in part. "
-        "Or make it smaller: image_size=, encoding='jpeg:90'; or unpack it into a folder or a zip, which is read where "
-        "it is."
+        f"cache yet. {_instead(request.source)} Or stage it once where there is room, without disk_limit=; every later "
+        "call opens that pack in part."
     )
     raise NotEnoughSpaceError(msg)
+
+
+def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
+    assert request.disk_limit is not None
+    msg = (
+        f"Packing '{request.source.name}' takes {format_bytes(figures.peak_bytes)} of the local disk, and disk_limit="
+        f"{format_bytes(request.disk_limit)}. It can be packed in shards, but not by the workers of executor=. Leave "
+        "out executor=. Or let the workers pack into the place that it is to be read from: "
+        'pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and dataset_h5(report.path, disk_limit=…).'
+    )
+    raise NotEnoughSpaceError(msg)
+
+
+def _instead(source: Source) -> str:
+    """Return what to do with a source that has to be here whole, in a sentence."""
+    if isinstance(source, ShareSource):
+        return (
+            "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
+            'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
+        )
+    if isinstance(source, KaggleSource):
+        return (
+            'On Kaggle itself the dataset is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere '
+            "unpack it into a folder on a disk that has room for it, or in a bucket, which is read where it is."
+        )
+    return (
+        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
+        "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
+    )
 
 
 def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
@@ -162,7 +190,7 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
         make_folder(spool)
         with report.timed("plan", unit="files", moves=False) as step:
             # Before anything comes or is unpacked.
-            if request.disk_limit is not None and has_to_come(request, source):
+            if request.disk_limit is not None and has_to_come(source):
                 unknown = source.unpacks_first
                 check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
             if request.checksum is not None:
@@ -177,8 +205,10 @@ def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFile
             report.found = () if job is None else job.table.summary()
             figures = staging_figures(request, source, tree, job)
             if exceeds(request, figures) and job is not None:
-                if call.executor is not None or has_to_come(request, source):
+                if has_to_come(source):
                     check_disk_limit(request, figures)
+                if call.executor is not None:
+                    _refuse_executor(request, figures)
                 return TooLarge(plan_without_room(tree, request, job))
             # What an interrupted run has written is part of the figures, and does not need its space twice.
             in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
@@ -326,18 +356,12 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     report.origin = origin
     report.skipped = cached.manifest.skipped
     with report.timed("open in part", unit="B") as step:
-        files = cached.paths if cached.shards else cached.path
+        files = [one.path for one in cached.shards] or cached.file.path
         part = open_partial(files, limit, local_dir=request.folder.parent)
-        figures = part.figures
-        if figures["kept"]:
-            # The table beside the part counts on from call to call, so it does not tell what this one fetched.
-            step.unit = ""
-        else:
-            step.amount = figures["fetched"]
+        step.amount = part.figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
-    more = f" and {len(cached.shards) - 1:,} more" if len(cached.shards) > 1 else ""
     report.note(
-        f"The pack stays in the cache ('{cached.path}'{more}) and is read from there block by block; keep it there and "
+        f"The pack stays in the cache ('{cached.label}') and is read from there block by block; keep it there and "
         "reachable while loaders run."
     )
     # Looked up when the report is shown: figures grow as long as loaders read.

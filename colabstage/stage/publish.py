@@ -23,7 +23,7 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import (
     DamagedPackError,
@@ -51,6 +51,7 @@ from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import disk_use, make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import open_workspace
@@ -75,12 +76,15 @@ but from Drive's client on this machine, which uploads it later.
 """
 
 
+P = TypeVar("P", bound="Path | str")
+
+
 @dataclass(frozen=True, slots=True)
-class PublishReport:
+class PublishReport(Generic[P]):
     """What publishing did."""
 
-    path: Path
-    """Where the file is now."""
+    path: P
+    """Where the file is now; in a bucket its address."""
     previous: Path | None
     """Where the previous version is; `None` when there is none."""
     nbytes: int
@@ -101,9 +105,10 @@ class PublishReport:
 
     def __str__(self) -> str:
         size, rate = format_bytes(self.nbytes), format_rate(self.nbytes, self.seconds, "B")
-        text = f"Copied {size} to '{self.path}' and read it back in {format_duration(self.seconds)} ({rate})."
+        place = show_address(self.path) if isinstance(self.path, str) else self.path
+        text = f"Copied {size} to '{place}' and read it back in {format_duration(self.seconds)} ({rate})."
         if self.nbytes and self.kept_bytes == self.nbytes:
-            text = f"'{self.path}' ({size}) is already in place; nothing was copied."
+            text = f"'{place}' ({size}) is already in place; nothing was copied."
         elif self.kept_bytes:
             text += f" Of it, {format_bytes(self.kept_bytes)} were already in place."
         if self.proof == "uploaded":
@@ -127,7 +132,7 @@ def publish_file(
     wait_uploaded: bool = False,
     upload_timeout_s: float = 3600.0,
     progress: bool | Progress = True,
-) -> PublishReport:
+) -> PublishReport[Path]:
     """Copy a finished file to persistent storage and verify it there.
 
     Args:
@@ -159,7 +164,7 @@ def publish_file(
     shown = resolve_progress(progress)
 
     # The copy is continued, so a Drive that dies meanwhile costs no more than mounting it again.
-    def publish() -> PublishReport:
+    def publish() -> PublishReport[Path]:
         report = _publish(source, where, keep_previous=keep_previous, shown=shown)
         return _await_upload(report, source, upload_timeout_s, shown) if wait_uploaded else report
 
@@ -170,11 +175,9 @@ def publish_file(
     )
 
 
-def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport:
+def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
     require_answer(source, to)
-    if not source.is_file():
-        msg = f"'{source}' is not a file; expected one that is finished and closed."
-        raise SourceNotFoundError(msg)
+    _check_is_file(source)
     target = target_file(to, source.name)
     _check_target(target)
     state = _state(source)
@@ -202,7 +205,25 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
     )
 
 
-def published_before(target: Path, nbytes: int) -> PublishReport:
+def _check_is_file(source: Path) -> None:
+    if not source.is_file():
+        msg = f"'{source}' is not a file; expected one that is finished and closed."
+        raise SourceNotFoundError(msg)
+
+
+def manifest_to_publish(source: Path, cancellation: Cancellation) -> tuple[Manifest, FileState]:
+    """Return the manifest of a file that is to be published, its own or a new one, and the file's state before that.
+
+    Raises:
+        SourceNotFoundError: it is not a file.
+    """
+    _check_is_file(source)
+    state = _state(source)
+    known = _manifest_of(source, state.nbytes)
+    return known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation), state
+
+
+def published_before(target: Path, nbytes: int) -> PublishReport[Path]:
     """Return the report of a file that was published and read back before; whether it was uploaded is unknown."""
     previous, on_drive = previous_path(target), drive_root(target) is not None
     proof: Proof = "written" if on_drive else "read back"
@@ -210,29 +231,36 @@ def published_before(target: Path, nbytes: int) -> PublishReport:
     return PublishReport(target, kept_version, nbytes, 0.0, on_drive, nbytes, proof)
 
 
-def await_upload(report: PublishReport, source: Path, *, timeout_s: float) -> PublishReport:
+def await_upload(report: PublishReport[P], source: Path, *, timeout_s: float) -> PublishReport[P]:
     """Wait until the published copy of `source` is in the cloud, and return the report with its proof.
 
     Raises:
         Exception: as `publish_file` with `wait_uploaded=True`.
     """
+    # What is in a bucket is where it belongs.
+    if not report.uploading:
+        return report
+    place = report.path
+    assert not isinstance(place, str)
     return run_with_one_remount(
-        lambda: _await_upload(report, source, timeout_s, resolve_progress(progress=False)), place=report.path
+        lambda: _await_upload(report, source, timeout_s, resolve_progress(progress=False)), place=place
     )
 
 
-def _await_upload(report: PublishReport, source: Path, timeout_s: float, shown: Progress) -> PublishReport:
+def _await_upload(report: PublishReport[P], source: Path, timeout_s: float, shown: Progress) -> PublishReport[P]:
     if not report.uploading:
         return report
+    place: Path | str = report.path
+    assert not isinstance(place, str)
     began = time.monotonic()
     cancellation = cancellation_of(shown)
     # A version cannot be restored without its manifest, so that has to arrive as well.
-    beside = manifest_path(report.path)
+    beside = manifest_path(place)
     md5s = {
-        report.path: _md5_published(source, read_manifest(report.path), cancellation),
+        place: _md5_published(source, read_manifest(place), cancellation),
         beside: _md5_of(beside, cancellation),
     }
-    with shown.step(f"upload {report.path.name}", total=report.nbytes, unit="B") as step:
+    with shown.step(f"upload {place.name}", total=report.nbytes, unit="B") as step:
         why = wait_until_uploaded(md5s, timeout_s=timeout_s, cancellation=cancellation)
         step.advance(report.nbytes)
     seconds = report.seconds + time.monotonic() - began
@@ -275,7 +303,7 @@ def previous_path(target: Path) -> Path:
     return target.with_name(target.name + PREVIOUS_SUFFIX)
 
 
-class _State(NamedTuple):
+class FileState(NamedTuple):
     """Facts of a file that change whenever something writes to it."""
 
     inode: int
@@ -284,9 +312,9 @@ class _State(NamedTuple):
     ctime_ns: int
 
 
-def _state(file: Path) -> _State:
+def _state(file: Path) -> FileState:
     found = file.stat()
-    return _State(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return FileState(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _check_target(target: Path) -> None:
@@ -334,7 +362,7 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
 
 
 def _find_published(
-    source: Path, target: Path, state: _State, known: Manifest | None, cancellation: Cancellation
+    source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
     """Return the manifest of `target` if it has the content of `source`, as after a run that was killed at its end."""
     if not target.is_file() or target.stat().st_size != state.nbytes:
@@ -355,7 +383,7 @@ def _find_published(
 def _copy(
     source: Path,
     target: Path,
-    state: _State,
+    state: FileState,
     known: Manifest | None,
     *,
     step: ProgressStep,
@@ -400,16 +428,21 @@ def _copy(
             # A mount may answer "written" for bytes that it could not keep.
             read_with_retry(lambda: _read_back(temp, manifest, cancellation), str(temp), policy=RetryPolicy())
             # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
-            _check_unchanged(source, state)
+            check_unchanged(source, state)
             _replace(temp, target, manifest)
     except (DamagedPackError, SourceReadError):
         # A source that is being written to looks damaged; then that is the cause to report.
-        _check_unchanged(source, state)
+        check_unchanged(source, state)
         raise
     return kept
 
 
-def _check_unchanged(source: Path, state: _State) -> None:
+def check_unchanged(source: Path, state: FileState) -> None:
+    """Refuse a file that something wrote to since its state was taken.
+
+    Raises:
+        SourceChangedError: something did.
+    """
     with contextlib.suppress(OSError):
         if _state(source) == state:
             return

@@ -8,13 +8,19 @@ whatever its name, belongs to somebody else.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import ColabstageError, DriveDisconnectedError, OptionError
+from colabstage.errors import (
+    ColabstageError,
+    DriveDisconnectedError,
+    OptionError,
+    SourceError,
+    TargetNotWritableError,
+)
 from colabstage.h5.manifest import read_manifest
 from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
@@ -27,17 +33,17 @@ from colabstage.machine.watched import run_watched
 from colabstage.sources.partial.fetcher import take_lock
 from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir
-from colabstage.stage.publish import PREVIOUS_SUFFIX, discard_version, previous_path, sweep_leftovers_of
+from colabstage.stage.places import FolderPlace
+from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from colabstage.h5.manifest import Manifest
+    from colabstage.stage.places import CachedFile, CachePlace
 
 Place = Literal["here", "cache"]
-T = TypeVar("T")
 
 _DAY_S = 86_400.0
 
@@ -50,8 +56,8 @@ class StoredDataset:
     """`"here"` on this machine, or in the `"cache"`."""
     name: str
     """The name of its folder, or of its file without `.h5`."""
-    path: Path
-    """The folder, or the file; of shards a pattern that matches all of a set."""
+    path: Path | str
+    """The folder, or the file; of shards a pattern that matches all of a set. In a bucket an address."""
     source: str
     """The address that it was made from."""
     nbytes: int
@@ -116,29 +122,21 @@ def list_datasets(
     Raises:
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
+    base, cache = _places(local_dir, cache_dir)
 
-    def found(base: Path, cache: Path | None) -> list[StoredDataset]:
-        return [*_list_here(base), *_list_parts(base), *([] if cache is None else _list_cache(cache))]
+    def found_here() -> list[StoredDataset]:
+        require_answer(base)
+        return [*_list_here(base), *_list_parts(base)]
 
-    return _at_places(local_dir, cache_dir, found)
+    found = run_watched(found_here, base)
+    return found if cache is None else [*found, *_list_cache(cache)]
 
 
-def _at_places(
-    local_dir: str | os.PathLike[str] | None,
-    cache_dir: str | os.PathLike[str] | None,
-    work: Callable[[Path, Path | None], T],
-) -> T:
-    """Call `work` with the folder of this machine's datasets and the cache, once both have given a sign of life."""
+def _places(
+    local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
+) -> tuple[Path, CachePlace | None]:
     base = read_local_dir(local_dir)
-    cache = find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
-    places = [base, *([] if cache is None else [cache])]
-
-    def watched() -> T:
-        # In the thread that is watched: the question itself may take as long as a mount likes.
-        require_answer(*places)
-        return work(base, cache)
-
-    return run_watched(watched, *places)
+    return base, find_cache_dir(read_cache_dir(cache_dir), near=None, local=base)[0]
 
 
 def _list_here(base: Path) -> Iterator[StoredDataset]:
@@ -182,61 +180,57 @@ def _list_parts(base: Path) -> Iterator[StoredDataset]:
         )
 
 
-def _list_cache(cache: Path) -> Iterator[StoredDataset]:
-    # Where publishing was interrupted there may only be the previous version.
-    names = {path.name.removesuffix(PREVIOUS_SUFFIX) for path in (*cache.glob("*.h5"), *cache.glob("*.h5.previous"))}
-    files = [cache / name for name in sorted(names)]
-    sets = {shard_pattern(cache / f"{part.stem}.h5", part.count) for part in map(PartName.of, files) if part.count}
-    for pattern in sorted(sets):
-        yield from _list_set(pattern)
-    for current in (path for path in files if not PartName.of(path).count):
-        for path in (current, previous_path(current)):
-            manifest = _manifest(path)
-            name = current.name.removesuffix(".h5")
-            # People keep packs of their own in the folder of the cache; those have no key of ours in their names.
-            if manifest is None or not _is_named_by(name, manifest.key):
-                continue
-            # Another session may be publishing to the same cache, and may have renamed it just now.
-            with contextlib.suppress(FileNotFoundError):
-                found = path.stat()
-                yield StoredDataset(
-                    place="cache",
-                    name=name,
-                    path=path,
-                    source=str(manifest.identity.get("address", "")),
-                    nbytes=found.st_size,
-                    changed_s=found.st_mtime,
-                    samples=manifest.samples,
-                    whole=found.st_size == manifest.size,
-                    previous=path != current,
-                )
-
-
-def _list_set(pattern: Path) -> Iterator[StoredDataset]:
-    """List all shards of a set as one dataset."""
-    # The pattern has no number; that of any shard of the set has the same stem.
-    name, count = PartName.of(pattern.with_name(pattern.name.replace("?????", "00000"))).stem, 0
-    nbytes, changed_s, sizes_agree = 0, 0.0, True
-    source, samples = "", dict[str, int]()
-    for path in _shards_of(pattern):
-        manifest = _manifest(path)
-        if manifest is None or not _is_named_by(name, manifest.key):
+def _list_cache(cache: CachePlace) -> list[StoredDataset]:
+    # People keep packs of their own in the place of the cache; those have no key of ours in their names.
+    files = [one for one in cache.ask(cache.files) if _is_ours(one)]
+    sets: dict[tuple[str, int], list[CachedFile]] = {}
+    found = []
+    for one in files:
+        part = PartName.of(Path(one.name))
+        if part.count:
+            sets.setdefault((part.stem, part.count), []).append(one)
             continue
-        # As above.
-        with contextlib.suppress(FileNotFoundError):
-            found = path.stat()
-            count, nbytes, changed_s = count + 1, nbytes + found.st_size, max(changed_s, found.st_mtime)
-            sizes_agree &= found.st_size == manifest.size
-            source = str(manifest.identity.get("address", ""))
-            for split, rows in manifest.samples.items():
-                samples[split] = samples.get(split, 0) + rows
-    if count:
-        total = int(pattern.name.removesuffix(".h5")[-5:])
-        yield StoredDataset("cache", name, pattern, source, nbytes, changed_s, samples, sizes_agree and count == total)
+        found.append(
+            StoredDataset(
+                place="cache",
+                name=_dataset_of(one.name),
+                path=one.path,
+                source=str(one.manifest.identity.get("address", "")),
+                nbytes=one.nbytes,
+                changed_s=one.changed_s,
+                samples=one.manifest.samples,
+                whole=one.is_whole,
+                previous=one.name.endswith(PREVIOUS_SUFFIX),
+            )
+        )
+    return [*(_set_of(cache, *key, shards) for key, shards in sorted(sets.items())), *found]
 
 
-def _shards_of(pattern: Path) -> list[Path]:
-    return sorted(pattern.parent.glob(pattern.name))
+def _set_of(cache: CachePlace, name: str, count: int, shards: Sequence[CachedFile]) -> StoredDataset:
+    """Return all shards of a set as one dataset."""
+    samples = dict[str, int]()
+    for one in shards:
+        for split, rows in one.manifest.samples.items():
+            samples[split] = samples.get(split, 0) + rows
+    return StoredDataset(
+        place="cache",
+        name=name,
+        path=cache.at(shard_pattern(Path(f"{name}.h5"), count).name),
+        source=str(shards[-1].manifest.identity.get("address", "")),
+        nbytes=sum(one.nbytes for one in shards),
+        changed_s=max(one.changed_s for one in shards),
+        samples=samples,
+        whole=len(shards) == count and all(one.is_whole for one in shards),
+    )
+
+
+def _dataset_of(file: str) -> str:
+    """Return the name of the dataset that a file in the cache is of."""
+    return PartName.of(Path(file.removesuffix(PREVIOUS_SUFFIX))).stem
+
+
+def _is_ours(one: CachedFile) -> bool:
+    return _is_named_by(_dataset_of(one.name), one.manifest.key)
 
 
 def _manifest(pack: Path) -> Manifest | None:
@@ -301,7 +295,8 @@ def select_datasets(
 
 
 def _is_called(one: StoredDataset, name: str) -> bool:
-    return name in (one.name, f"{one.name}.h5", one.path.name, str(one.path))
+    path = os.fspath(one.path)
+    return name in (one.name, f"{one.name}.h5", path.rpartition("/")[2], path)
 
 
 def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
@@ -318,8 +313,8 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
     for one in datasets:
         try:
             # Asked only once, because it takes long to find out that a mount hangs.
-            problem = unreachable.get(one.place) or run_watched(functools.partial(_purge, one), one.path)
-        except DriveDisconnectedError as error:
+            problem = unreachable.get(one.place) or _purge(one)
+        except (DriveDisconnectedError, SourceError, TargetNotWritableError) as error:
             problem = unreachable[one.place] = str(error).removesuffix(".")
         except OSError as error:
             problem = f"'{one.path}' could not be removed ({error.strerror or error})"
@@ -333,66 +328,70 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
 
 def _purge(one: StoredDataset) -> str | None:
     """Remove one dataset; return why it was kept, or `None`."""
-    # Removing on a mount that hangs would never come back.
-    require_answer(one.path)
-    if is_part(one.path):
-        return _purge_part(one)
-    return _purge_here(one) if one.place == "here" else _purge_cached(one)
+    if one.place == "cache":
+        return _purge_cached(one)
+    path = Path(one.path)
+
+    def purge() -> str | None:
+        # Removing on a mount that hangs would never come back.
+        require_answer(path)
+        return _purge_part(one, path) if is_part(path) else _purge_here(one, path)
+
+    return run_watched(purge, path)
 
 
-def _purge_here(one: StoredDataset) -> str | None:
-    lock = lock_path(one.path)
+def _purge_here(one: StoredDataset, path: Path) -> str | None:
+    lock = lock_path(path)
     # Staging may hold the lock for half an hour, and nobody waits that long to remove something.
     with local_lock(lock, timeout_s=0.1) as held:
         if not held:
             return f"'{one.name}' is being staged by another process"
         # All or nothing: half a dataset is useless, and an unknown file may be the only copy that somebody has.
-        strange = _strangers(one)
-        if strange or not remove_vouched(one.path, lambda folder: folder.is_dir()):
+        strange = _strangers(one.name, path)
+        if strange or not remove_vouched(path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
-            return f"'{one.path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
+            return f"'{path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
     # A purge that was killed leaves folders under temporary names.
-    sweep_orphans(one.path.parent)
+    sweep_orphans(path.parent)
     return None
 
 
-def _purge_part(one: StoredDataset) -> str | None:
-    handle = take_lock(one.path)
+def _purge_part(one: StoredDataset, path: Path) -> str | None:
+    handle = take_lock(path)
     if handle is None:
         return f"'{one.name}' is being read"
     try:
-        return None if remove_vouched(one.path, is_part) else f"'{one.path}' is not what colabstage put there"
+        return None if remove_vouched(path, is_part) else f"'{path}' is not what colabstage put there"
     finally:
         os.close(handle)
 
 
-def _strangers(one: StoredDataset) -> list[str]:
+def _strangers(name: str, path: Path) -> list[str]:
     """Return what colabstage did not write to a dataset's folder, or what was changed since."""
-    ours = {RECORD_NAME, f"{one.name}.h5", f"{one.name}.h5.json", "files"}
-    strange = sorted(path.name for path in one.path.iterdir() if path.name not in ours and not is_our_name(path.name))
+    ours = {RECORD_NAME, f"{name}.h5", f"{name}.h5.json", "files"}
+    strange = sorted(file.name for file in path.iterdir() if file.name not in ours and not is_our_name(file.name))
     # The folder of images is compared file by file, because people put labels and notes there.
-    files = look_at(one.path / "files")
+    files = look_at(path / "files")
     return strange if files.is_replaceable else [*strange, f"'files' {files}"]
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
-    if "?????" in one.path.name:
-        for path in _shards_of(one.path):
-            if not discard_version(path, ours=lambda shard: _is_ours(shard, one.name)):
-                return f"'{path}' is not what colabstage put there"
-            sweep_leftovers_of(path)
+    folder, _, name = os.fspath(one.path).rpartition("/")
+    cache, _ = find_cache_dir(read_cache_dir(folder), near=None, local=Path(folder))
+    assert cache is not None
+
+    def purge() -> str | None:
+        files = cache.shards(f"{one.name}.h5") if "?????" in name else cache.look([name])
+        count = int(name.removesuffix(".h5")[-5:]) if "?????" in name else 0
+        for file in files:
+            if file is None or PartName.of(Path(file.name)).count != count:
+                continue
+            # Recognised by its manifest alone, because people keep other files in the place of the cache.
+            if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
+                return f"'{file.source.label}' is not what colabstage put there"
         return None
-    # Recognised by its manifest alone, because people keep other files in the folder of the cache.
-    if not discard_version(one.path, ours=lambda path: _is_ours(path, one.name)):
-        return f"'{one.path}' is not what colabstage put there"
-    # Uploads that were cut off take space under names of their own.
-    sweep_leftovers_of(one.path)
-    return None
 
-
-def _is_ours(pack: Path, name: str) -> bool:
-    manifest = _manifest(pack)
-    return pack.is_file() and manifest is not None and _is_named_by(name, manifest.key)
+    return cache.ask(purge)
 
 
 def sweep_leftovers(
@@ -403,7 +402,16 @@ def sweep_leftovers(
     Raises:
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    return _at_places(local_dir, cache_dir, _sweep)
+    base, cache = _places(local_dir, cache_dir)
+    # A bucket has no unfinished files: an object is there when all of it has arrived.
+    folder = cache.folder if isinstance(cache, FolderPlace) else None
+    places = [base, *([] if folder is None else [folder])]
+
+    def sweep() -> list[Path]:
+        require_answer(*places)
+        return _sweep(base, folder)
+
+    return run_watched(sweep, *places)
 
 
 def _sweep(base: Path, cache: Path | None) -> list[Path]:

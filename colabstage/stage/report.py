@@ -76,7 +76,7 @@ class StagePlan:
     """The free space of the disk."""
     target: Path
     """What it would make."""
-    cache: Path | None
+    cache: Path | str | None
     """Where the pack is cached, or would be; `None` for no cache."""
     samples: dict[str, int]
     """Rows of each split, where known."""

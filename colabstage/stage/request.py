@@ -5,26 +5,40 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
 from colabstage.errors import OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
+from colabstage.io.redaction import show_address
 from colabstage.io.units import parse_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
-from colabstage.sources.parse import LocalSource, ManySource, absolute_path, drive_path_of, parse_source, paths_of
+from colabstage.sources.parse import (
+    LocalSource,
+    ManySource,
+    ObjectSource,
+    absolute_path,
+    drive_path_of,
+    parse_source,
+    paths_of,
+)
 from colabstage.sources.remote import parse_checksum
 
 if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source, SourceArgument
     from colabstage.sources.remote import Checksum
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
+# A folder, a prefix in a bucket, wherever this platform keeps things, or none.
+CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,7 @@ class StageRequest:
     """Whether the pack, the plain files or both are kept."""
     folder: Path
     """The folder of everything that belongs to this dataset on the local disk."""
-    cache_dir: Path | Literal["auto"] | None
+    cache_dir: CacheDir
     """As the caller gave it."""
     refresh: bool
     """Whether existing data must not be used: on request, or because `prepare=` or `layout=` cannot be compared."""
@@ -134,8 +148,9 @@ def make_request(
         source: where the dataset is, as for `stage_dataset`.
         keep: `"pack"` for one HDF5 file, `"files"` for a plain local tree, or `"both"`.
         local_dir: the folder on the local disk; `None` for `colabstage` in the platform's fast folder.
-        cache_dir: the folder in which packs are kept for later sessions; `"auto"` for `MyDrive/colabstage` on a mounted
-            Drive, otherwise in the platform's persistent folder if that is another disk; `None` for no cache.
+        cache_dir: the folder in which packs are kept for later sessions, or its address in a bucket
+            (`"s3://bucket/cache"`); `"auto"` for `MyDrive/colabstage` on a mounted Drive, otherwise in the platform's
+            persistent folder if that is another disk; `None` for no cache.
         refresh: stage again, even if the dataset is here or cached.
         verify: `"fast"` trusts unchanged times and sizes, on a mount those of folders only (a file that was rewritten
             under its name goes unnoticed there); `"full"` lists the source again and hashes every block of the local
@@ -188,7 +203,7 @@ def make_request(
     return StageRequest(parsed, key, name, packing, keep, base / name, cache, again, verify, wanted, limit)
 
 
-def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["auto"] | None) -> Source:
+def _without_ours(source: Source, base: Path, name: str, cache: CacheDir) -> Source:
     """Return the source without what colabstage keeps in it: staged datasets and the cache."""
     # By names alone, and by records where datasets are in the source folder itself: a mount must not be able to hang
     # the check of arguments.
@@ -197,7 +212,15 @@ def _without_ours(source: Source, base: Path, name: str, cache: Path | Literal["
     return _without_ours_in(source, base, name, cache)
 
 
-def _without_ours_in(source: SingleSource, base: Path, name: str, cache: Path | Literal["auto"] | None) -> SingleSource:
+def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDir) -> SingleSource:
+    if isinstance(source, ObjectSource) and isinstance(cache, ObjectSource):
+        if f"{cache.address}/".startswith(f"{source.address}/"):
+            msg = (
+                f"cache_dir='{cache.label}' is inside the source '{source.label}', so packs would be taken for a part "
+                "of the dataset. Give the cache another prefix, or another bucket."
+            )
+            raise OptionError(msg)
+        return source
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
     places = [base]
@@ -205,7 +228,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: Path | 
         places = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
     if isinstance(cache, Path):
         places.append(cache)
-    elif cache is not None:
+    elif cache == "auto":
         drive, lasting = drive_root(source.path), detect_platform().persistent_dir
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
@@ -261,11 +284,31 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     return _read_folder(local_dir, "local_dir")
 
 
-def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> Path | Literal["auto"] | None:
+def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
     """Check the public `cache_dir=` argument."""
     if cache_dir is None:
         return None
-    return "auto" if cache_dir == "auto" else _read_folder(cache_dir, "cache_dir")
+    check_argument("cache_dir", cache_dir, "path")
+    text = os.fspath(cache_dir)
+    if text == "auto":
+        return "auto"
+    return _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
+
+
+def _read_address(text: str) -> ObjectSource | Path:
+    shown = show_address(text)
+    expected = "expected a folder, or an address as 's3://bucket/cache'"
+    # One slash is a typing error, which as a path would become a folder called "s3:".
+    source = parse_source(text) if "://" in text else None
+    if isinstance(source, LocalSource):
+        return source.path
+    if not isinstance(source, ObjectSource):
+        msg = f"cache_dir='{shown}' is nothing that packs can be written to; {expected}."
+        raise OptionError(msg)
+    if re.search(r"[?*\[#]", text):
+        msg = f"cache_dir='{shown}' has a pattern or a query in it; {expected}."
+        raise OptionError(msg)
+    return source
 
 
 def _read_folder(path: str | os.PathLike[str], option: str) -> Path:

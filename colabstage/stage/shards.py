@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -16,15 +17,14 @@ import numpy as np
 from colabstage.errors import ColabstageError, LayoutError, NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.h5.parts import PartName, shard_path
-from colabstage.io.files import make_folder
+from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.temporaries import remove_own
+from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import open_workspace, unless
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
-from colabstage.machine.mounts import drive_root
 from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
@@ -33,14 +33,13 @@ from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
 from colabstage.sources.partial.file import fixed_bytes
-from colabstage.stage.cache import CachedPack, find_shards, look_at_shard
-from colabstage.stage.publish import discard_version, publish_file
+from colabstage.stage.cache import CachedPack, find_shards
+from colabstage.stage.places import look_at_file
 from colabstage.stage.record import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
-    from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -48,8 +47,9 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress, ProgressStep
     from colabstage.pack.job import PackJob
     from colabstage.sources.opening import OpenSource
-    from colabstage.stage.cache import Cache, CachedShard
+    from colabstage.stage.cache import Cache
     from colabstage.stage.make import StageCall
+    from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 _SHARDS_OF_LIMIT = 4
 # A limit that would do is looked for in such steps.
 _STEP = 1.1
+# In the folder in which shards are packed: which set a call with refresh=True has begun.
+_REFRESHING = "refreshing.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +158,35 @@ def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJo
     return prepare_pack(tree, request.options, free_bytes=None)
 
 
-def check_cache(cache: Cache, job: PackJob, limit: int) -> Path:
-    """Return the folder of the cache, where shards go.
+def check_cache(cache: Cache, job: PackJob, limit: int) -> CachePlace:
+    """Return the cache, where shards go.
 
     Raises:
         NotEnoughSpaceError: there is none; the message has the line to write.
     """
-    if cache.folder is not None:
-        return cache.folder
+    if cache.place is not None:
+        return cache.place
     msg = (
         f"The pack of '{job.label}' takes {format_bytes(job.plan.nbytes)}, and disk_limit={format_bytes(limit)}. It "
         f"can be made in shards, which go to the cache and are read from there, but there is none: {cache.why}. Mount "
-        'Google Drive, or name a folder that has room for it: cache_dir="/content/drive/MyDrive/colabstage".'
+        'Google Drive, or name a place that has room for it: cache_dir="/content/drive/MyDrive/colabstage", "s3://bucket/cache".'
     )
     raise NotEnoughSpaceError(msg)
+
+
+def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, limit: int) -> tuple[str, int]:
+    """Say how a pack would be made in shards, in a sentence, and return how many they would be.
+
+    Raises:
+        NotEnoughSpaceError: as `divide` and `check_cache`.
+    """
+    sizes, place = divide(plan_without_room(tree, request, job), limit), check_cache(cache, job, limit)
+    sentence = (
+        f"It is larger than disk_limit={format_bytes(limit)}: its {format_bytes(sizes.total)} would be packed in "
+        f"{sizes}, each of which goes to the cache in '{place.label}' when it is finished and is dropped here; then it "
+        "would be opened in part."
+    )
+    return sentence, sizes.count
 
 
 def pack_into_cache(
@@ -190,20 +207,20 @@ def pack_into_cache(
         Exception: as `stage_dataset`. Shards that are finished stay, and the next call continues.
     """
     assert call.request.disk_limit is not None
-    folder = check_cache(cache, job, call.request.disk_limit)
+    place = check_cache(cache, job, call.request.disk_limit)
     source.read_in_place()
     job = settled(job)
     encoded = keeps_files(job) if job.options.encoding == "auto" and job.plan.encoding == "pixels" else None
     try:
         # An earlier call may have found that images have many sizes, by one that this call has not seen.
-        if encoded is None or not _SetOfShards.of(call, encoded, folder).finished(source):
-            return _SetOfShards.of(call, job, folder).write(source, check_listing)
+        if encoded is None or not _SetOfShards.of(call, encoded, place).finished(source):
+            return _SetOfShards.of(call, job, place).write(source, check_listing)
     except MixedImagesError as error:
         if encoded is None:
             msg = f"These images cannot be stored as pixels: {error}."
             raise LayoutError(msg) from error
     assert encoded is not None
-    return _SetOfShards.of(call, encoded, folder).write(source, check_listing)
+    return _SetOfShards.of(call, encoded, place).write(source, check_listing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,30 +235,41 @@ class _SetOfShards:
     """How it is divided."""
     names: tuple[ShardName, ...]
     """All shards, in order."""
-    target: Path
-    """The single file in the cache whose shards these are."""
+    place: CachePlace
+    """Where they go."""
+    starts_over: bool
+    """Whether those that are finished must not be used."""
 
     @classmethod
-    def of(cls, call: StageCall, job: PackJob, folder: Path) -> Self:
-        """Plan a set whose shards go to `folder`."""
+    def of(cls, call: StageCall, job: PackJob, place: CachePlace) -> Self:
+        """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit)
         made = made_of(job, sizes.count)
         names = tuple(ShardName(made, number, sizes.count) for number in range(sizes.count))
-        return cls(call, job, sizes, names, folder / f"{call.request.name}.h5")
+        starts_over = call.request.refresh
+        if starts_over and not call.request.options.incomparable:
+            # Those that an interrupted call with refresh=True has made are what this one would make.
+            left = find_orphans(_workspace_of(call.request))
+            starts_over = not any(read_json(folder / _REFRESHING) == made for folder in left)
+        return cls(call, job, sizes, names, place, starts_over)
 
-    def finished(self, source: OpenSource) -> dict[int, CachedShard]:
+    def _file(self, name: ShardName) -> str:
+        """Return what a shard's file is called."""
+        return shard_path(Path(f"{self.call.request.name}.h5"), name.number, name.total).name
+
+    def finished(self, source: OpenSource) -> dict[int, CachedFile]:
         """Return the shards that are in the cache, by number."""
         wanted = {str(name): name.number for name in self.names}
-        there = find_shards(self.call.request, self.target.parent)
+        there = find_shards(self.call.request, self.place)
         return {wanted[one.manifest.shard]: one for one in there if self._is_current(one, source)}
 
-    def _is_current(self, shard: CachedShard, source: OpenSource) -> bool:
+    def _is_current(self, shard: CachedFile, source: OpenSource) -> bool:
         """Tell whether a shard in the cache is one of this set, of the present state of the source."""
         state = identity_of(shard.manifest)
-        if self.call.request.refresh or shard.made_of != self.names[0].made_of or state is None:
+        if self.starts_over or shard.made_of != self.names[0].made_of or state is None:
             return False
-        if PartName.of(shard.path).count != self.sizes.count:
+        if PartName.of(Path(shard.name)).count != self.sizes.count:
             return False
         verdict = compare_states(state, source.identity)
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
@@ -249,58 +277,56 @@ class _SetOfShards:
     def write(self, source: OpenSource, check_listing: Callable[[], object]) -> CachedPack:
         """Pack what is not in the cache, publish it, and return the set."""
         call, request = self.call, self.call.request
-        make_folder(self.target.parent)
         done = self.finished(source)
         # First: beside shards of an earlier state, those of this one could make a set that looks whole.
-        for one in find_shards(request, self.target.parent):
+        for one in find_shards(request, self.place):
             if one not in done.values():
-                discard_version(one.path)
+                self.place.discard(one)
         left = [name for name in self.names if name.number not in done]
         if left:
             # What is here of an earlier state takes up to the whole limit, and is of no use.
-            forget_parts([shard_path(self.target, *name[1:]) for name in self.names], request.folder.parent)
+            forget_parts([self.place.at(self._file(name)) for name in self.names], request.folder.parent)
         self._check_room(len(left))
         results = {number: _result_of(one) for number, one in done.items()}
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             call.progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step,
             # After the error of mixed images, shards of another form are needed.
-            open_workspace(
-                request.pack_path.with_name(f"{request.name}-shards.h5"), keeps=unless(MixedImagesError)
-            ) as ws,
+            open_workspace(_workspace_of(request), keeps=unless(MixedImagesError)) as ws,
         ):
+            if request.refresh:
+                # Of earlier calls there are none left in the cache.
+                write_json(ws.path / _REFRESHING, self.names[0].made_of)
             step.advance(sum(result.rows for result in results.values()))
-            with _Publisher() as publisher:
+            with _Publisher(self.place) as publisher:
                 for name in left:
-                    local = shard_path(ws.path / self.target.name, name.number, name.total)
+                    local = ws.path / self._file(name)
                     results[name.number] = self._pack(name, local, source, _Within(step, call.cancellation))
                     check_share(self.job, list(results.values()))
                     if name is left[-1]:
                         # With the last one the set is complete, so this is the last moment to find that it is not.
                         check_listing()
-                    publisher.publish(local, shard_path(self.target, name.number, name.total))
+                    publisher.publish(local)
             timing.amount = sum(results[name.number].rows - results[name.number].resumed for name in left)
-            timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.target.parent}'"
+            timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.place.label}'"
             if done:
                 timing.note += f"; {len(done):,} of them were there already"
         call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
         call.report.note(*self.job.table.notes)
-        there = {one.manifest.shard: one for one in find_shards(request, self.target.parent)}
-        return CachedPack.of_set([there[str(name)] for name in self.names])
+        there = {one.manifest.shard: one for one in find_shards(request, self.place)}
+        return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 
     def _check_room(self, left: int) -> None:
-        request, folder = self.call.request, self.target.parent
+        request = self.call.request
         what = f"Packing '{request.source.name}' in shards"
         check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
-        # Of a Drive nothing tells what it has room for but the answer to writing; the figures are those of this disk.
-        if drive_root(folder) is None:
-            check_space(folder, left * self.sizes.most, f"The cached pack of '{request.source.name}'")
+        self.place.check_room(left * self.sizes.most, f"The cached pack of '{request.source.name}'")
 
     def _pack(self, name: ShardName, local: Path, source: OpenSource, progress: Progress) -> ShardResult:
         """Write one shard, unless an earlier call did, which was killed before it published it."""
         call = self.call
-        left = look_at_shard(local)
-        if left is not None and left.manifest.shard == str(name) and self._is_current(left, source):
+        left = look_at_file(local)
+        if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
                 step.advance((done := _result_of(left)).rows)
             return done
@@ -325,7 +351,12 @@ class _SetOfShards:
         return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
 
 
-def _result_of(shard: CachedShard) -> ShardResult:
+def _workspace_of(request: StageRequest) -> Path:
+    """Return what the folder is named after in which shards are packed."""
+    return request.pack_path.with_name(f"{request.name}-shards.h5")
+
+
+def _result_of(shard: CachedFile) -> ShardResult:
     manifest = shard.manifest
     return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
@@ -333,14 +364,14 @@ def _result_of(shard: CachedShard) -> ShardResult:
 class _Publisher:
     """Publish one shard at a time in a thread, and drop it here."""
 
-    def __init__(self) -> None:
-        self._cancellation = Cancellation()
-        self._running: Future[PublishReport] | None = None
+    def __init__(self, place: CachePlace) -> None:
+        self._place, self._cancellation = place, Cancellation()
+        self._running: Future[PublishReport[Any]] | None = None
 
-    def publish(self, local: Path, target: Path) -> None:
+    def publish(self, local: Path) -> None:
         """Wait until the shard before this one is published, then begin to publish this one."""
         self.wait()
-        self._running = in_thread(lambda: self._publish(local, target), "colabstage-publish", daemon=False)
+        self._running = in_thread(lambda: self._publish(local), "colabstage-publish", daemon=False)
 
     def wait(self) -> None:
         """Wait for the shard that is being published; raises as `publish_file`."""
@@ -348,9 +379,9 @@ class _Publisher:
         if running is not None:
             running.result()
 
-    def _publish(self, local: Path, target: Path) -> PublishReport:
+    def _publish(self, local: Path) -> PublishReport[Any]:
         # Not a bar of its own: it would be drawn into that of packing.
-        done = publish_file(local, target, keep_previous=False, progress=_Silent(self._cancellation))
+        done = self._place.publish(local, local.name, keep_previous=False, progress=_Silent(self._cancellation))
         remove_own(local)
         remove_own(local.with_name(f"{local.name}.json"))
         return done

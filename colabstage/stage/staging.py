@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from colabstage.errors import (
     ColabstageError,
@@ -31,7 +31,6 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import free_space
-from colabstage.machine.watched import run_watched
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
@@ -54,7 +53,6 @@ from colabstage.stage.make import (
     open_in_part,
     staging_figures,
 )
-from colabstage.stage.publish import publish_file, published_before
 from colabstage.stage.record import (
     LocalRecord,
     Seal,
@@ -69,7 +67,7 @@ from colabstage.stage.record import (
 )
 from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import lock_path
-from colabstage.stage.shards import check_cache, divide, pack_into_cache, plan_without_room
+from colabstage.stage.shards import pack_into_cache, plan_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,8 +106,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
         # cache it may not be needed at all, and listing it takes time. A source that has to be downloaded before it can
         # be opened is left to whoever holds the lock, because two downloads at once would only halve the speed.
-        cached = not request.refresh and not request.wants_files and cache.find() is not None
-        if not cached and not comes_whole(request.source):
+        cached = cache.find() is not None and not request.refresh and not request.wants_files
+        if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
             source.open()
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
@@ -187,7 +185,7 @@ def _seal(request: StageRequest) -> Seal:
 
 def _is_published(request: StageRequest, cache: Cache) -> bool | None:
     """Tell whether the local pack is the one in the cache; `None` when no cache is wanted."""
-    if cache.folder is None:
+    if cache.place is None:
         return None
     cached = cache.find()
     return cached is not None and (bool(cached.shards) or cached.manifest == read_manifest(request.pack_path))
@@ -221,7 +219,7 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Curren
         if cached is None or identity is None:
             step.note = "not there"
             return None
-        found = f"found '{cached.path.name}'"
+        found = f"found '{cached.file.name}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
         # more there are; the copy takes longer. Whoever is let in must not see rows of another state, and a download
         # would take the disk's room from the copy.
@@ -278,7 +276,7 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
     try:
         with report.timed("copy from cache", unit="B") as step:
             try:
-                size, kept = run_watched(
+                size, kept = cached.place.ask(
                     lambda: restore_pack(
                         cached,
                         request,
@@ -286,8 +284,7 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
                         cancellation=comparison or call.cancellation,
                         let_in=None if call.let_in is None else let_in,
                         confirm=confirm,
-                    ),
-                    cached.path,
+                    )
                 )
             except StateDiffersError:
                 assert comparison is not None
@@ -341,8 +338,6 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
             "that was made with it before is used. A function that holds only arrays, numbers and strings is run once."
         )
     report.origin = "source"
-    if comes_whole(request.source):
-        check_disk_limit(request, None)
     try:
         made = _make_or_shard(call, source, cache)
     except SourceListingError as error:
@@ -416,22 +411,26 @@ def _in_own_folder(call: StageCall) -> Iterator[Path]:
         raise
 
 
-def _publish_pack(call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False) -> PublishReport | None:
+def _publish_pack(
+    call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False
+) -> PublishReport[Any] | None:
     """Copy the pack to the cache; a failure is a note in the report."""
     request = call.request
-    if cache.folder is None:
+    place = cache.place
+    if place is None:
         if request.cache_dir is not None:
             call.report.note(f"Not cached: {cache.why}.")
         return None
     done = None
     with call.report.timed("publish to cache", unit="B") as step:
         try:
-            target = cache.folder / f"{request.name}.h5"
             # In the background a bar would be drawn into whatever cell runs then.
             progress = NullProgress() if quietly else call.progress
-            done = publish_file(request.pack_path, target, progress=progress)
+            done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
             step.amount = done.nbytes - done.kept_bytes
-            step.note = f"'{target}', read back and verified" + ("; uploading" if done.uploading else "")
+            step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
+                "; uploading" if done.uploading else ""
+            )
         # Not raised: the data is here and can be used, and the next session merely stages it again.
         except (ColabstageError, OSError) as error:
             step.note = "failed"
@@ -441,7 +440,7 @@ def _publish_pack(call: StageCall, cache: Cache, record: LocalRecord, *, quietly
 
 
 def _finish(
-    call: StageCall, publishing: Future[PublishReport | None] | None = None, *, published_before: bool = False
+    call: StageCall, publishing: Future[PublishReport[Any] | None] | None = None, *, published_before: bool = False
 ) -> StagedDataset:
     request = call.request
     # Everything is here, so what a dead run left behind is no longer needed.
@@ -464,7 +463,7 @@ def _finish(
     )
 
 
-def _published_before(request: StageRequest) -> PublishReport | None:
+def _published_before(request: StageRequest) -> PublishReport[Any] | None:
     """Return what an earlier call published of the local pack.
 
     Raises:
@@ -476,14 +475,14 @@ def _published_before(request: StageRequest) -> PublishReport | None:
     cache = Cache(request)
     cached = cache.find()
     if cached is None or cached.manifest != read_manifest(request.pack_path):
-        where = f"in '{cache.folder}'" if cache.folder is not None else f"in a cache that can be used ({cache.why})"
+        where = f"in '{cache.place.label}'" if cache.place is not None else f"in a cache that can be used ({cache.why})"
         msg = (
             f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
             "another one has taken its place. Mount the drive of the cache, or publish it again: "
             "publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)
-    return published_before(cached.path, cached.manifest.size)
+    return cached.place.published(cached.file)
 
 
 def _finished_publishing(result: T) -> Future[T]:
@@ -497,8 +496,12 @@ def plan_call(call: StageCall) -> StagePlan:
     request, cache = call.request, Cache(call.request)
     reasons: list[str] = []
 
-    def planned(action: Action, figures: StageFigures, rows: dict[str, int], found: Found = ()) -> StagePlan:
-        folder, free = cache.folder if request.wants_pack else None, free_space(request.folder)
+    def planned(
+        action: Action, figures: StageFigures, rows: dict[str, int], found: Found = (), *, count: int = 0
+    ) -> StagePlan:
+        place, free = cache.place if request.wants_pack else None, free_space(request.folder)
+        # Shards, where those are or would be.
+        name = f"{request.name}.h5" if not count else f"{request.name}-*-of-{count:05}.h5"
         return StagePlan(
             source=request.address,
             action=action,
@@ -506,7 +509,7 @@ def plan_call(call: StageCall) -> StagePlan:
             figures=figures,
             free_bytes=free,
             target=request.pack_path if request.wants_pack else request.files_path,
-            cache=None if folder is None else folder / f"{request.name}.h5",
+            cache=None if place is None else place.at(name),
             samples=rows,
             found=found,
         )
@@ -523,28 +526,22 @@ def plan_call(call: StageCall) -> StagePlan:
         cached = None if request.refresh or not request.wants_pack else cache.find()
         made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
         if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
-            reasons.append(f"Cache: '{cached.path}'.")
+            reasons.append(f"Cache: '{cached.label}'.")
             size = cached.manifest.size
             if exceeds_limit(request, cached) and request.disk_limit is not None:
                 reasons.append(f"It has {format_bytes(size)}, so it would be opened in part and not copied.")
                 size = request.disk_limit
             elif request.keep == "pack" and size >= _WORTH_BYTES:
                 reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
-            return planned("restore", StageFigures(source_bytes=size, pack_bytes=size), cached.manifest.samples)
-        if cached is None:
-            reasons.append("Cache: none is used." if cache.folder is None else "Cache: it is not there.")
-        else:
-            reasons.append("Cache: not of this state of the source.")
-        if comes_whole(request.source):
+            moved = StageFigures(source_bytes=size, pack_bytes=size)
+            return planned("restore", moved, cached.manifest.samples, count=len(cached.shards))
+        reasons.append(_why_not_cached(cache, cached))
+        if comes_whole(request.source) and request.disk_limit is None:
             reasons.append("It would be downloaded first; what is in it is known only then.")
             return planned("stage", StageFigures(), {})
         opened = source.open()
-        if not opened.opens_at_once or opened.unpacks_first:
-            reasons.append(
-                "It is compressed as a whole; what is in it is known only after it is unpacked."
-                if opened.opens_at_once
-                else "It can only be read from its beginning; what is in it is known only after it has arrived."
-            )
+        if not opened.opens_at_once or opened.unpacks_first or opened.is_walked:
+            reasons.append(_why_unknown(opened))
             return planned("stage", staging_figures(request, opened, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
             tree = opened.open_tree(Path(spool))
@@ -557,19 +554,30 @@ def plan_call(call: StageCall) -> StagePlan:
                 reasons.extend(job.table.notes)
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
             found = () if job is None else job.table.summary()
-            figures = staging_figures(request, opened, tree, job)
+            figures, count = staging_figures(request, opened, tree, job), 0
             if job is not None and exceeds(request, figures) and request.disk_limit is not None:
-                if has_to_come(request, opened):
+                if has_to_come(opened):
                     check_disk_limit(request, figures)
-                sizes = divide(plan_without_room(tree, request, job), request.disk_limit)
-                place = check_cache(cache, job, request.disk_limit)
-                reasons.append(
-                    f"It is larger than disk_limit={format_bytes(request.disk_limit)}: its {format_bytes(sizes.total)} "
-                    f"would be packed in {sizes}, each of which goes to the cache in '{place}' when it is finished and "
-                    "is dropped here; then it would be opened in part."
-                )
+                reason, count = plan_shards(request, tree, job, cache, request.disk_limit)
+                reasons.append(reason)
                 figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
-            return planned("stage", figures, rows, found)
+            return planned("stage", figures, rows, found, count=count)
+
+
+def _why_not_cached(cache: Cache, cached: CachedPack | None) -> str:
+    """Say why the source would be read."""
+    if cached is not None:
+        return "Cache: not of this state of the source."
+    return "Cache: none is used." if cache.place is None else "Cache: it is not there."
+
+
+def _why_unknown(source: OpenSource) -> str:
+    """Say why a plan would have to read all of a source."""
+    if source.is_walked:
+        return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
+    if source.opens_at_once:
+        return "It is compressed as a whole; what is in it is known only after it is unpacked."
+    return "It can only be read from its beginning; what is in it is known only after it has arrived."
 
 
 # Below this, the wait for the whole pack is short anyway.

@@ -182,7 +182,7 @@ class BackgroundPack:
         """Tell how many rows are packed."""
         return self.arrival.ready
 
-    def wait_published(self, timeout_s: float) -> PublishReport | None:
+    def wait_published(self, timeout_s: float) -> PublishReport[Any] | None:
         """Wait until everything is here and in the cache; as `StagedDataset.wait_published`."""
         # One time for both: what packing takes is not there for the upload.
         deadline = SYSTEM_CLOCK.now() + timeout_s

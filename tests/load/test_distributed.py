@@ -96,7 +96,8 @@ def test_ranks_of_a_process_group_share_out(
     assert [process.returncode for process in ranks] == [0] * world, errors
     found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
     # Together they have fetched every block once.
-    assert [part.pop("fetched") for part in found] == [size] * world
+    # One fetches for all; whoever opened it later has seen less of that.
+    assert max(part.pop("fetched") for part in found) == size
     for name in ("shuffled", "window", "device", "in part"):
         rows = [row for part in found for batch in part[name]["rows"] for row in batch]
         assert sorted(rows) == list(range(61)), name

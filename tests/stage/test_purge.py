@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.stage.purge import StoredDataset
@@ -149,12 +149,13 @@ def test_a_purge_finishes_what_a_killed_one_left(photos: Path, cache: Path) -> N
     """The folder that was renamed to go is no dataset any more, and goes with the next one that does."""
     stage(photos, cache)
     here = [one for one in list_datasets(cache_dir=cache) if one.place == "here"]
-    left = temp_beside(here[0].path.parent / "gone-before")
+    base = Path(here[0].path).parent
+    left = temp_beside(base / "gone-before")
     left.mkdir()
     (left / "half.h5").touch()
     leave_for_next(left)
     purge_datasets(here)
-    assert not list(here[0].path.parent.glob(".colabstage-*"))
+    assert not list(base.glob(".colabstage-*"))
 
 
 @pytest.mark.fuse

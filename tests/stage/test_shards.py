@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import DamagedPackError, NotEnoughSpaceError
+from colabstage.errors import ChecksumMismatchError, DamagedPackError, DriveQuotaError, NotEnoughSpaceError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
@@ -25,6 +29,7 @@ from colabstage.stage import shards
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.run import plan_stage, stage_dataset
 from tests.support.http_server import WebServer
+from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:
@@ -125,6 +130,7 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
     cache; and a call without a limit joins the shards to the file that it would have packed, byte for byte."""
     plan = plan_stage(archive, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
     assert f"would be packed in {SHARDS} shards" in str(plan)
+    assert str(plan.cache).endswith(f"-*-of-{SHARDS:05}.h5")
     assert plan.figures.peak_bytes <= LIMIT
     with disk_sampled(places["local_dir"]) as taken:
         data = stage_dataset(archive, disk_limit=LIMIT, **places)
@@ -134,6 +140,7 @@ def test_a_zip_larger_than_the_limit_is_packed_in_shards(
         check_rows(data, whole)
         assert data.part is not None
         assert data.part.figures["evicted"] > 0
+        assert f"-*-of-{SHARDS:05}.h5') and is read from there" in str(data.report)
         data.part.close()
     assert 1_000_000 < max(taken) <= LIMIT < whole.stat().st_size / 2
     assert len(shards_in(places["cache_dir"])) == SHARDS
@@ -169,22 +176,75 @@ def test_a_folder_and_a_web_zip_are_read_where_they_are(
     assert COUNT <= sent < 1.2 * COUNT
 
 
+def test_a_tar_on_a_server_is_looked_through_and_read_where_it_is(
+    photos: Path, places: dict[str, Any], tmp_path: Path
+) -> None:
+    """A checksum and its headers take a pass each, which keeps none of it; then each image is asked for once."""
+    archive = tmp_path / "photos.tar"
+    with tarfile.open(archive, "w") as file:
+        for path in sorted(photos.rglob("*.png")):
+            file.add(path, path.relative_to(photos))
+    checksum = f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+    with WebServer({"photos.tar": archive}) as server, disk_sampled(places["local_dir"]) as taken:
+        plan = plan_stage(
+            server.url("photos.tar"), disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"]
+        )
+        assert "looked through where it is" in str(plan)
+        before = sum(1 for one in server.requests if one.method == "GET")
+        data = stage_dataset(server.url("photos.tar"), disk_limit=LIMIT, hash=checksum, **places)
+        sent = sum(1 for one in server.requests if one.method == "GET") - before
+        check_rows(data, whole_pack(archive, tmp_path / "whole"))
+        assert data.part is not None
+        data.part.close()
+    assert max(taken) <= LIMIT
+    assert COUNT <= sent < 1.2 * COUNT
+
+
+def test_a_zip_behind_a_share_link_is_read_where_it_is(
+    archive: Path, places: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is downloaded first; a folder of files would have to come whole, and the error says what else."""
+    file, folder = "1FileAbcdefghijklmnopqrstuvwxyz_0", "1FolderAbcdefghijklmnopqrstuvwxy0"
+    with DriveShares(tmp_path) as shares:
+        for name, value in shares.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        shares.add(SharedItem(file, "photos.zip", content=archive.read_bytes()))
+        shares.add(SharedItem(folder, "set", kind="folder", entries=(file,)))
+        link = f"https://drive.google.com/file/d/{file}/view?usp=sharing"
+        plan = plan_stage(link, disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
+        assert f"would be packed in {SHARDS} shards" in str(plan)
+        with disk_sampled(places["local_dir"]) as taken:
+            data = stage_dataset(link, disk_limit=LIMIT, **places)
+            check_rows(data, whole_pack(archive, tmp_path / "whole"))
+        assert data.part is not None
+        data.part.close()
+        assert max(taken) <= LIMIT
+        # A call without a limit knows the state that this one noted.
+        assert stage_dataset(link, **places).report.origin == "cache"
+        with pytest.raises(NotEnoughSpaceError, match=r"Add a shortcut to it to your own Drive"):
+            stage_dataset(f"https://drive.google.com/drive/folders/{folder}", disk_limit=LIMIT, **places)
+        shares.add(replace(shares.item(file), state="quota"))
+        with pytest.raises(DriveQuotaError):
+            stage_dataset(link, disk_limit=LIMIT, refresh=True, **places)
+
+
 KILLED = """
 import os, signal, sys
 import pytest
 import colabstage.load.dataset
 from colabstage import stage_dataset
-from colabstage.stage import run, shards
+from colabstage.stage import run
+from colabstage.stage.places import FolderPlace
 from tests.support.staged import use_small_blocks
 use_small_blocks(pytest.MonkeyPatch())
-left, publish_file = [int(sys.argv[5])], shards.publish_file
+left, publish_file = [int(sys.argv[5])], FolderPlace.publish
 def publish(*arguments, **named):
     done = publish_file(*arguments, **named)
     left[0] -= 1
     if not left[0]:
         os.kill(os.getpid(), signal.SIGKILL)
     return done
-shards.publish_file = publish
+FolderPlace.publish = publish
 stage_dataset(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3], cache_dir=sys.argv[4], progress=False)
 """
 
@@ -211,6 +271,40 @@ def test_a_kill_costs_no_shard_that_was_finished(
     # One more may have been finished here when the process was killed, and needs only to be published.
     assert packed in (list(range(6, SHARDS)), list(range(7, SHARDS)))
     assert [path.name for path in places["local_dir"].iterdir()] == ["partial"]
+
+
+def test_an_interrupted_refresh_continues_and_a_finished_one_starts_over(
+    archive: Path, places: dict[str, Any], packed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in a call with refresh=True costs no shard; what earlier calls published is packed anew."""
+    first = stage_dataset(archive, disk_limit=LIMIT, **places)
+    assert first.part is not None
+    first.part.close()
+    packed.clear()
+    run_pack = vars(shards)["run_pack"]
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if named["shard"].number == 5:
+            raise KeyboardInterrupt
+        return run_pack(*arguments, **named)
+
+    monkeypatch.setattr(shards, "run_pack", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
+    assert packed == list(range(5))
+    assert 3 <= len(shards_in(places["cache_dir"])) <= 5
+    monkeypatch.setattr(shards, "run_pack", run_pack)
+    packed.clear()
+    again = stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
+    assert again.report.origin == "source"
+    assert packed in (list(range(4, SHARDS)), list(range(5, SHARDS)))
+    assert again.part is not None
+    again.part.close()
+    packed.clear()
+    over = stage_dataset(archive, disk_limit=LIMIT, refresh=True, **places)
+    assert packed == list(range(SHARDS))
+    assert over.part is not None
+    over.part.close()
 
 
 def test_what_became_of_the_source_or_of_a_shard_is_noticed(
@@ -292,7 +386,7 @@ def test_shards_go_to_a_drive_and_come_from_there(
 def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     archive: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:
-    """No cache, a limit that is too little, and a checksum, for which all of a remote archive has to come."""
+    """No cache, a limit that is too little, a checksum of another file, and what a service only gives whole."""
     nowhere = {**places, "cache_dir": None}
     with pytest.raises(NotEnoughSpaceError, match=r'no cache was asked for(.|\n)*cache_dir="/content/drive'):
         stage_dataset(archive, disk_limit=LIMIT, **nowhere)
@@ -303,8 +397,17 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     ) as caught:
         stage_dataset(archive, disk_limit="1 MB", **places)
     named = str(caught.value).partition("Give ")[2].partition(" or more")[0]
-    with WebServer({"photos.zip": archive}) as server, pytest.raises(NotEnoughSpaceError, match=r"takes 1\d.* MB of"):
+    with WebServer({"photos.zip": archive}) as server, pytest.raises(ChecksumMismatchError, match=r"not 0000"):
         stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, hash="sha256:" + 64 * "0", **places)
+    with pytest.raises(NotEnoughSpaceError, match=r'"/kaggle/input/NAME", disk_limit='):
+        stage_dataset("kaggle://owner/photos", disk_limit=LIMIT, **places)
+    with pytest.raises(NotEnoughSpaceError, match=r'"/kaggle/input/NAME", disk_limit='):
+        plan_stage("kaggle://owner/photos", disk_limit=LIMIT, cache_dir=places["cache_dir"])
+    with (
+        ThreadPoolExecutor(1) as workers,
+        pytest.raises(NotEnoughSpaceError, match=r"Leave out executor="),
+    ):
+        stage_dataset(archive, disk_limit=LIMIT, executor=workers, **places)
     assert not places["cache_dir"].exists()
     assert not [path for path in places["local_dir"].rglob("*") if path.is_file()]
     data = stage_dataset(archive, disk_limit=named, **places)

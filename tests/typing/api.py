@@ -109,7 +109,7 @@ def moving(batches: list[tuple[int, str]]) -> None:
 def packing_and_publishing() -> None:
     """The halves of staging that are usable alone."""
     assert_type(colabstage.pack_dataset("photos", "photos.h5", overwrite=True), PackReport)
-    assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport)
+    assert_type(colabstage.publish_file(Path("model.pt"), "/content/drive/MyDrive"), PublishReport[Path])
     assert_type(colabstage.restore_file("/content/drive/MyDrive/model.pt", overwrite=True), RestoreReport)
 
 

@@ -278,11 +278,13 @@ class Fetcher:
         if part.kept[block] or not capacity:
             return True
         takes = part.let_go_of()
-        takes[list(self._in_flight)] = part.kept[list(self._in_flight)] == 0
-        if takes[block] and block not in self._in_flight:
+        # Taken once: blocks arrive while this is worked out.
+        flying = list(self._in_flight)
+        takes[flying] = part.kept[flying] == 0
+        if takes[block] and block not in flying:
             return True  # it is here, and only to be proved
         let_go = takes & ~wanted
-        let_go[list(self._in_flight)] = False
+        let_go[flying] = False
         used = int(takes.sum())
         while used >= capacity:
             victim = outlook.victim(let_go, block, needed_now=needed_now)

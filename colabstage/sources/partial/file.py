@@ -91,7 +91,8 @@ class BlockwiseFile:
         self._openers = openers or [remote_opener(one.source) for one in files.files]
         self._stall_timeout_s = stall_timeout_s
         self._part = LocalPart(folder, files, gives_back=limit is not None)
-        self._fetched_before = int(self._part.counters[FETCHED])
+        # The table counts on from one call to the next.
+        self._fetched_before, self._evicted_before = (int(self._part.counters[one]) for one in (FETCHED, EVICTED))
         self._ended: BaseException | None = None
         self.paths = self._part.paths
         self._pid, self._looked_at = os.getpid(), 0.0
@@ -131,11 +132,12 @@ class BlockwiseFile:
 
     @property
     def figures(self) -> dict[str, int]:
-        """Return bytes: `fetched` and `evicted` by all readers so far, `kept` from before, `here` and on the `disk`."""
+        """Return bytes: `fetched` and `evicted` by all readers since this was opened, `kept` from before, `here` and on
+        the `disk`."""
         part = self._part
         return {
-            "fetched": int(part.counters[FETCHED]),
-            "evicted": int(part.counters[EVICTED]),
+            "fetched": int(part.counters[FETCHED]) - self._fetched_before,
+            "evicted": int(part.counters[EVICTED]) - self._evicted_before,
             "kept": int(part.counters[FOUND]),
             "here": int(self.files.lengths[self.here].sum()),
             "disk": part.disk_bytes,

@@ -213,6 +213,13 @@ def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
     assert "dataset_h5('/content/drive/MyDrive/photos.h5', disk_limit=\"4GB\")" in said.remedy
     said = judge_disk(replace(small, dataset=replace(ON_DRIVE, nbytes=50 * GB)))
     assert 'Give stage_dataset disk_limit="4GB": it reads the packed copy' in said.remedy
+    local = replace(FILE, path="/data/photos.zip", nbytes=60 * GB, slow_mount=None)
+    said = judge_disk(replace(small, dataset=replace(local, pack=None)))
+    assert said.status == "fail"
+    assert "a pack of '/data/photos.zip' takes about 60 GB" in said.message
+    assert 'Give stage_dataset disk_limit="4GB"' in said.remedy
+    # A pack that is here is read where it is.
+    assert judge_disk(replace(small, dataset=local)).status == "ok"
 
 
 def test_every_check_has_cases_for_both_sides() -> None:

@@ -1,0 +1,232 @@
+"""A bucket as the cache: packs and shards in it have the guarantees that those in a folder have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from colabstage.errors import NotEnoughSpaceError, OptionError, SourceNotFoundError
+from colabstage.h5.manifest import manifest_path
+from colabstage.io.progress import NullProgress
+from colabstage.load.dataset import dataset_h5
+from colabstage.sources.parse import ObjectSource
+from colabstage.stage.bucket import BucketPlace
+from colabstage.stage.purge import list_datasets, purge_datasets
+from colabstage.stage.request import read_cache_dir
+from colabstage.stage.run import plan_stage, stage_dataset
+from tests.support.staged import disk_sampled, use_small_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.sources.servers import BucketService
+    from tests.stage.conftest import MakeImages
+
+CACHE = "s3://data/cache"
+LIMIT = 4_500_000
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_blocks(monkeypatch)
+
+
+@pytest.fixture
+def many(tmp_path: Path, make_images: MakeImages) -> Path:
+    """A folder of images whose pack is larger than the limit."""
+    return make_images(tmp_path / "many", 120, size=(128, 128))
+
+
+def place() -> BucketPlace:
+    source = read_cache_dir(CACHE)
+    assert isinstance(source, ObjectSource)
+    return BucketPlace(source)
+
+
+def objects(service: BucketService) -> dict[str, bytes]:
+    return {key: found.value for key, found in service.backend.buckets[service.bucket].keys.items()}
+
+
+def staged(source: Path, local: Path, **options: Any) -> Any:
+    return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
+
+
+def test_a_pack_goes_to_the_bucket_and_comes_from_there(photos: Path, s3: BucketService, tmp_path: Path) -> None:
+    """The next machine copies it, verified, byte for byte; with a limit it is opened in part."""
+    first = staged(photos, tmp_path / "one")
+    published = first.wait_published()
+    assert published.path == f"{CACHE}/{first.path.name}"
+    assert published.proof == "read back"
+    assert objects(s3) == {f"cache/{path.name}": path.read_bytes() for path in (first.path, manifest_path(first.path))}
+    again = staged(photos, tmp_path / "two")
+    assert again.report.origin == "cache"
+    assert again.path.read_bytes() == first.path.read_bytes()
+    assert staged(photos, tmp_path / "two").report.origin == "local"
+    assert staged(photos, tmp_path / "two").wait_published().path == published.path
+    streamed = staged(photos, tmp_path / "three", streaming=True).wait(progress=False)
+    assert streamed.report.origin == "cache"
+    assert streamed.path.read_bytes() == first.path.read_bytes()
+
+
+@pytest.mark.torch
+def test_shards_go_to_the_bucket_and_are_read_in_part(many: Path, s3: BucketService, tmp_path: Path) -> None:
+    """Nothing but shards and manifests stays there; what was published is not packed again; a machine with room joins
+    them; and the set is one dataset to list and to remove."""
+    with disk_sampled(tmp_path / "one") as taken:
+        data = staged(many, tmp_path / "one", disk_limit=LIMIT)
+        assert sum(1 for _ in data.loader("train", 8)) == 15
+        data.part.close()
+    assert max(taken) <= LIMIT
+    count = len([key for key in objects(s3) if key.endswith(".h5")])
+    assert count > 3
+    assert sorted(objects(s3)) == sorted(
+        f"cache/{data.path.stem.rpartition('-00000')[0]}-{number:05}-of-{count:05}.h5{end}"
+        for number in range(count)
+        for end in ("", ".json")
+    )
+    # As after a kill: two shards are not there yet.
+    for key in sorted(objects(s3))[-4:]:
+        s3.remove(key)
+    again = staged(many, tmp_path / "two", disk_limit=LIMIT)
+    assert again.report.origin == "source"
+    assert f"{count - 2} of them were there already" in str(again.report)
+    again.part.close()
+    joined = staged(many, tmp_path / "three")
+    whole = stage_dataset(many, local_dir=tmp_path / "whole", cache_dir=None, progress=False)
+    assert joined.report.origin == "cache"
+    assert joined.path.read_bytes() == whole.path.read_bytes()
+    (listed,) = (one for one in list_datasets(local_dir=tmp_path / "none", cache_dir=CACHE))
+    assert (listed.samples, listed.whole) == ({"train": 120}, True)
+    assert purge_datasets([listed]).removed == (listed,)
+    assert objects(s3) == {}
+
+
+def test_a_new_version_replaces_ours_and_nothing_else(
+    photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
+) -> None:
+    """A changed source takes the place of its earlier pack; what somebody else put there, or wrote to, stays."""
+    first = staged(photos, tmp_path / "one")
+    key = f"cache/{first.path.name}"
+    before = objects(s3)
+    (photos / "cat" / "0000.png").write_bytes(image_bytes(99))
+    second = staged(photos, tmp_path / "two")
+    assert second.report.origin == "source"
+    assert objects(s3)[key] == second.path.read_bytes() != before[key]
+    # Somebody writes to it: other bytes of the same length, later than the manifest.
+    stranger = bytes(len(objects(s3)[key]))
+    s3.put(key, stranger)
+    s3.backend.get_object(s3.bucket, key).last_modified = s3.backend.get_object(
+        s3.bucket, f"{key}.json"
+    ).last_modified.replace(year=2099)
+    (photos / "cat" / "0000.png").write_bytes(image_bytes(98))
+    third = staged(photos, tmp_path / "three")
+    assert "Not cached" in str(third.report)
+    assert "describes it as it is now" in str(third.report)
+    assert objects(s3)[key] == stranger
+    # Without any manifest it is not ours either, nor is what has the manifest's name.
+    s3.remove(f"{key}.json")
+    assert "Not cached" in str(staged(photos, tmp_path / "four").report)
+    s3.remove(key)
+    s3.put(f"{key}.json", b"notes")
+    assert "is not a manifest that colabstage wrote" in str(staged(photos, tmp_path / "five").report)
+    assert objects(s3) == {f"{key}.json": b"notes"}
+
+
+def test_a_kill_between_file_and_manifest_leaves_nothing_that_is_in_the_way(
+    photos: Path, s3: BucketService, tmp_path: Path, image_bytes: Callable[..., bytes]
+) -> None:
+    """The same pack gets its manifest and is not uploaded again; another one takes the place of what was left."""
+    first = staged(photos, tmp_path / "one")
+    key = f"cache/{first.path.name}"
+    manifest = objects(s3)[f"{key}.json"]
+    s3.remove(f"{key}.json")
+    s3.put(f"{key}.unfinished", manifest)
+    assert place().look([first.path.name]) == [None]
+    again = staged(photos, tmp_path / "two")
+    assert again.report.origin == "source"
+    assert again.wait_published().kept_bytes == first.path.stat().st_size
+    assert sorted(objects(s3)) == [key, f"{key}.json"]
+    s3.remove(f"{key}.json")
+    s3.put(f"{key}.unfinished", manifest)
+    (photos / "cat" / "0000.png").write_bytes(image_bytes(99))
+    other = staged(photos, tmp_path / "three")
+    assert objects(s3) == {key: other.path.read_bytes(), f"{key}.json": manifest_path(other.path).read_bytes()}
+
+
+def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: BucketService, tmp_path: Path) -> None:
+    """Whoever comes second finds the very content, or an object that is not its own, and replaces nothing."""
+    pack = stage_dataset(photos, local_dir=tmp_path / "one", cache_dir=None, progress=False).path
+    failed: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            place().publish(pack, "photos.h5", progress=NullProgress())
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            failed.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(failed) < len(threads)
+    assert all("came there meanwhile" in str(error) for error in failed)
+    assert objects(s3)["cache/photos.h5"] == pack.read_bytes()
+    assert json.loads(objects(s3)["cache/photos.h5.json"])["size"] == pack.stat().st_size
+
+
+def test_a_damaged_pack_in_the_bucket_is_not_used(photos: Path, s3: BucketService, tmp_path: Path) -> None:
+    """Copied whole, a block that is wrong leads back to the source; nothing wrong is ever read."""
+    first = staged(photos, tmp_path / "one")
+    content = first.path.read_bytes()
+    s3.put(f"cache/{first.path.name}", content[:-100] + bytes(100))
+    again = staged(photos, tmp_path / "two")
+    assert again.report.origin == "source"
+    assert "The cached pack cannot be used" in str(again.report)
+    assert again.path.read_bytes() == content
+
+
+def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
+    photos: Path, many: Path, s3: BucketService, tmp_path: Path
+) -> None:
+    """A server that cannot be written to, a typing error, a bucket that is not there, a cache inside the source."""
+    for address, words in {
+        "https://example.org/cache": "nothing that packs can be written to",
+        "s3:/data/cache": "nothing that packs can be written to",
+        "s3://data/cache-*": "has a pattern",
+        "kaggle://owner/dataset": "nothing that packs can be written to",
+    }.items():
+        with pytest.raises(OptionError, match=words):
+            staged(photos, tmp_path / "local", cache_dir=address)
+    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+        staged(photos, tmp_path / "local", cache_dir="s3://nowhere/cache")
+    with pytest.raises(SourceNotFoundError, match=r"There is no bucket 'nowhere'"):
+        staged(many, tmp_path / "local", cache_dir="s3://nowhere/cache", disk_limit=LIMIT, refresh=True)
+    with pytest.raises(OptionError, match=r"is inside the source"):
+        stage_dataset("s3://data", cache_dir=CACHE, local_dir=tmp_path / "local")
+    with pytest.raises(NotEnoughSpaceError, match=r's3://bucket/cache"'):
+        staged(many, tmp_path / "local", cache_dir=None, disk_limit=LIMIT)
+    assert not [path for path in (tmp_path / "local").rglob("*") if path.is_file()]
+    plan = plan_stage(many, cache_dir=CACHE, local_dir=tmp_path / "local", disk_limit=LIMIT)
+    assert f"goes to the cache in '{CACHE}'" in str(plan)
+    assert objects(s3) == {}
+
+
+def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
+    photos: Path, s3: BucketService, tmp_path: Path
+) -> None:
+    """Names are the same in both; a copy need not keep times."""
+    folder = tmp_path / "cache"
+    first = staged(photos, tmp_path / "one", cache_dir=folder)
+    for path in sorted(folder.iterdir(), reverse=True):
+        s3.put(f"cache/{path.name}", path.read_bytes())
+    shutil.rmtree(folder)
+    assert staged(photos, tmp_path / "two").report.origin == "cache"
+    dataset = dataset_h5(f"{CACHE}/{first.path.name}", disk_limit=LIMIT, local_dir=tmp_path / "part")
+    assert len(dataset) == 20
+    dataset.close()
