@@ -1,6 +1,6 @@
 """Run the README's first cell on a practice Colab, and draw what it showed meanwhile as docs/cell.svg, a short film.
 
-python scripts/draw_cell.py
+`python -m scripts.draw_cell`
 
 The cell is run as it stands, on real images in a simulated Drive; the frames are those that its progress had, at the
 pace that it had. Text and bars as SVG with a style sheet: a few kilobytes, sharp at every size, light or dark as the
