@@ -220,7 +220,8 @@ def roomy(bench: Bench) -> Iterator[None]:
         yield
     finally:
         bench.home = home
-        subprocess.run(["umount", place], check=True)
+        # At once, although threads that nobody waits for may still have files of it.
+        subprocess.run(["umount", "--lazy", place], check=True)
         image.unlink()
 
 

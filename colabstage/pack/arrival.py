@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, DecodeError, NotStagedError, ended, error_from_json, error_to_json
+from colabstage.errors import (
+    ColabstageError,
+    DecodeError,
+    NotStagedError,
+    SourceNotFoundError,
+    ended,
+    error_from_json,
+    error_to_json,
+)
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.progress import SYSTEM_CLOCK, HandedOut, Readiness
 from colabstage.io.temporaries import cut_own, owner_is_alive, owner_token, remove_own
@@ -299,7 +307,9 @@ class RowMap:
 
     def failure(self, unit: str) -> ColabstageError:
         """Return the error for readers of rows that will not come: what happened, and how much is there."""
-        here = f"{self.here:,} of {len(self.rows):,} {unit} are here, and are kept"
+        here = (
+            f"{self.here:,} of {len(self.rows):,} {unit} are here, and are kept" if self.here else "Nothing is here yet"
+        )
         again = "Call stage_dataset with the same arguments again: it continues from there."
         text = self._read_text(_ERROR_AT)
         if not text:
@@ -505,7 +515,12 @@ class PackArrival:
             wanted = self._splits[split].start + np.asarray(rows)
             self._wait(known, wanted, cancellation)
             self._check_usable(known, split, wanted)
-        yield
+        try:
+            yield
+        except SourceNotFoundError:
+            # Removed with the work that it belonged to, which says why.
+            self.check()
+            raise
 
     def _check_usable(self, known: RowMap, split: str, wanted: NDArray[np.intp]) -> None:
         if not self.leaves_out or not (known.rows[wanted] == RowState.LEFT_OUT).any():

@@ -288,7 +288,13 @@ class _PackRun:
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
-        file, report = self._write(workspace, progress, cancellation)
+        try:
+            file, report = self._write(workspace, progress, cancellation)
+        except BaseException as error:
+            if self.stream is not None:
+                # Before the workspace is removed, or readers would only find that the file is gone.
+                self.stream.failed(error)
+            raise
         # The memory of decoding would otherwise stay with the process while the whole file is hashed.
         release_freed_memory()
         self._publish(file, report)

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from colabstage import stage_dataset
-from colabstage.errors import CancelledError, LayoutError, OptionError, SourceReadError
+from colabstage.errors import CancelledError, LayoutError, OptionError, SourceAccessError, SourceReadError
 from colabstage.io.panel import Board
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
@@ -269,6 +269,28 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
     assert again.ready.rows >= BATCH
     assert [values(x) for x, _ in again.loader("train", BATCH)][: len(seen)] == seen
     assert "were already in place" in str(again.wait(progress=False).report)
+
+
+def test_an_access_that_ends_is_told_although_nothing_of_the_work_is_kept(
+    gated: GatedTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers who find no file any more, and those who only want a label, are told what happened to the source."""
+
+    def refuse(_: FileEntry) -> bytes:
+        gated.gate.tickets.acquire()
+        msg = "the link has expired"
+        raise SourceAccessError(msg)
+
+    monkeypatch.setattr(gated, "read", refuse)
+    data = stage(gated, tmp_path / "a", streaming=True)
+    train = data["train"]
+    gated.gate.open()
+    with pytest.raises(SourceAccessError, match="expired"):
+        data.wait(progress=False)
+    assert not train.reader.path.exists()
+    for read in (lambda: train.targets, lambda: train[0], lambda: data["train"]):
+        with pytest.raises(SourceAccessError, match=r"the link has expired\. Nothing is here yet"):
+            read()
 
 
 def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follows(folder: Path, tmp_path: Path) -> None:
