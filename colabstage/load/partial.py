@@ -266,7 +266,11 @@ class Expectations:
 
 
 def open_partial(
-    files: Files, disk_limit: int | str, *, local_dir: str | os.PathLike[str] | None = None
+    files: Files,
+    disk_limit: int | str,
+    *,
+    local_dir: str | os.PathLike[str] | None = None,
+    manifests: Sequence[Manifest] = (),
 ) -> PartialPack:
     """Open a pack that is elsewhere, with no more than `disk_limit` bytes of it on the local disk at any time.
 
@@ -279,6 +283,7 @@ def open_partial(
             beside it.
         disk_limit: bytes, or text such as "20GB"; for all files together.
         local_dir: the folder on the local disk; `None` for the platform's fast folder.
+        manifests: that of each file, where they are known: each takes a round trip or more.
 
     Raises:
         OptionError: the limit is not a size, or an address does not name a file.
@@ -295,7 +300,8 @@ def open_partial(
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # At the same time, because each takes a round trip or more.
             opening = pool.submit(lambda: remote.keep(first()))
-            manifests = pool.run(lambda pair: _find_manifest(*pair), list(zip(sources, addresses, strict=True)))
+            pairs = list(zip(sources, addresses, strict=True))
+            manifests = manifests or pool.run(lambda pair: _find_manifest(*pair), pairs)
             pool.results([opening])
         label = "" if isinstance(files, str | os.PathLike) and len(sources) == 1 else _label_of(sources)
         wanted = FileSet(_name_files(sources, manifests), label)

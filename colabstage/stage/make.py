@@ -357,7 +357,8 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     report.skipped = cached.manifest.skipped
     with report.timed("open in part", unit="B") as step:
         files = [one.path for one in cached.shards] or cached.file.path
-        part = open_partial(files, limit, local_dir=request.folder.parent)
+        manifests = [one.manifest for one in cached.shards] or [cached.manifest]
+        part = open_partial(files, limit, local_dir=request.folder.parent, manifests=manifests)
         step.amount = part.figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
     report.note(
