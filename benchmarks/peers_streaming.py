@@ -178,7 +178,7 @@ def compare(bench: Bench, limit: int | None) -> None:
             try:
                 run = bench.run(library, limit, settings)
             except RuntimeError as error:
-                print(f"tried: {library}, {_told(settings)}: {[*str(error).splitlines(), 'it failed'][-1]}", flush=True)
+                print(f"tried: {library}, {_told(settings)}: {['it failed', *str(error).splitlines()][-1]}", flush=True)
                 continue
             print(_line(f"tried: {library}, {_told(settings)}", [run], bench.nbytes), flush=True)
             found.append((run, settings))
@@ -193,7 +193,7 @@ def compare(bench: Bench, limit: int | None) -> None:
             try:
                 runs[library].append(bench.run(library, limit, settings))
             except RuntimeError as error:
-                print(f"{library}: {[*str(error).splitlines(), 'it failed'][-1]}", flush=True)
+                print(f"{library}: {['it failed', *str(error).splitlines()][-1]}", flush=True)
     print()
     for library, done in runs.items():
         if done:
