@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+import warnings
 import weakref
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -261,9 +262,9 @@ def has_kernel() -> bool:
 class GpuMonitor:
     """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
 
-    Asks NVML where the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a strip below
-    the cell shows the latest samples. On a machine without an NVIDIA GPU it logs a message once, and does nothing. It
-    may be started again, and then adds to its samples.
+    Asks NVML where the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
+    below the cell shows the latest samples. On a machine without an NVIDIA GPU it logs a message once and does nothing.
+    It may be started again, and then adds to its samples.
 
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()
@@ -283,7 +284,7 @@ class GpuMonitor:
 
         Args:
             interval_s: seconds between two samples; doubled whenever there are 7,200 of them.
-            live: show the strip; `"auto"` in a notebook only.
+            live: show the sparkline; `"auto"` in a notebook only.
             timeout_s: seconds that nvidia-smi may take for an answer.
             notice: called, once, with the sentence that says why there is nothing to watch; a log message by default.
 
@@ -357,9 +358,18 @@ class GpuMonitor:
         self._has_said = True
         self._notice(problem)
 
-    def strip(self) -> str:
+    def sparklines(self) -> str:
         """Return how busy each GPU has been, a line of block characters each."""
         return repr(LiveUsage(self.samples, self.problem))
+
+    def strip(self) -> str:
+        """Return `sparklines()`, whose old name this is."""
+        warnings.warn(
+            "GpuMonitor.strip is GpuMonitor.sparklines now; the old name goes with the next release.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.sparklines()
 
     def summary(self) -> str:
         """Return a line for each GPU, and what to do where one waits."""

@@ -5,7 +5,7 @@ keys faster than a list of them grows. Of an address, the server, the path and t
 the values of a few parameters that say which object is meant. Text that somebody else wrote cannot be checked that way;
 there every address follows the rule, and a value that is beside a name that sounds like a secret goes.
 
-Floor 0, so that every message can ask.
+In the lowest layer, so that every message can ask.
 """
 
 from __future__ import annotations

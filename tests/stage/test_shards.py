@@ -173,7 +173,8 @@ def test_a_folder_and_a_web_zip_are_read_where_they_are(
         assert web.part is not None
         web.part.close()
     assert max(taken) <= LIMIT
-    assert COUNT <= sent < 1.2 * COUNT
+    # The last image may come along with the end of the archive, where the directory is.
+    assert COUNT - 1 <= sent < 1.2 * COUNT
 
 
 def test_a_tar_on_a_server_is_looked_through_and_read_where_it_is(

@@ -47,7 +47,7 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
-class ByteRanges(Protocol):
+class EncodedBytes(Protocol):
     """Read a long dataset of bytes at random."""
 
     @property
@@ -113,7 +113,7 @@ class RowFiles(Protocol):
 class RangedFiles:
     """Read files that lie one behind the other."""
 
-    def __init__(self, label: str, offsets: NDArray[np.int64], data: ByteRanges) -> None:
+    def __init__(self, label: str, offsets: NDArray[np.int64], data: EncodedBytes) -> None:
         """Take `label`, where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
         `offsets[i + 1]` of `data`.
 

@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from colabstage.images.options import MaskOptions
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.chunks import ChunkSource
-    from colabstage.load.reading.encoded import ByteRanges
+    from colabstage.load.reading.encoded import EncodedBytes
     from colabstage.load.reading.storage import StorageFacts
     from colabstage.load.reading.targets import RaggedSource
 
@@ -544,7 +544,7 @@ class OpenFile:
             msg = f"{source.info.name} is not a field of encoded rows."
             raise TypeError(msg)
         offsets = self._offsets(source.offsets)
-        data: ByteRanges
+        data: EncodedBytes
         if in_memory:
             data = ArrayBytes(self._load(source.facts, source.choice), None)
         elif source.choice.name == "mapped":

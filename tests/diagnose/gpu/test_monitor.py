@@ -155,13 +155,15 @@ def test_a_long_watch_stays_small(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pages_and_pictures(smi: FakeSmi) -> None:
-    """Several GPUs, and one that tells little, have a row each, a line in the strip, and can be drawn."""
+    """Several GPUs, and one that tells little, have a row each, a sparkline each, and can be drawn."""
     for answer, rows in ((TWO, 2), (SLICED, 1)):
         smi.answer(answer)
         with GpuMonitor(0.02) as monitor:
             wait_until(lambda: len(monitor.samples) >= 2)
         assert monitor._repr_html_().count("<svg") == rows
-        assert len(monitor.strip().splitlines()) == rows
+        assert len(monitor.sparklines().splitlines()) == rows
+        with pytest.warns(DeprecationWarning, match="sparklines now"):
+            assert monitor.strip() == monitor.sparklines()
         pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")
         assert len(monitor.plot().axes[0].lines) == (2 if rows == 2 else 0)
 
