@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError
-from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -252,6 +251,9 @@ def _encode(text: object) -> bytes:
 
 
 def _longest(texts: Sequence[object]) -> int:
+    # Imported here, as numpy is: the command line asks this module for names and needs neither.
+    from colabstage.trees.strings import StringArray
+
     if isinstance(texts, StringArray) and texts.is_utf8():
         return int(texts.lengths.max(initial=0))
     return max((len(_encode(text)) for text in texts), default=1)
@@ -260,6 +262,8 @@ def _longest(texts: Sequence[object]) -> int:
 def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
     """Return each text as bytes, with zeros up to `length`."""
     import numpy as np
+
+    from colabstage.trees.strings import StringArray
 
     if isinstance(texts, StringArray) and texts.is_utf8():
         return texts.padded(length)
