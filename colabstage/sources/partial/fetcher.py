@@ -403,8 +403,10 @@ class Fetcher:
 def _run(fetcher: weakref.ref[Fetcher], stop: threading.Event, wake: threading.Event) -> None:
     """Tick until nobody has the fetcher any more."""
     while not stop.is_set():
-        woken = wake.wait(_TICK_S)
-        wake.clear()
+        # Cleared only if it was seen, and before the work: a block that comes right after the wait has ended must not
+        # be forgotten. It may have been the last one under way, and then nobody would wake this thread again.
+        if woken := wake.wait(_TICK_S):
+            wake.clear()
         one = fetcher()
         if one is None or stop.is_set():
             return
