@@ -266,6 +266,8 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         nonlocal lent
         assert call.let_in is not None
         lent = True
+        # From here on it is the copy or an error, and the report is read while it arrives.
+        report.origin = "cache"
         call.let_in(pack)
 
     def confirm() -> None:
