@@ -380,8 +380,8 @@ class DaemonPool:
         self._workers = workers
         self._name = name
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
         self._lock = threading.Lock()
+        self._unfinished = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -393,7 +393,9 @@ class DaemonPool:
                 msg = "The pool was closed."
                 raise RuntimeError(msg)
             self._tasks.put((future, function))
-            if not self._idle.acquire(blocking=False) and len(self._threads) < self._workers:
+            self._unfinished += 1
+            # One thread for each call, as long as that many are allowed: none waits while another could begin it.
+            if len(self._threads) < min(self._unfinished, self._workers):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -457,16 +459,14 @@ class DaemonPool:
 
     def _run(self) -> None:
         while True:
-            try:
-                task = self._tasks.get_nowait()
-            except queue.Empty:
-                self._idle.release()
-                task = self._tasks.get()
+            task = self._tasks.get()
             if task is None:
                 self._tasks.put(None)  # for the next thread
                 return
             _carry_out(*task)
             del task  # it holds its arguments, and the next one may be long in coming
+            with self._lock:
+                self._unfinished -= 1
 
 
 def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
