@@ -46,5 +46,5 @@ def test_a_block_that_comes_right_after_the_wait_is_not_forgotten(monkeypatch: p
     """It may be the last one under way; then nobody would wake the thread again, and the rest would never come."""
     monkeypatch.setattr(fetcher, "_TICK_S", 0.001)
     one, wake = _Fetcher(), _SetAfterTheWait()
-    fetcher._run(cast("weakref.ref[Any]", weakref.ref(one)), one.stop, wake)
+    fetcher._run(weakref.ref(cast("Any", one)), one.stop, wake)
     assert one.woken == [False, True]
