@@ -22,7 +22,6 @@ from colabstage.layouts import (
     csv_table,
     evidence,
     lmdb,
-    pairs,
     pixel_table,
     row_arrays,
     tfrecord,
@@ -36,7 +35,15 @@ from colabstage.layouts.csv_table import read_table
 from colabstage.layouts.detection import EXTENSIONS as BOX_EXTENSIONS
 from colabstage.layouts.detection import read_detection
 from colabstage.layouts.image_boxes import NAME as DETECTION
-from colabstage.layouts.image_files import FILE_NAMES, IMAGES, guess_images, read_file_names, read_images
+from colabstage.layouts.image_files import (
+    FILE_NAMES,
+    IMAGES,
+    PAIRS,
+    guess_images,
+    read_file_names,
+    read_images,
+    read_pairs,
+)
 from colabstage.layouts.names import count_kinds
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError
@@ -71,22 +78,26 @@ class LayoutReader(NamedTuple):
     whether the samples are more of a dataset that is there."""
     extensions: tuple[str, ...] = ()
     """"auto" asks only where a tree has files with one of these; empty where extensions alone do not tell."""
+    archive: str = ""
+    """"auto" asks also where the tree itself is read from archives of this kind."""
 
     def may_fit(self, tree: Tree) -> bool:
         """Tell whether "auto" has to ask: in most trees most layouts have no file of theirs."""
-        return not self.extensions or bool(files_ending_in(tree.entries, self.extensions))
+        if not self.extensions or files_ending_in(tree.entries, self.extensions):
+            return True
+        return bool(self.archive) and any(part.kind == self.archive for part in tree.parts())
 
 
 # Asked in this order: the more a layout demands of a tree, the earlier it stands.
 READERS: tuple[LayoutReader, ...] = (
     LayoutReader(DETECTION, read_detection, evidence.guess_detection, BOX_EXTENSIONS),
     LayoutReader(coco.CLASSES, coco.read_coco_classes, extensions=coco.EXTENSIONS),
-    LayoutReader(webdataset.NAME, webdataset.read_webdataset),
-    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord),
+    LayoutReader(webdataset.NAME, webdataset.read_webdataset, extensions=webdataset.EXTENSIONS, archive="tar"),
+    LayoutReader(tfrecord.NAME, tfrecord.read_tfrecord, evidence.guess_tfrecord, tfrecord.EXTENSIONS),
     LayoutReader(lmdb.NAME, lmdb.read_lmdb, extensions=lmdb.EXTENSIONS),
     LayoutReader(arrow.NAME, arrow.read_arrow, extensions=arrow.EXTENSIONS),
     LayoutReader(csv_table.NAME, csv_table.read_table, evidence.guess_table, TABLE_EXTENSIONS),
-    LayoutReader(pairs.NAME, pairs.read_pairs, evidence.guess_pairs),
+    LayoutReader(PAIRS, read_pairs, evidence.guess_pairs),
     LayoutReader(IMAGES, read_images, guess_images),
     LayoutReader(IMAGE_FOLDER, read_image_folder, evidence.guess_image_folder),
     LayoutReader(row_arrays.NAME, row_arrays.read_arrays),
@@ -307,7 +318,7 @@ def image_masks(masks: str) -> LayoutFunction:
     Args:
         masks: the folder that holds those which count, or what their names end in, such as "_labelIds".
     """
-    return functools.partial(pairs.read_pairs, masks=masks)
+    return functools.partial(read_pairs, masks=masks)
 
 
 def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -33,14 +33,15 @@ from colabstage.layouts.names import (
     split_name,
     stem_of,
 )
-from colabstage.layouts.pairs import read_pairs
 from colabstage.layouts.reading import read_files, read_head
-from colabstage.layouts.split_lists import ListedSplits, read_listed_splits
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
 from colabstage.trees.entries import FileEntries, files_ending_in
 from colabstage.trees.strings import folders_of
 from colabstage.trees.tree import PartOfTree
+
+from .image_files import read_pairs
+from .names import ListedSplits, read_listed_splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

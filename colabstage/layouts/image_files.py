@@ -1,39 +1,359 @@
-"""Images by themselves: classes in the names of the files, or none at all.
+"""Images that lie in no folders of classes: by the files' names they have a mask each, or classes, or no labels.
 
-A folder of images without labels is a dataset too (faces for a GAN, photographs to classify), but only where nothing
-beside the images, and nothing in their names, may be their labels.
+Whatever makes masks has them found here too, and learns by a look at a few what their values mean. Images without
+labels are a dataset as well (faces for a GAN, photographs to classify), but only where nothing beside the images, and
+nothing in their names, may be their labels.
 """
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.images.masks import count_levels, is_lossy
+from colabstage.images.options import VOID
 from colabstage.io.units import left_out
+from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     is_foreign_folder,
+    is_image_folder,
     is_note,
     listed,
     shared_folders,
     split_name,
     split_of_path,
     stem_of,
+    words_of,
 )
-from colabstage.layouts.table import Images, NearMissError, SampleTable, TreeFiles, Values
+from colabstage.layouts.reading import read_each, read_files
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMissError, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colabstage.trees.tree import Tree
+    from numpy.typing import NDArray
 
+    from colabstage.layouts.table import Content, SampleSource
+    from colabstage.trees.tree import FileEntry, Tree
+
+
+PAIRS = "pairs"
 FILE_NAMES = "file_names"
 IMAGES = "images"
+
+FOREGROUND_CLASSES = ("background", "foreground")
+# Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
+_LOOKED_AT = 16
+# Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
+_DENSE = 1 / 8
+_FEW_LEVELS = 64
+# Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
+_NEARLY_WHITE = 200
+# As many shades as show that they are not class indices.
+_SHOWN = 8
+_REMEDY = (
+    "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
+    "pixels are 0 and 255, or 0, 1, 2, …"
+)
+
+
+def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
+    """Make masks of a source, after a look at a few.
+
+    Args:
+        source: mask files, or integer arrays `(H, W)`.
+        decoded: whether they are arrays.
+        spread: whether to look at some among all, or at the first ones of the medium.
+
+    Raises:
+        BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
+    """
+    counts, example = _look_at_masks(source, spread=spread)
+    meaning = meaning_of(counts)
+    if meaning == "greys":
+        levels = np.flatnonzero(counts)
+        shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
+        msg = (
+            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are not class indices: "
+            f"edges were smoothed, or classes painted. {_REMEDY}"
+        )
+        raise BrokenDatasetError(msg)
+    return Masks(source, decoded=decoded, foreground=meaning == "foreground")
+
+
+def meaning_of(counts: NDArray[np.int64]) -> str:
+    """Return "indices", "foreground" or "greys": what pixels mean of which `counts[v]` have the value v. Pure.
+
+    >>> meaning_of(np.bincount([0, 0, 0, 255], minlength=256))
+    'foreground'
+    """
+    levels = np.flatnonzero(counts)
+    inner = levels[(levels > 0) & (levels < VOID)]
+    if not len(inner):
+        # 255 without any class would be a set of masks of which nothing can be learnt.
+        return "foreground" if counts[VOID] else "indices"
+    highest = int(inner[-1])
+    if counts[VOID] and (counts[VOID] > counts[1:VOID].sum() or highest >= _NEARLY_WHITE):
+        return "greys"
+    return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
+
+
+def _look_at_masks(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str]:
+    count = min(_LOOKED_AT, len(source))
+    # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
+    chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
+    example = source.name(int(chosen[0])) if count else ""
+
+    def look(index: int, content: Content) -> NDArray[np.int64]:
+        if isinstance(content, bytes) and is_lossy(content):
+            msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
+            raise BrokenDatasetError(msg)
+        return count_levels(content)
+
+    # What is broken is met again, and named, when it is packed.
+    found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
+    return sum(found, np.zeros(VOID + 1, np.int64)), example
+
+
+# What the last words of a folder's name are: of masks, or of the images that they belong to.
+_MASK_ENDS = (
+    ("masks",), ("mask",), ("labels",), ("label",), ("annotations",), ("annotation",), ("annot",), ("gt",),
+    ("ground", "truth"), ("groundtruth",), ("gt", "fine"), ("segmentation",), ("segmentations",),
+    ("segmentation", "class"), ("segmentationclass",), ("targets",), ("trimaps",), ("stuffthingmaps",),
+    ("instances",), ("panoptic",),
+)  # fmt: skip
+_IMAGE_ENDS = (
+    ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("photos",), ("pictures",), ("inputs",), ("input",),
+    ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
+)  # fmt: skip
+# What is behind the stem of a mask whose image has none; the longest first.
+_MASK_SUFFIXES = (
+    "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
+    "-mask", "_annot", "_seg", "_gt", "_L", "_P",
+)  # fmt: skip
+_OBJECTS = frozenset({"instances", "instance", "panoptic"})
+_IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
+# Masks with a palette are at times GIFs, which no layout takes for images.
+_MASK_EXTENSIONS = IMAGE_EXTENSIONS
+
+
+class _PairKey(NamedTuple):
+    """What an image and its mask have in common."""
+
+    folders: tuple[str, ...]
+    """Folders that are neither the images' nor the masks' own; empty where stems alone tell."""
+    stem: str
+    """The bare name without its extension and suffix."""
+
+
+class _Sides(NamedTuple):
+    """The files of a tree that may make pairs, each with its place."""
+
+    images: dict[FileEntry, _PairKey]
+    """Those that are not masks."""
+    masks: dict[FileEntry, _PairKey]
+    """Those in folders of masks, or with a mask's suffix."""
+
+
+def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
+    """Make a table of a tree in which every image has a mask of the same stem.
+
+    Masks are in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
+    beside their images. A `class_dict.csv` with the columns name, r, g, b says which colour is which class; without
+    one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names. Folders of splits are
+    recognised; images of a split without any mask are left out. Samples come sorted by the images' names.
+
+    Args:
+        tree: the dataset's files.
+        masks: the folder or the suffix that masks have, where there are several kinds of them.
+
+    Raises:
+        EmptySourceError: there are no images.
+        LayoutError: less than half of the images have a mask, or several.
+        BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes.
+    """
+    sides = _sides(tree, masks)
+    pairs = _match_sides(sides)
+    if 2 * len(pairs) < len(sides.images):
+        by_stem = _by_stem(sides)
+        pairs = _match_sides(by_stem) if by_stem is not None else pairs
+    # A competition keeps the masks of its test images to itself.
+    splits = {split_of_path(image.name) for image, _ in pairs}
+    expected = [image for image in sides.images if pairs and split_of_path(image.name) in splits]
+    if 2 * len(pairs) < len(expected) or not pairs:
+        paired = {image.name for image, _ in pairs}
+        first = next((image.name for image in sides.images if image.name not in paired), "")
+        msg = (
+            f"Of {len(sides.images):,} images in '{tree.label}' {len(pairs):,} have a mask of the same name (first "
+            f"without: '{first}'); expected at least half."
+        )
+        raise LayoutError(msg)
+    classes, colors = _read_classes(tree)
+    source = TreeFiles(tree, [mask for _, mask in pairs])
+    targets = Masks(source, colors) if colors else find_masks(source, spread=tree.kind == "folder")
+    found = [split_of_path(image.name) for image, _ in pairs]
+    objects = sum(map(_is_of_objects, sides.masks)) - sum(_is_of_objects(mask) for _, mask in pairs)
+    return SampleTable(
+        layout=PAIRS,
+        keys=tuple(image.name for image, _ in pairs),
+        inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
+        targets=targets,
+        # Some images in no split's folder: then the folders are something else.
+        splits=tuple(found) if all(found) else None,
+        classes=FOREGROUND_CLASSES if targets.foreground else classes,
+        notes=tuple(
+            f"{left_out(count, things, which)}."
+            for count, things, which in (
+                (len(sides.images) - len(pairs), "images", "without a mask"),
+                (objects, "masks", "that number single objects"),
+                (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
+            )
+            if count
+        ),
+    )
+
+
+def _sides(tree: Tree, wanted: str | None) -> _Sides:
+    """Return the images and masks of a tree.
+
+    Raises:
+        EmptySourceError, LayoutError: there are no images, or no masks.
+    """
+    files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
+    if not files:
+        msg = f"'{tree.label}' holds no images."
+        raise EmptySourceError(msg)
+    folders, of_files = files.folders
+    # What all files share says nothing of one of them: Dataset_with_GT.
+    depth = len(shared_folders(f"{folder}/" for folder in folders))
+    # One verdict for each folder, of which there are few: whether all in it are masks, or none by its ending.
+    below = [folder.split("/")[depth:] for folder in folders]
+    of_masks = np.array([any(_rest(one, _MASK_ENDS) is not None for one in parts) for parts in below], np.bool_)
+    of_images = np.array([any(map(is_image_folder, parts)) for parts in below], np.bool_)
+    are_masks = of_masks[of_files]
+    for number, name in enumerate(files.names):
+        if name[: name.rfind(".")].endswith(_MASK_SUFFIXES) and not of_images[of_files[number]]:
+            stem = stem_of(name)
+            are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
+    masks = files.take(np.flatnonzero(are_masks))
+    images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
+    if wanted is not None:
+        masks = masks.where(lambda name: wanted in name.split("/") or posixpath.splitext(name)[0].endswith(wanted))
+    if not masks or not images:
+        what = "masks" if wanted is None else f"masks in a folder '{wanted}', or whose names end so,"
+        msg = (
+            f"'{tree.label}' has no {what} beside its images: neither a folder called masks, labels, annotations or "
+            "the like, nor files that end in _mask."
+        )
+        raise LayoutError(msg)
+    return _Sides(
+        {image: _pair_key(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
+        {mask: _pair_key(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
+    )
+
+
+def _pair_key(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
+    *folders, base = parts
+    left = (_without_role(folder) for folder in folders)
+    return _PairKey(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_role(folder: str) -> str:
+    """Return what is left of a folder's name without what it says of images or masks: train of train_labels."""
+    rest = _rest(folder, _MASK_ENDS)
+    if rest is None:
+        rest = _rest(folder, _IMAGE_ENDS)
+    return folder.lower() if rest is None else "_".join(rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
+    """Return the words before one of the ends, `None` for a folder that has none of them."""
+    words = words_of(folder)
+    # SegNet's trainannot is what people write without a joint.
+    if ends is _MASK_ENDS and words and words[-1].endswith("annot"):
+        return tuple(filter(None, (*words[:-1], words[-1].removesuffix("annot"))))
+    # The longest end counts: of segmentation_class no "segmentation" is left.
+    for end in sorted(ends, key=len, reverse=True):
+        if words[-len(end) :] == end:
+            return words[: -len(end)]
+    return None
+
+
+def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
+    # Nearly all names have none of them, which one call tells.
+    if not stem.endswith(suffixes):
+        return stem
+    return next((stem.removesuffix(end) for end in suffixes if stem.endswith(end) and len(stem) > len(end)), stem)
+
+
+def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
+    """Return each image with its mask.
+
+    Raises:
+        NearMissError: an image has several masks.
+    """
+    by_place: dict[_PairKey, FileEntry] = {}
+    images = set(sides.images.values())
+    for mask, place in sides.masks.items():
+        other = by_place.setdefault(place, mask)
+        if other is not mask and _is_of_objects(other) != _is_of_objects(mask):
+            by_place[place] = mask if _is_of_objects(other) else other
+        elif other is not mask and place in images:
+            msg = (
+                f"'{other.name}' and '{mask.name}' are masks of the same image; expected one for each. Say which "
+                "folder or suffix counts: layout=image_masks(masks='NAME'), from colabstage.options; or join them."
+            )
+            raise NearMissError(msg)
+    return [(image, by_place[place]) for image, place in sides.images.items() if place in by_place]
+
+
+def _is_of_objects(mask: FileEntry) -> bool:
+    """Tell whether a mask numbers the single objects, as Mapillary has them beside those that number the classes."""
+    return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
+
+
+def _by_stem(sides: _Sides) -> _Sides | None:
+    """Return the same without folders, where stems tell all images and all masks apart."""
+    images = {image: _PairKey((), place.stem) for image, place in sides.images.items()}
+    masks = {mask: _PairKey((), place.stem) for mask, place in sides.masks.items()}
+    return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
+
+
+def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
+    """Return the names of the classes and the colours that they are painted in, from the files that tools leave beside
+    the masks; nothing where there is none."""
+    for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
+        # Any other table with columns r, g, b may be about the images' own colours.
+        if "class" not in posixpath.basename(entry.name).lower():
+            continue
+        header, *body = read_rows(tree, entry) or [[]]
+        columns = {name.lower(): [row[place] for row in body] for place, name in enumerate(header)}
+        try:
+            if {"name", "r", "g", "b"} <= columns.keys():
+                colors = zip(*([int(cell) for cell in columns[name]] for name in "rgb"), strict=True)
+                return tuple(columns["name"]), tuple((r, g, b) for r, g, b in colors)
+            # Roboflow's, which numbers them.
+            if {"pixel value", "class"} <= columns.keys():
+                numbers = [int(cell) for cell in columns["pixel value"]]
+                return (tuple(columns["class"]), None) if numbers == list(range(len(numbers))) else ((), None)
+        except ValueError as error:
+            msg = f"'{entry.name}' has a colour that is not a whole number: {error}."
+            raise LayoutError(msg) from error
+    # fast.ai's list of names, in the order of their numbers.
+    texts = files_ending_in(tree.entries, (".txt",))
+    codes = list(texts.where(lambda name: posixpath.basename(name).lower() == "codes.txt"))
+    found = read_files(tree, codes[:1], lambda _, content: content.decode("utf-8-sig", "replace").splitlines())
+    return tuple(line.strip() for lines in found for line in lines if line.strip()), None
+
 
 # The one form that is not anybody's guess: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")

@@ -16,7 +16,6 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.retry import read_with_retry
 from colabstage.io.units import left_out
-from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
@@ -34,6 +33,8 @@ from colabstage.layouts.shards import (
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import StringArray
+
+from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -249,7 +250,7 @@ NAME = "tfrecord"
 # x.tfrecord, x.tfrecord-00000-of-00008, x.tfrec.gz; and train-00000-of-01024, which may be anything.
 _NAMED = re.compile(r".*\.(tfrecords?|tfrec)(-\d+-of-\d+)?(\.(gz|zst))?", re.IGNORECASE)
 _NUMBERED = re.compile(r".*-\d{5}-of-\d{5}")
-_EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
+EXTENSIONS = (".tfrecord", ".tfrecords", ".tfrec", ".gz", ".zst", "")
 _IMAGES = ("image/encoded", "image", "image_raw", "img", "encoded", "jpeg", "image/data", "image_bytes")
 _LABELS = ("image/class/label", "label", "class", "class_id", "image/class/index", "target", "category")
 _TEXTS = ("image/class/text", "class_name", "label_name", "label_text", "class/text", "image/class/synset", "text")
@@ -386,11 +387,11 @@ def read_tfrecord(tree: Tree) -> SampleTable:
 
 def named_records(tree: Tree) -> FileEntries:
     """Return the files that are called as TFRecord files are; nothing is read."""
-    return files_ending_in(tree.entries, _EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
+    return files_ending_in(tree.entries, EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
 def _record_files(tree: Tree) -> list[ShardFile]:
-    named, files = named_records(tree), files_ending_in(tree.entries, _EXTENSIONS)
+    named, files = named_records(tree), files_ending_in(tree.entries, EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
     if not entries:
         msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."

@@ -17,7 +17,6 @@ from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.names import IMAGE_EXTENSIONS
-from colabstage.layouts.pairs import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     Label,
@@ -38,6 +37,8 @@ from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tar import scan_members
+
+from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -256,6 +257,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
 NAME = "webdataset"
 
 _SHARDS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst")
+EXTENSIONS = tuple(extension_of(shard) for shard in _SHARDS)
 # Clips, where nothing is said about them: of one length, rate and number of channels.
 _AS_THEY_ARE = AudioOptions()
 # A txt longer than this, in characters, is a caption.
@@ -415,7 +417,7 @@ class _Shards:
         # Tars that are opened themselves are not searched again inside the tree that they make up.
         tars = [part.source for part in parts if part.kind == "tar" and part.source is not None]
         self._own = tars if len(tars) == len(parts) else []
-        files = files_ending_in(tree.entries, tuple(extension_of(shard) for shard in _SHARDS))
+        files = files_ending_in(tree.entries, EXTENSIONS)
         self._inside = files.where(lambda name: not self._own and name.lower().endswith(_SHARDS))
         if not (self._own or self._inside):
             msg = f"'{tree.label}' holds no tars."

@@ -14,8 +14,8 @@ from PIL import Image, ImageFilter
 
 from colabstage.images.masks import read_mask
 from colabstage.images.options import MaskOptions
+from colabstage.layouts.image_files import meaning_of, read_pairs
 from colabstage.layouts.items import read_dataset
-from colabstage.layouts.pairs import meaning_of, read_pairs
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset

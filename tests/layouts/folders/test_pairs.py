@@ -8,7 +8,7 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.pairs import read_pairs
+from colabstage.layouts.image_files import read_pairs
 from colabstage.layouts.table import Masks, TreeFiles
 from colabstage.trees.folder import FolderTree
 
