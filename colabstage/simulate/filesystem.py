@@ -197,7 +197,6 @@ class FuseDrive:
         self._downloads: dict[Key, int] = {}
         self._folders = Folders(cloud, knobs=knobs, stats=self.stats)
         self._content = ContentCache(cache / "content", knobs=knobs, traffic=Traffic(knobs), stats=self.stats)
-        self._account = Account(cloud, knobs=knobs, pending_bytes=lambda: self.queue.waiting()[1])
         self.queue = UploadQueue(
             cache / "uploads",
             knobs=knobs,
@@ -206,6 +205,7 @@ class FuseDrive:
             is_dropped=lambda path: self.ledger.drops_upload(path[1:]),
             is_stalled=lambda: self.ledger.faults.stall_uploads,
         )
+        self._account = Account(cloud, knobs=knobs, pending_bytes=lambda: self.queue.waiting()[1])
         # Beside the cloud and not in it, because ids belong to the service and are not among the user's files.
         self._attributes = Attributes(home / "ids")
         # Where locks work, these calls must not exist: then the kernel handles locks by itself.

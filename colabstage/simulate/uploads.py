@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4096
 # Walking the cloud's folder for each block that is written would be slower than the uploads.
 _FRESH_S = 0.5
+# Whoever asks how full the account is waits for no walk of many files: the real client knows it from the service.
+_FRESH_FOR_FILE_S = 0.0005
 log = logging.getLogger(__name__)
 # How soon a stall that is switched off is noticed.
 _STALL_LOOK_S = 0.02
@@ -52,7 +54,8 @@ def note_quota_exceeded(path: str) -> None:
 
 
 class Account:
-    """How full the account is. The cloud's folder is measured now and then; writes in between are added up."""
+    """How full the account is. The cloud's folder is measured now and then, first when this is made; writes in between
+    are added up."""
 
     def __init__(
         self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int], clock: Clock = SYSTEM_CLOCK
@@ -64,23 +67,26 @@ class Account:
         self._pending_bytes = pending_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._measured_at = float("-inf")
-        self._used = 0
         self._numbers = itertools.count()
+        self._measure()
 
-    def used_bytes(self) -> int:
-        """Return the bytes that count against the quota."""
+    def used_bytes(self, fresh_s: float = _FRESH_S) -> int:
+        """Return the bytes that count against the quota, measured no longer ago than this."""
         with self._lock:
-            if self._clock.now() > self._measured_at + _FRESH_S:
-                self._used = _folder_bytes(self._cloud) + self._pending_bytes()
-                self._measured_at = self._clock.now()
+            if self._clock.now() > self._measured_at + fresh_s:
+                self._measure()
             return self._used
+
+    def _measure(self) -> None:
+        self._files, nbytes = _files_in(self._cloud)
+        self._used = nbytes + self._pending_bytes()
+        self._measured_at = self._clock.now()
 
     def take(self, nbytes: int) -> bool:
         """Take up `nbytes` more; return whether they fit."""
         with self._lock:
             # By what was measured last; only where that refuses is it measured again.
-            fits = self._used + nbytes <= self._quota_bytes and self._measured_at > 0
+            fits = self._used + nbytes <= self._quota_bytes
             if fits:
                 self._used += nbytes
                 return True
@@ -97,7 +103,8 @@ class Account:
 
     def statfs(self) -> dict[str, int]:
         """Return the answer to `statvfs`: the account, not the local disk."""
-        free_bytes = max(0, self._quota_bytes - self.used_bytes())
+        fresh_s = max(_FRESH_S, self._files * _FRESH_FOR_FILE_S)
+        free_bytes = max(0, self._quota_bytes - self.used_bytes(fresh_s))
         return {
             "f_bsize": _BLOCK_BYTES,
             "f_frsize": _BLOCK_BYTES,
@@ -108,15 +115,20 @@ class Account:
         }
 
 
-def _folder_bytes(folder: Path) -> int:
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += Path(where, name).lstat().st_size
-            except OSError:  # gone meanwhile
-                continue
-    return total
+def _files_in(folder: Path) -> tuple[int, int]:
+    """Return how many files a folder holds at any depth, and their bytes; links count as what they are."""
+    count, nbytes, waiting = 0, 0, [os.fspath(folder)]
+    while waiting:
+        # Folders and files may go meanwhile.
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as scan:
+            for entry in scan:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        count += 1
+                        nbytes += entry.stat(follow_symlinks=False).st_size
+    return count, nbytes
 
 
 class Pending:

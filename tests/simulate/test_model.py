@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,11 @@ from colabstage.simulate.knobs import (
     cold_listing_s,
     listing_gives_up,
 )
+from colabstage.simulate.uploads import Account
+from tests.clocks import ManualClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KNOBS = DriveKnobs(
     cold_open_latency_s=0.4,
@@ -151,3 +157,31 @@ def test_damage_and_lost_entries_end_after_their_count() -> None:
     assert [ledger.damage_for("MyDrive/a.zip"), ledger.damage_for("MyDrive/a.zip")] == [content, None]
     assert [ledger.kept_of_listing("MyDrive/d", 10), ledger.kept_of_listing("MyDrive/d", 10)] == [5, 10]
     assert ledger.kept_of_listing("MyDrive/other", 10) == 10
+
+
+def test_a_full_account_is_told_without_a_walk_of_many_files(tmp_path: Path) -> None:
+    """Whoever asks how full an account of many files is gets what was measured a while ago; a write that may not fit
+    has it measured again."""
+    for number in range(2_000):
+        (tmp_path / f"{number}.bin").touch()
+    clock = ManualClock()
+    account = Account(
+        tmp_path,
+        knobs=dataclasses.replace(DriveKnobs.quick(), quota_bytes=1 << 20),
+        pending_bytes=lambda: 0,
+        clock=clock,
+    )
+
+    def free() -> int:
+        return account.statfs()["f_bavail"] * account.statfs()["f_bsize"]
+
+    (tmp_path / "elsewhere.bin").write_bytes(bytes(1 << 20))
+    clock.turn(0.8)
+    assert free() == 1 << 20
+    clock.turn(0.3)
+    assert free() == 0
+    (tmp_path / "elsewhere.bin").unlink()
+    clock.turn(0.8)
+    assert free() == 0
+    assert account.take(1 << 19)
+    assert free() == 1 << 19
