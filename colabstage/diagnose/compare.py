@@ -33,8 +33,8 @@ from colabstage.io.page import COLOURS, notes, page
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import read_with_retry
-from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
+from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, probe_mount, slow_reason

@@ -20,7 +20,7 @@ from colabstage.io.ownership import atomic_path, remove_named
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.redaction import show_command
 from colabstage.io.retry import typed_write_errors
-from colabstage.io.temporaries import cut_own, walk_parts
+from colabstage.io.workspace import cut_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,16 +48,6 @@ class Closing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def disk_use(path: Path) -> int:
-    """Return the bytes that a file, or all in a folder, takes on the disk; holes take none, and nothing takes 0."""
-    total = 0
-    for part in walk_parts(path):
-        # Others may be clearing up meanwhile.
-        with contextlib.suppress(FileNotFoundError):
-            total += part.lstat().st_blocks * 512
-    return total
 
 
 def make_folder(path: Path) -> None:

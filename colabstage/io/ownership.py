@@ -2,7 +2,7 @@
 
 What is ours is told by evidence:
 
-- **A temporary** says so in its name, with the process that owns it (see `temporaries`).
+- **A temporary** says so in its name, with the process that owns it (see `workspace`).
 - What makes room for its successor where names cannot be exchanged is `….was` for that moment: with nothing in its
   place it is put back, never swept.
 - **A folder that was put in its place** has a deed beside it: size and time of everything in it, nothing left out. With
@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import TargetExistsError
-from colabstage.io.temporaries import (
+from colabstage.io.workspace import (
     DEED,
     DRAFT,
     OLD,
     WAS,
     check_own,
+    find_owned,
     is_our_name,
     last_touched,
     name_and_owner,
@@ -40,7 +41,7 @@ from colabstage.io.temporaries import (
     owner_is_alive,
     owner_token,
     remove_own,
-    shortened,
+    sweep_temporaries,
     temp_beside,
 )
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# How long a rename by a process that cannot be asked may take before its work counts as given up.
-_FOREIGN_RENAME_S = 60.0
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DEED_HEAD = b"colabstage deed 1"
@@ -60,37 +59,23 @@ _TOLD = 3
 def sweep_orphans(
     folder: Path, *, name: str = "", prefix: str = "", foreign_age_s: float = 3600.0, empty: bool = False
 ) -> list[Path]:
-    """Remove the temporary files and folders in `folder` whose owners are dead; return what was removed.
+    """Remove what processes that are dead left in `folder`, as `sweep_temporaries`; return what was removed.
 
-    With `name`, only those that were to become a file or folder of that name; with `prefix`, of one that begins so.
-    `empty`: as for `remove_own`. What made room for a successor that never came is put back. Of several deeds of a
-    folder that is there, the one that fits it best stays.
+    Of several deeds of a folder that is there, the one that fits it best stays.
 
-    Leftovers of another boot or container, whose owner cannot be looked up, go once nothing has touched them for
-    `foreign_age_s` seconds.
+    Args:
+        folder: where to look; it may be missing.
+        name, prefix: as for `find_owned`.
+        foreign_age_s, empty: as for `sweep_temporaries`.
     """
-    removed: list[Path] = []
-    if not folder.is_dir():
-        return removed
-    deeds: dict[str, list[Path]] = {}
-    for entry in list(folder.iterdir()):
-        found = name_and_owner(entry)
-        if found is None or (name and found[0] != shortened(name)) or not found[0].startswith(prefix):
-            continue
+    owned = find_owned(folder, name=name, prefix=prefix)
+    removed = sweep_temporaries(owned, foreign_age_s=foreign_age_s, empty=empty)
+    deeds: dict[Path, list[Path]] = {}
+    for entry, target, _ in owned:
         if entry.suffix == DEED:
-            deeds.setdefault(name or found[0], []).append(entry)
-            continue
-        alive = owner_is_alive(found[1]) and not (entry.suffix == OLD and found[1] == owner_token())
-        if alive or (alive is None and time.time() - last_touched(entry) < foreign_age_s):
-            continue
-        target = folder / (name or found[0])
-        if entry.suffix == WAS and (put_back(target) or not os.path.lexists(target)):
-            continue
-        remove_own(entry, empty=empty)  # another sweeper may be at it too
-        if not os.path.lexists(entry):
-            removed.append(entry)
-    for wanted, several in deeds.items():
-        removed += _sweep_deeds(folder / wanted, several, foreign_age_s)
+            deeds.setdefault(target, []).append(entry)
+    for target, several in deeds.items():
+        removed += _sweep_deeds(target, several, foreign_age_s)
     return removed
 
 
@@ -113,19 +98,6 @@ def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[
             remove_named(deed)
             removed.append(deed)
     return removed
-
-
-def put_back(target: Path) -> bool:
-    """Put back what made room for a successor that never came, because its maker died; whether there was anything."""
-    if os.path.lexists(target):
-        return False
-    for entry, owner in owned_beside(target, WAS):
-        alive = owner_is_alive(owner)
-        with contextlib.suppress(OSError):
-            if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
-                entry.rename(target)
-                return True
-    return False
 
 
 def remove_empty(folder: Path) -> None:

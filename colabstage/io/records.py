@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_arg
 
 from colabstage.io.files import read_json, write_json
 from colabstage.io.ownership import remove_named, rename_named, sweep_orphans
-from colabstage.io.temporaries import ANNOUNCED_SUFFIX, RECORD_SUFFIX
+from colabstage.io.workspace import ANNOUNCED_SUFFIX, RECORD_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,14 +21,17 @@ from colabstage.layouts.class_folders import read_array_folder, read_image_folde
 from colabstage.layouts.columns import is_table
 from colabstage.layouts.csv_table import read_table, tables_that_agree
 from colabstage.layouts.detection import read_detection
+from colabstage.layouts.image_files import read_pairs
 from colabstage.layouts.names import (
     ANNOTATION_EXTENSIONS,
     IMAGE_EXTENSIONS,
+    ListedSplits,
     is_note,
     is_part_folder,
     is_role_folder,
     is_split_folder,
     listed,
+    read_listed_splits,
     shared_folders,
     split_name,
     stem_of,
@@ -39,9 +42,6 @@ from colabstage.layouts.tfrecord import named_records, read_tfrecord
 from colabstage.trees.entries import FileEntries, files_ending_in
 from colabstage.trees.strings import folders_of
 from colabstage.trees.tree import PartOfTree
-
-from .image_files import read_pairs
-from .names import ListedSplits, read_listed_splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

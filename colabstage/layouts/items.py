@@ -13,10 +13,9 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.retry import read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
+from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
 from colabstage.machine.watched import call_here
-
-from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.columns import class_numbers, make_targets
+from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.names import SPLIT_NAMES, listed, split_of_word
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head, stamp_of
@@ -22,8 +23,6 @@ from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_ar
 from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.tree import SourceFile
-
-from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

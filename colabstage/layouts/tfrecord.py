@@ -16,6 +16,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
 from colabstage.io.retry import read_with_retry
 from colabstage.io.units import left_out
+from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
@@ -33,8 +34,6 @@ from colabstage.layouts.shards import (
 from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import StringArray
-
-from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -16,6 +16,7 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Missin
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
+from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
@@ -37,8 +38,6 @@ from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.names import clean_member_name, is_junk
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tar import scan_members
-
-from .image_files import FOREGROUND_CLASSES, find_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

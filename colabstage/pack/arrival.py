@@ -33,7 +33,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.progress import SYSTEM_CLOCK, HandedOut, Readiness
-from colabstage.io.temporaries import cut_own, owner_is_alive, owner_token, remove_own
+from colabstage.io.workspace import cut_own, owner_is_alive, owner_token, remove_own
 from colabstage.pack.journal import BLOCK_SAMPLES
 
 if TYPE_CHECKING:

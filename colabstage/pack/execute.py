@@ -26,13 +26,11 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.io.files import disk_use
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, typed_write_errors
-from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import only_for, open_workspace
+from colabstage.io.workspace import disk_use, find_orphans, only_for, open_workspace, remove_own
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack

@@ -16,8 +16,7 @@ import numpy as np
 import xxhash
 
 from colabstage.io.files import Closing
-from colabstage.io.temporaries import current_world
-from colabstage.io.workspace import Journal, walk_journal
+from colabstage.io.workspace import Journal, current_world, walk_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

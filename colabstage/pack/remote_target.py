@@ -19,8 +19,7 @@ from colabstage.errors import OptionError, SourceError, TargetExistsError
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
 from colabstage.io.redaction import show_address
-from colabstage.io.temporaries import remove_own
-from colabstage.io.workspace import open_workspace
+from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
 from colabstage.pack.writer import MixedImagesError

@@ -28,11 +28,10 @@ from colabstage.errors import (
 from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.geometry import can_torch_resize
-from colabstage.io.files import disk_use, make_folder
+from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.temporaries import remove_own
-from colabstage.io.workspace import open_workspace, unless
+from colabstage.io.workspace import disk_use, open_workspace, remove_own, unless
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
 from colabstage.pack.execute import (

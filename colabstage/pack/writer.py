@@ -21,7 +21,7 @@ from colabstage.images.masks import fit_mask, read_mask
 from colabstage.io.files import Closing, TargetFile
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.io.temporaries import cut_own
+from colabstage.io.workspace import cut_own
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
 

@@ -10,7 +10,7 @@ from colabstage.errors import DamagedPackError, SourceReadError
 from colabstage.io.files import TargetFile, block_ranges, close_quietly, hash_block, pread_exactly
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
-from colabstage.io.temporaries import cut_own
+from colabstage.io.workspace import cut_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

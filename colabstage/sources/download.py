@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from colabstage.errors import ChecksumMismatchError
 from colabstage.io.files import read_json, write_json
 from colabstage.io.retry import typed_write_errors
-from colabstage.io.temporaries import (
+from colabstage.io.workspace import (
     find_orphans,
     is_our_name,
     leave_for_next,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.io.files import hash_block
 from colabstage.io.records import read_fields
-from colabstage.io.temporaries import current_world
+from colabstage.io.workspace import current_world
 from colabstage.trees.entries import FileEntries, entry_names
 from colabstage.trees.zip_directory import directory_bytes
 

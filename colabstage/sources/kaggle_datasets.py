@@ -32,11 +32,10 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import disk_use, make_folder
+from colabstage.io.files import make_folder
 from colabstage.io.redaction import hide_secrets, show_address
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import rename_own
-from colabstage.io.workspace import open_workspace
+from colabstage.io.workspace import disk_use, open_workspace, rename_own
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.remote import TransientError
 from colabstage.sources.share_pages import page_address

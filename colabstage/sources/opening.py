@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.io.files import Closing, disk_use
+from colabstage.io.files import Closing
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
 from colabstage.io.retry import RetryPolicy, read_with_retry
-from colabstage.io.temporaries import find_orphans
 from colabstage.io.units import format_count
+from colabstage.io.workspace import disk_use, find_orphans
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space

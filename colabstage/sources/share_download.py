@@ -27,12 +27,11 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import disk_use, hash_block, make_folder, read_json, write_json
+from colabstage.io.files import hash_block, make_folder, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, translate_write_error, typed_write_errors
-from colabstage.io.temporaries import remove_own, rename_own
-from colabstage.io.workspace import open_workspace
+from colabstage.io.workspace import disk_use, open_workspace, remove_own, rename_own
 from colabstage.machine.resources import check_space
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import OWN_COPY, ShareLink, WebAnswer, judge_answer, parse_share_link

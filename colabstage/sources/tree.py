@@ -22,9 +22,16 @@ from colabstage.io.ownership import put_folder
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
-from colabstage.io.temporaries import find_orphans, remove_own, temp_beside
 from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import Journal, only_for, open_workspace, read_journal
+from colabstage.io.workspace import (
+    Journal,
+    find_orphans,
+    only_for,
+    open_workspace,
+    read_journal,
+    remove_own,
+    temp_beside,
+)
 from colabstage.trees.names import check_case_collisions, parent_folders
 from colabstage.trees.tree import cut_while_read
 

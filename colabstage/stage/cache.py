@@ -12,11 +12,10 @@ import numpy as np
 from colabstage.errors import CancelledError, DriveDisconnectedError, DriveError, SourceError, SourceReadError
 from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
 from colabstage.h5.parts import PartName
-from colabstage.io.files import disk_use, make_folder
+from colabstage.io.files import make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import cut_own, remove_own
-from colabstage.io.workspace import only_for, open_workspace
+from colabstage.io.workspace import cut_own, disk_use, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform

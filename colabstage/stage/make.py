@@ -14,11 +14,11 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import remove_manifest
 from colabstage.h5.parts import joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import check_replaceable, put_back, sweep_orphans
+from colabstage.io.ownership import check_replaceable, sweep_orphans
 from colabstage.io.progress import cancellation_of
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import open_spool
+from colabstage.io.workspace import open_spool, put_back
 from colabstage.load.partial import open_partial
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for

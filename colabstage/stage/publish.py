@@ -48,13 +48,13 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import disk_use, make_folder, target_file
+from colabstage.io.files import make_folder, target_file
 from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
-from colabstage.io.workspace import open_workspace
+from colabstage.io.workspace import disk_use, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, require_answer, silence_of
 from colabstage.machine.resources import check_space, usable_cores

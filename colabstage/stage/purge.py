@@ -23,10 +23,10 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import read_manifest
 from colabstage.h5.parts import PartName, shard_pattern
-from colabstage.io.files import clear_lock, disk_use, local_lock, read_json
+from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
-from colabstage.io.temporaries import is_our_name, last_touched
 from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.workspace import disk_use, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer
 from colabstage.machine.watched import run_watched

@@ -20,9 +20,8 @@ from colabstage.h5.parts import PartName, shard_path
 from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.temporaries import find_orphans, remove_own
 from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import open_workspace, unless
+from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space

@@ -26,10 +26,11 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
-from colabstage.io.ownership import put_back, remove_empty, sweep_orphans
+from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
+from colabstage.io.workspace import put_back
 from colabstage.machine.resources import free_space
 from colabstage.pack.execute import space_for
 from colabstage.pack.job import prepare_pack

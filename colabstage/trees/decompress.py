@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
 from colabstage.io.files import make_folder
-from colabstage.io.temporaries import remove_own, temp_beside
 from colabstage.io.units import format_bytes
+from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.names import ArchiveLimits, check_limits
 from colabstage.trees.tree import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.io.temporaries import is_our_name
 from colabstage.io.units import format_bytes
+from colabstage.io.workspace import is_our_name
 from colabstage.trees.strings import StringArray, first_repeated, folders_of
 
 if TYPE_CHECKING:

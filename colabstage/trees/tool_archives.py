@@ -30,7 +30,7 @@ from colabstage.errors import (
 )
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
-from colabstage.io.temporaries import remove_own, temp_beside
+from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.names import (
     DEFAULT_LIMITS,

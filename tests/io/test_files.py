@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import TargetNotWritableError
 from colabstage.io import files as fileops
+from colabstage.io.workspace import disk_use
 
 
 class TestMakeFolder:
@@ -218,7 +219,7 @@ def test_a_folder_is_measured_while_others_clear_it(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         churns = [pool.submit(churn, number) for number in range(3)]
         try:
-            sizes = [fileops.disk_use(tmp_path) for _ in range(300)]
+            sizes = [disk_use(tmp_path) for _ in range(300)]
         finally:
             stop.set()
         for done in churns:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from colabstage.io import ownership, temporaries
+from colabstage.io import ownership, workspace
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
 # and fsspec's stores have no names of ours.
@@ -50,7 +50,7 @@ def dead_owners_temp(path: Path) -> Path:
     """A temporary file for `path` whose owner has ended."""
     code = """
         import sys, pathlib
-        from colabstage.io.temporaries import temp_beside
+        from colabstage.io.workspace import temp_beside
         temp = temp_beside(pathlib.Path(sys.argv[1]))
         temp.write_text("half")
         print(temp)
@@ -60,7 +60,7 @@ def dead_owners_temp(path: Path) -> Path:
 
 def adopt(path: Path, temp: Path) -> bool:
     """Take over what a dead process left unfinished for `path`, under `temp`; whether there was anything."""
-    return any(temporaries.take_orphan(orphan, temp) for orphan in temporaries.find_orphans(path))
+    return any(workspace.take_orphan(orphan, temp) for orphan in workspace.find_orphans(path))
 
 
 class TestOwners:
@@ -68,36 +68,36 @@ class TestOwners:
 
     def test_this_process_is_alive(self) -> None:
         """Our own token is a living one."""
-        assert temporaries.owner_is_alive(temporaries.owner_token()) is True
+        assert workspace.owner_is_alive(workspace.owner_token()) is True
 
     def test_an_ended_process_is_dead(self) -> None:
         """A token outlives its process, and says so."""
-        token = run_python("from colabstage.io.temporaries import owner_token; print(owner_token())")
-        assert temporaries.owner_is_alive(token) is False
+        token = run_python("from colabstage.io.workspace import owner_token; print(owner_token())")
+        assert workspace.owner_is_alive(token) is False
 
     def test_a_reused_process_id_is_not_the_owner(self) -> None:
         """The same process id with another start time is another process."""
-        world, pid, started = temporaries.owner_token().split("-")
-        assert temporaries.owner_is_alive(f"{world}-{pid}-{int(started) - 1}") is False
+        world, pid, started = workspace.owner_token().split("-")
+        assert workspace.owner_is_alive(f"{world}-{pid}-{int(started) - 1}") is False
 
     def test_an_ended_child_nobody_waited_for_is_dead(self) -> None:
         """A zombie owns nothing."""
-        code = "from colabstage.io.temporaries import owner_token; print(owner_token(), flush=True)"
+        code = "from colabstage.io.workspace import owner_token; print(owner_token(), flush=True)"
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             token = child.stdout.read().strip()
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-            assert temporaries.owner_is_alive(token) is False
+            assert workspace.owner_is_alive(token) is False
 
     @pytest.mark.parametrize("token", ["", "x", "0000abcd-1-5", "0000abcd-none-5", "a-b-c-d"])
     def test_a_foreign_token_cannot_be_judged(self, token: str) -> None:
         """Another boot's, another container's or a malformed token is neither alive nor dead."""
-        assert temporaries.owner_is_alive(token) is None
+        assert workspace.owner_is_alive(token) is None
 
     def test_without_a_start_time_nothing_is_judged(self) -> None:
         """A token from where the kernel does not tell start times may belong to somebody alive."""
-        world, pid, _ = temporaries.owner_token().split("-")
-        assert temporaries.owner_is_alive(f"{world}-{pid}-") is None
+        world, pid, _ = workspace.owner_token().split("-")
+        assert workspace.owner_is_alive(f"{world}-{pid}-") is None
 
 
 class TestTempNames:
@@ -105,7 +105,7 @@ class TestTempNames:
 
     def test_names_differ_and_stay_in_the_folder(self, tmp_path: Path) -> None:
         """Two names for one target are two files of the same folder."""
-        names = {temporaries.temp_beside(tmp_path / "data.h5") for _ in range(3)}
+        names = {workspace.temp_beside(tmp_path / "data.h5") for _ in range(3)}
         assert len(names) == 3
         assert {name.parent for name in names} == {tmp_path}
 
@@ -135,7 +135,7 @@ class TestSweep:
 
     def test_living_work_and_other_files_stay(self, tmp_path: Path) -> None:
         """Our own temporary file and files that only look alike are not touched."""
-        ours = temporaries.temp_beside(tmp_path / "data.h5")
+        ours = workspace.temp_beside(tmp_path / "data.h5")
         kept = {ours, tmp_path / "data.h5", tmp_path / ".colabstage-x.tmp", tmp_path / "notes.tmp"}
         for path in kept:
             path.write_text("text", encoding="utf-8")
@@ -178,10 +178,10 @@ class TestSweep:
         target = tmp_path / name
         code = f"""
             import os, pathlib, sys
-            from colabstage.io import ownership, temporaries
+            from colabstage.io import ownership, workspace
             target = pathlib.Path(sys.argv[1])
             for content in ("old", "newer"):
-                made = temporaries.temp_beside(target)
+                made = workspace.temp_beside(target)
                 made.mkdir()
                 (made / "file").write_text(content)
                 if content == "newer" and {moment!r} == "before the deed is whole":
@@ -208,27 +208,27 @@ class TestAdoption:
 
     def test_a_dead_owners_work_is_taken_over_once(self, tmp_path: Path) -> None:
         """The first to ask gets it under its own name, the second finds nothing."""
-        target, mine = tmp_path / "data.h5", temporaries.temp_beside(tmp_path / "data.h5")
+        target, mine = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
         dead_owners_temp(target)
         assert adopt(target, mine) is True
         assert mine.read_text(encoding="utf-8") == "half"
-        assert adopt(target, temporaries.temp_beside(target)) is False
+        assert adopt(target, workspace.temp_beside(target)) is False
 
     def test_living_work_is_not_taken(self, tmp_path: Path) -> None:
         """What a living process writes stays its own."""
         target = tmp_path / "data.h5"
-        ours = temporaries.temp_beside(target)
+        ours = workspace.temp_beside(target)
         ours.write_text("being written", encoding="utf-8")
         assert adopt(target, tmp_path / "mine") is False
         assert ours.exists()
 
     def test_disowned_work_can_be_taken_by_this_process(self, tmp_path: Path) -> None:
         """After an error a process leaves its work to its own next try."""
-        target, temp = tmp_path / "data.h5", temporaries.temp_beside(tmp_path / "data.h5")
+        target, temp = tmp_path / "data.h5", workspace.temp_beside(tmp_path / "data.h5")
         temp.write_text("half", encoding="utf-8")
-        temporaries.leave_for_next(temp)
+        workspace.leave_for_next(temp)
         assert not temp.exists()
-        assert adopt(target, temporaries.temp_beside(target)) is True
+        assert adopt(target, workspace.temp_beside(target)) is True
 
     def test_another_targets_work_is_not_taken(self, tmp_path: Path) -> None:
         """'a.h5' does not take over what was to become 'a.h5.json'."""
@@ -306,7 +306,7 @@ class TestOneOwner:
         found = {
             name: calls
             for path in sorted(package.rglob("*.py"))
-            if (name := str(path.relative_to(package))) not in ("io/ownership.py", "io/temporaries.py")
+            if (name := str(path.relative_to(package))) not in ("io/ownership.py", "io/workspace.py")
             and not name.startswith(_MAY_REMOVE)
             and (calls := removals(path.read_text("utf-8")))
         }

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colabstage.io.temporaries import leave_for_next, temp_beside
-from colabstage.io.workspace import Journal, Workspace, always, only_for, open_workspace, read_journal, unless
+from colabstage.io.workspace import (
+    Journal,
+    Workspace,
+    always,
+    leave_for_next,
+    only_for,
+    open_workspace,
+    read_journal,
+    temp_beside,
+    unless,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

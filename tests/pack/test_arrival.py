@@ -14,7 +14,7 @@ import pytest
 
 from colabstage.errors import CancelledError, DecodeError, NotStagedError, SourceReadError
 from colabstage.io.progress import Cancellation
-from colabstage.io.temporaries import temp_beside
+from colabstage.io.workspace import temp_beside
 from colabstage.pack.arrival import ArrivalPlan, PackArrival, PackState, RowMap, RowState, SplitRows
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.io.temporaries import temp_beside
+from colabstage.io.workspace import temp_beside
 from colabstage.pack.journal import BLOCK_SAMPLES, PackJournal
 
 if TYPE_CHECKING:

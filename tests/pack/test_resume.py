@@ -357,5 +357,5 @@ def test_a_half_copied_file_of_the_dead_is_not_taken_for_a_workspace(
 
 def _dead_token() -> str:
     """The token of a process that has ended."""
-    script = "from colabstage.io.temporaries import owner_token; print(owner_token())"
+    script = "from colabstage.io.workspace import owner_token; print(owner_token())"
     return subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()

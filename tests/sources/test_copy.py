@@ -24,7 +24,7 @@ from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.io.panel import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import temp_beside
+from colabstage.io.workspace import temp_beside
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks
 

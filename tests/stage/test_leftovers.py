@@ -11,7 +11,7 @@ from PIL import Image
 
 from colabstage import extract_archive, fetch_files, pack_dataset, publish_file, stage_dataset
 from colabstage.h5.manifest import manifest_path
-from colabstage.io.temporaries import OLD, TEMP, current_world, owned_beside
+from colabstage.io.workspace import OLD, TEMP, current_world, owned_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.progress import NullProgress, ProgressStep
-from colabstage.io.temporaries import leave_for_next, temp_beside
+from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.stage.run import plan_stage, stage_dataset
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
-from colabstage.io import ownership, temporaries
+from colabstage.io import ownership, workspace
 from colabstage.io.files import make_folder
 from colabstage.machine.drive import _drives, find_drive
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
@@ -231,7 +231,7 @@ class TestFolders:
 _KILLED_AT = """
 import os, shutil, sys
 from pathlib import Path
-from colabstage.io import ownership, temporaries
+from colabstage.io import ownership, workspace
 from colabstage.sources.fetching import fetch_files
 source, target, step = sys.argv[1:]
 if step == "removing":
@@ -284,8 +284,8 @@ class TestOursIsNoSource:
         """Half of an extraction, its record and its deed are left out."""
         source = tmp_path / "source"
         extract_archive(write_zip(tmp_path / "a.zip", {"cat/1.txt": "1"}), source / "train", progress=False)
-        temporaries.leave_for_next(
-            write(temporaries.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2]
+        workspace.leave_for_next(
+            write(workspace.temp_beside(source / "test") / "tree" / "dog" / "1.txt", "2").parents[2]
         )
         assert read(fetch(source, tmp_path / "here")) == {"train": "", "train/cat": "", "train/cat/1.txt": "1"}
 
@@ -318,8 +318,8 @@ class TestOursIsNoSource:
             "progress": False,
         }
         stage_dataset(source, **options)
-        left = write(temporaries.temp_beside(tmp_path / "local" / copy_name(str(source), "a.zip")) / "data", "half")
-        temporaries.leave_for_next(left.parent)
+        left = write(workspace.temp_beside(tmp_path / "local" / copy_name(str(source), "a.zip")) / "data", "half")
+        workspace.leave_for_next(left.parent)
         stage_dataset(source, **options)
         assert list((tmp_path / "local").glob(".colabstage-*.tmp")) == []
 
@@ -411,15 +411,15 @@ class Killer:
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
         """Whatever is called in here may die, as a process of its own."""
-        me = temporaries.owner_token()
+        me = workspace.owner_token()
         token = f"{me}0{id(self)}"
         with contextlib.ExitStack() as stack:
             for name in self.steps:
                 stack.enter_context(mock.patch.object(Path, name, self.step(getattr(Path, name))))
             for place, name in ((shutil, "rmtree"), (os, "truncate"), (ownership, "_exchange")):
                 stack.enter_context(mock.patch.object(place, name, self.step(getattr(place, name))))
-            alive = temporaries.owner_is_alive
-            for module in (temporaries, ownership):
+            alive = workspace.owner_is_alive
+            for module in (workspace, ownership):
                 stack.enter_context(mock.patch.object(module, "owner_token", return_value=token))
                 stack.enter_context(mock.patch.object(module, "owner_is_alive", lambda one: one == token or alive(one)))
             with contextlib.suppress(_KilledError):
@@ -497,7 +497,7 @@ def test_no_story_of_edits_kills_and_calls_loses_a_folder(
             mine.pop(gone, None)
         elif what == "call":
             ended = outcome(call, choice, done=done)
-            ownership.put_back(target)
+            workspace.put_back(target)
             now = {name: text for name, text in read(target).items() if text} if target.is_dir() else {}
             expected = [content] if ended == "done" else [before] if ended == "refused" else [before, content]
             assert now in expected
@@ -547,7 +547,7 @@ def test_no_story_with_purges_loses_what_is_not_ours(
             mine.pop(gone, None)
         elif what == "call":
             ended = outcome(stage, choice, done=done)
-            ownership.put_back(target)
+            workspace.put_back(target)
             now = read(target) if target.is_dir() else {}
             assert now in ([content] if ended == "done" else [before] if ended == "refused" else [before, content])
         elif what == "purge":

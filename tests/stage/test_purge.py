@@ -12,7 +12,7 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import local_lock
-from colabstage.io.temporaries import leave_for_next, temp_beside
+from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.stage.publish import publish_file
 from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
 from colabstage.stage.run import stage_dataset

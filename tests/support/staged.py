@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from colabstage.h5.manifest import BLOCK_BYTES
-from colabstage.io.files import disk_use
+from colabstage.io.workspace import disk_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

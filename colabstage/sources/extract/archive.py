@@ -22,14 +22,13 @@ from colabstage.errors import (
 )
 from colabstage.io.arguments import GOES_ON, stops_with
 from colabstage.io.files import hash_block, make_folder
-from colabstage.io.ownership import look_at, put_back, put_folder, sweep_orphans
+from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, typed_write_errors
-from colabstage.io.temporaries import temp_beside
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import only_for, open_spool, open_workspace
+from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
 from colabstage.machine.mounts import drive_root, is_slow_mount, require_answer
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.io.files import block_ranges, pwrite_exactly
 from colabstage.io.retry import translate_write_error, typed_write_errors
-from colabstage.io.temporaries import remove_own
 from colabstage.io.units import format_bytes, format_count
+from colabstage.io.workspace import remove_own
 from colabstage.trees.tree import PIECE_BYTES, RequestedBytes, cut_while_read
 from colabstage.trees.zip import member_chunks, read_member
 from colabstage.trees.zip_directory import ZipMember

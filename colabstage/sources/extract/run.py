@@ -27,8 +27,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, hash_block, pread_exactly
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
-from colabstage.io.temporaries import current_world, remove_own, rename_own
-from colabstage.io.workspace import Journal, read_journal
+from colabstage.io.workspace import Journal, current_world, read_journal, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders
 from colabstage.trees.decompress import ReadAhead

@@ -22,7 +22,7 @@ from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedEr
 from colabstage.io.files import hash_block, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
+from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
 from colabstage.sources.remote import without_version_check

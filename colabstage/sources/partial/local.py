@@ -28,7 +28,7 @@ import numpy as np
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly
 from colabstage.io.retry import typed_write_errors
-from colabstage.io.temporaries import current_world
+from colabstage.io.workspace import current_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

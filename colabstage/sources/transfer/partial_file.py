@@ -18,8 +18,15 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
 from colabstage.io.ownership import put_file
 from colabstage.io.retry import typed_write_errors
-from colabstage.io.temporaries import find_orphans, leave_for_next, remove_own, take_orphan, temp_beside
-from colabstage.io.workspace import Journal, read_journal
+from colabstage.io.workspace import (
+    Journal,
+    find_orphans,
+    leave_for_next,
+    read_journal,
+    remove_own,
+    take_orphan,
+    temp_beside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

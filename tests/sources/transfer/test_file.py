@@ -25,7 +25,7 @@ from colabstage.errors import (
 from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
-from colabstage.io.temporaries import temp_beside
+from colabstage.io.workspace import temp_beside
 from colabstage.sources.remote import Checksum
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources import remotes
