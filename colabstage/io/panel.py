@@ -90,7 +90,7 @@ class BoardStep:
         self._name, self._total, self._unit = name, total, unit
         self._lock = threading.Lock()
         self._began = self._changed = time.monotonic()
-        self._done = self._seen = 0
+        self._done = self._seen = self._before = 0
         self._marks: deque[tuple[float, int]] = deque([(self._began, 0)])
         self._final: Row | None = None
         self._note = ""
@@ -105,6 +105,13 @@ class BoardStep:
         with self._lock:
             self._done += amount
 
+    def start_at(self, amount: int) -> None:
+        """Add units that were done before the step began: they count, but not for the rate. From any thread."""
+        with self._lock:
+            self._done += amount
+            self._before += amount
+            self._marks = deque((when, done + amount) for when, done in self._marks)
+
     def __enter__(self) -> Self:
         return self
 
@@ -116,7 +123,7 @@ class BoardStep:
                 return
             state = self._ending(kind)
             seconds = time.monotonic() - self._began
-            rate = self._done / seconds if seconds > 0 else 0.0
+            rate = (self._done - self._before) / seconds if seconds > 0 else 0.0
             problem = str(error) or said_by(error) if error is not None and state == "failed" else ""
             self._final = Row(
                 self._name, self._unit, self._total, self._done, state, seconds, rate, problem=problem, note=self._note

@@ -212,6 +212,13 @@ class _TqdmStep:
         with self._lock:
             self._bar.update(amount)
 
+    def start_at(self, amount: int) -> None:
+        """Count what was done before, as `start_at`."""
+        with self._lock:
+            self._bar.initial += amount
+            self._bar.n += amount
+            self._bar.refresh()
+
     def note(self, text: str) -> None:
         """Show a text behind the bar."""
         with self._lock:
@@ -295,6 +302,12 @@ def annotate(step: ProgressStep, text: str) -> None:
         note(text)
 
 
+def start_at(step: ProgressStep, amount: int) -> None:
+    """Count what was done before the step began, which says nothing of its rate: where it has a method `start_at`."""
+    start: Callable[[int], object] = getattr(step, "start_at", step.advance)
+    start(amount)
+
+
 def resolve_progress(progress: bool | Progress) -> Progress:
     """Turn the public `progress=` argument into a `Progress`.
 
@@ -325,6 +338,13 @@ class LateStep:
         self._step: ProgressStep | None = None
 
     def advance(self, amount: int = 1) -> None:
+        self._count(amount, ProgressStep.advance)
+
+    def start_at(self, amount: int) -> None:
+        """Count what was done before, as `start_at`."""
+        self._count(amount, start_at)
+
+    def _count(self, amount: int, told: Callable[[ProgressStep, int], object]) -> None:
         with self._lock:
             # What came twice is no further copy.
             if self._done >= self._total > 0:
@@ -333,7 +353,7 @@ class LateStep:
                 self._step = self._progress.step(self._name, total=self._total, unit="B")
                 self._step.__enter__()
             self._done += amount
-            self._step.advance(amount)
+            told(self._step, amount)
             if self._done >= self._total:
                 self._step.__exit__(None, None, None)
                 self._step = None

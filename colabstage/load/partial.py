@@ -271,6 +271,7 @@ def open_partial(
     *,
     local_dir: str | os.PathLike[str] | None = None,
     manifests: Sequence[Manifest] = (),
+    step: ProgressStep | None = None,
 ) -> PartialPack:
     """Open a pack that is elsewhere, with no more than `disk_limit` bytes of it on the local disk at any time.
 
@@ -284,6 +285,7 @@ def open_partial(
         disk_limit: bytes, or text such as "20GB"; for all files together.
         local_dir: the folder on the local disk; `None` for the platform's fast folder.
         manifests: that of each file, where they are known: each takes a round trip or more.
+        step: told of the bytes that are fetched now.
 
     Raises:
         OptionError: the limit is not a size, or an address does not name a file.
@@ -313,7 +315,9 @@ def open_partial(
         if not (folder / PART_RECORD).exists():
             write_json(folder / PART_RECORD, {"address": sources[0].address, "samples": wanted.samples})
         openers = [lambda: remote.take() or first(), *map(remote_opener, sources[1:])]
-        return _open_pack(BlockwiseFile(wanted, folder, limit, openers=openers))
+        file = BlockwiseFile(wanted, folder, limit, openers=openers)
+        with file.shown(step):
+            return _open_pack(file)
     finally:
         # Where another process fetches, the file was not needed.
         remote.close()

@@ -30,7 +30,7 @@ from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.geometry import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_vouched, whatever_is_there
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.workspace import disk_use, open_workspace, remove_own, unless
 from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.dispatch import run_tasks
@@ -448,7 +448,7 @@ class SetPlan:
         # Too many broken samples end this while tasks are running. Closing the generator stops them and waits; the
         # garbage collector might do that in the very thread that one of them runs in.
         with closing(coming), progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step:
-            step.advance(sum(result.rows for result in results.values()))
+            start_at(step, sum(result.rows for result in results.values()))
             for task, result in coming:
                 results[task.name.number] = result
                 step.advance(result.rows)

@@ -20,6 +20,7 @@ from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
 from colabstage.io.files import Closing, TargetFile
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
+from colabstage.io.progress import start_at
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import cut_own
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
@@ -393,7 +394,7 @@ def write_samples(
     """
     # In the order of the source: one pass over an archive, and no seeking on a mount.
     left = journal.unfinished() if stream is None else stream.left
-    step.advance(len(job.order) - len(left))
+    start_at(step, len(job.order) - len(left))
     coder, memory = job.coder, _Memory(PixelRoom())
 
     def read(position: int) -> RawSample | BrokenSampleError:

@@ -132,10 +132,24 @@ class StagedDataset:
 
     @property
     def ready(self) -> Readiness:
-        """Tell how much of a dataset staged with `streaming=True` is here: `.rows` of `.total`, and `.fraction`."""
+        """Tell how many rows are here: `.rows` of `.total`, and `.fraction`.
+
+        With `streaming=True` they become all of them; with `disk_limit=` never, but all can be read.
+        """
         if self.arriving is not None:
             return self.arriving.ready
+        if self.part is not None:
+            return self.part.ready
         return Readiness(sum(self.splits.values()), sum(self.splits.values()))
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Return what was moved for a dataset that is used while it arrives, or opened in part; empty for all others.
+
+        Bytes `fetched` by this call and what followed it, `kept` from before, `evicted`; in part also `here`, and on
+        the `disk`; with `streaming=True` seconds, as `StageReport.arrival`.
+        """
+        return {} if self.report.arrival is None else self.report.arrival()
 
     def wait(self, timeout_s: float | None = None, *, progress: bool | Progress = True) -> StagedDataset:
         """Wait until all of a dataset that was staged with `streaming=True` is here.
@@ -219,14 +233,21 @@ class StagedDataset:
         if self.info is None:
             return f"Files in '{self.path}'"
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        return f"Samples: {rows}; {format_count(len(self.classes), 'classes')} in '{self.path}' ({self._size})"
+        return f"Samples: {rows}; {format_count(len(self.classes), 'classes')} in '{self._place}' ({self._size})"
+
+    @property
+    def _place(self) -> str:
+        """Return where the pack is; of one that is opened in part, where all of it is."""
+        in_part = self.part is not None and self.part.file.limit is not None
+        return self.part.file.files.label if in_part and self.part is not None else str(self.path)
 
     @property
     def _size(self) -> str:
         """Return the size of the packed file as text, or how much of it is packed."""
         # Its file here has holes where blocks are elsewhere, and so a length that says nothing.
         if self.part is not None:
-            return format_bytes(self.part.file.files.size)
+            size, limit = format_bytes(self.part.file.files.size), self.part.file.limit
+            return size if limit is None else f"{size}, never more than {format_bytes(limit)} of it here"
         # While data arrives the file is under another name until its last byte is here.
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
@@ -243,6 +264,6 @@ class StagedDataset:
         return [
             ("samples", ", ".join(f"{name} {count:,}" for name, count in self.splits.items())),
             *(self.report.found or found_in(self.info)),
-            ("file", f"{self.path} ({self._size})"),
+            ("file", f"{self._place} ({self._size})"),
             *files,
         ]

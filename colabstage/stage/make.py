@@ -355,10 +355,13 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
     assert limit is not None
     report.origin = origin
     report.skipped = cached.manifest.skipped
-    with report.timed("open in part", unit="B") as step:
+    with (
+        report.timed("open in part", unit="B") as step,
+        call.progress.step("open in part", total=None, unit="B") as shown,
+    ):
         files = [one.path for one in cached.shards] or cached.file.path
         manifests = [one.manifest for one in cached.shards] or [cached.manifest]
-        part = open_partial(files, limit, local_dir=request.folder.parent, manifests=manifests)
+        part = open_partial(files, limit, local_dir=request.folder.parent, manifests=manifests, step=shown)
         step.amount = part.figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
     report.note(

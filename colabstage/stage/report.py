@@ -36,6 +36,7 @@ _SENTENCES = {
     "restore": "is in the cache; it would be copied from there and verified",
     "stage": "would be read from its source",
 }
+_IN_PART = "is in the cache; it would be opened in part, and read from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class StagePlan:
     """Rows of each split, where known."""
     found: Found = ()
     """Layout, classes and examples, in words by name; empty where they are not known yet."""
+    in_part: bool = False
+    """Whether it would be opened in part, because it is larger than `disk_limit`."""
 
     @property
     def fits(self) -> bool:
@@ -102,6 +105,7 @@ class StagePlan:
             "fits": self.fits,
             "target": str(self.target),
             "cache": None if self.cache is None else str(self.cache),
+            "in_part": self.in_part,
             "samples": self.samples,
             "found": dict(self.found),
         }
@@ -116,7 +120,8 @@ class StagePlan:
 
     @property
     def _headline(self) -> str:
-        return f"'{self.source}' {_SENTENCES[self.action]}."
+        sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
+        return f"'{self.source}' {sentence}."
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = list(self.found)
@@ -127,9 +132,10 @@ class StagePlan:
             figures = self.figures
             # The peak and not what stays: an archive that is copied here goes again.
             room = "" if self.fits else ": too little"
+            written = figures.pack_bytes + figures.files_bytes
             facts += [
                 ("read", format_bytes(figures.source_bytes)),
-                ("write", f"{format_bytes(figures.pack_bytes + figures.files_bytes)} to '{self.target}'"),
+                *([] if self.in_part else [("write", f"{format_bytes(written)} to '{self.target}'")]),
                 ("peak", f"{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"),
             ]
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
@@ -144,7 +150,14 @@ _ORIGINS = {
 }
 # A thousand broken images would push the rest of the report off the screen.
 _SKIPPED_SHOWN = 10
-_MOVED = ("fetched", "kept", "evicted")
+# What is said of bytes, where there are any.
+_MOVED = {"fetched": "fetched", "kept": "here from before", "evicted": "evicted"}
+_HEADLINES = {
+    "done": "Staged {} in {}",
+    "arriving": "Still staging {}, for {} so far",
+    "stopped": "Staging {} was stopped after {}",
+    "failed": "Staging {} failed after {}",
+}
 
 
 @dataclass(slots=True)
@@ -196,6 +209,10 @@ class StageReport:
     for their batches, the first included, once there was any. `None` where all was here first."""
     found: Found = ()
     """Layout, classes and examples of what was staged, in words by name."""
+    state: Literal["done", "arriving", "stopped", "failed"] = "done"
+    """How it stands with what `streaming=True` leaves to the background; `"done"` without."""
+    began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    """When it was begun."""
 
     @property
     def seconds(self) -> float:
@@ -256,7 +273,8 @@ class StageReport:
             said.append(f"{format_duration(figures['overlap_s'])} of training while data arrived")
         if "waited_s" in figures:
             said.append(f"{format_duration(figures['waited_s'])} of waiting for batches")
-        said += [f"{format_bytes(int(figures[name]))} {name}" for name in _MOVED if name in figures]
+        moved = {words: int(figures[name]) for name, words in _MOVED.items() if figures.get(name)}
+        said += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
         return f"{'; '.join(said)}." if said else ""
 
     def __str__(self) -> str:
@@ -279,7 +297,9 @@ class StageReport:
     @property
     def headline(self) -> str:
         """Return where the data came from, and how long it took."""
-        return f"Staged {_ORIGINS[self.origin]} in {format_duration(self.seconds)}"
+        # The step that is not done yet is not among the steps.
+        seconds = time.monotonic() - self.began_s if self.state == "arriving" else self.seconds
+        return _HEADLINES[self.state].format(_ORIGINS[self.origin], format_duration(seconds))
 
     def to_html_body(self) -> str:
         """Return the steps and the notes as HTML, without the headline and what was found."""

@@ -19,7 +19,7 @@ from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.h5.parts import PartName, shard_path
 from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.progress import Cancellation, NullProgress, start_at
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_workspace, remove_own, unless
 from colabstage.load.partial import forget_parts
@@ -296,7 +296,7 @@ class _SetOfShards:
             if request.refresh:
                 # Of earlier calls there are none left in the cache.
                 write_json(ws.path / _REFRESHING, self.names[0].made_of)
-            step.advance(sum(result.rows for result in results.values()))
+            start_at(step, sum(result.rows for result in results.values()))
             with _Publisher(self.place) as publisher:
                 for name in left:
                     local = ws.path / self._file(name)
@@ -327,7 +327,7 @@ class _SetOfShards:
         left = look_at_file(local)
         if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
-                step.advance((done := _result_of(left)).rows)
+                start_at(step, (done := _result_of(left)).rows)
             return done
         options = self.job.options
         if options.skip_share is not None:
@@ -424,6 +424,9 @@ class _Part:
 
     def advance(self, amount: int = 1) -> None:
         self._step.advance(amount)
+
+    def start_at(self, amount: int) -> None:
+        start_at(self._step, amount)
 
     def __enter__(self) -> Self:
         return self

@@ -220,7 +220,7 @@ def _look_in_cache(call: StageCall, source: SourceOnce, cache: Cache) -> _Curren
         if cached is None or identity is None:
             step.note = "not there"
             return None
-        found = f"found '{cached.file.name}'"
+        found = f"found '{cached.label.rpartition('/')[2]}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
         # more there are; the copy takes longer. Whoever is let in must not see rows of another state, and a download
         # would take the disk's room from the copy.
@@ -500,7 +500,13 @@ def plan_call(call: StageCall) -> StagePlan:
     reasons: list[str] = []
 
     def planned(
-        action: Action, figures: StageFigures, rows: dict[str, int], found: Found = (), *, count: int = 0
+        action: Action,
+        figures: StageFigures,
+        rows: dict[str, int],
+        found: Found = (),
+        *,
+        count: int = 0,
+        in_part: bool = False,
     ) -> StagePlan:
         place, free = cache.place if request.wants_pack else None, free_space(request.folder)
         # Shards, where those are or would be.
@@ -515,6 +521,7 @@ def plan_call(call: StageCall) -> StagePlan:
             cache=None if place is None else place.at(name),
             samples=rows,
             found=found,
+            in_part=in_part,
         )
 
     with SourceOnce(call) as source:
@@ -531,13 +538,17 @@ def plan_call(call: StageCall) -> StagePlan:
         if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
             reasons.append(f"Cache: '{cached.label}'.")
             size = cached.manifest.size
-            if exceeds_limit(request, cached) and request.disk_limit is not None:
-                reasons.append(f"It has {format_bytes(size)}, so it would be opened in part and not copied.")
-                size = request.disk_limit
+            in_part = exceeds_limit(request, cached)
+            if in_part and request.disk_limit is not None:
+                reasons.append(
+                    f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
+                    f"{format_bytes(request.disk_limit)} be here."
+                )
+                size = min(size, request.disk_limit)
             elif request.keep == "pack" and size >= _WORTH_BYTES:
                 reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
             moved = StageFigures(source_bytes=size, pack_bytes=size)
-            return planned("restore", moved, cached.manifest.samples, count=len(cached.shards))
+            return planned("restore", moved, cached.manifest.samples, count=len(cached.shards), in_part=in_part)
         reasons.append(_why_not_cached(cache, cached))
         if comes_whole(request.source) and request.disk_limit is None:
             reasons.append("It would be downloaded first; what is in it is known only then.")
@@ -564,7 +575,7 @@ def plan_call(call: StageCall) -> StagePlan:
                 reason, count = plan_shards(request, tree, job, cache, request.disk_limit)
                 reasons.append(reason)
                 figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
-            return planned("stage", figures, rows, found, count=count)
+            return planned("stage", figures, rows, found, count=count, in_part=count > 0)
 
 
 def _why_not_cached(cache: Cache, cached: CachedPack | None) -> str:

@@ -25,6 +25,7 @@ from colabstage.io.progress import (
     background_of,
     cancellation_of,
     resolve_progress,
+    start_at,
 )
 from colabstage.io.units import format_duration, format_rate
 from colabstage.load.arrival import Arrival, UnitOrder
@@ -224,7 +225,9 @@ class BackgroundPack:
         shown = resolve_progress(progress)
         name, total, unit = self.arrival.bar
         with shown.step(name, total=total, unit=unit) as step:
-            done = self._advance(step, 0)
+            # What came before is no rate of what comes now.
+            start_at(step, done := self.arrival.moved)
+            annotate(step, self._training())
             while not self._done.done():
                 wait((self._done,), timeout=_LOOK_S)
                 cancellation_of(shown).check()
@@ -293,7 +296,7 @@ class BackgroundPack:
         self._arrival = arrival
         # Before the dataset is handed out: from then on what is printed belongs to the user's cells.
         self._progress.fall_silent()
-        self._report.arrival = self.figures
+        self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
             f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} "
             f"{arrival.verb}; the rest is {arrival.verb} meanwhile"
@@ -306,9 +309,11 @@ class BackgroundPack:
             staged = self._work(self._progress, self._stream, self._let_in)
             self._ended_s = SYSTEM_CLOCK.now()
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
+            self._report.state = "stopped" if isinstance(error, CancelledError) else "failed"
             self._stream.failed(error)
             self._done.set_exception(_said_again(error))
         else:
+            self._report.state = "done"
             self._done.set_result(staged)
         finally:
             # When the interpreter ends the function is already being called, and cannot be unregistered.

@@ -11,7 +11,7 @@ import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
 from colabstage.io.panel import Board, Row, panel_html, panel_text
-from colabstage.io.progress import Cancellation
+from colabstage.io.progress import Cancellation, TqdmProgress, start_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,24 @@ def test_reports_of_several_threads_add_up() -> None:
         list(pool.map(step.advance, [1] * 40_000))
     (done,) = board.rows()
     assert (done.done, done.state, done.fraction) == (40_000, "done", 1.0)
+
+
+def test_what_was_done_before_makes_no_rate() -> None:
+    """A step that continues another one shows all that is done, and how fast it goes itself."""
+    board = silent()
+    with board.step("pack", total=1_000_000, unit="images") as step:
+        start_at(step, 999_990)
+        step.advance(10)
+        time.sleep(0.02)
+        (running,) = board.rows()
+    (ended,) = board.rows()
+    assert running.done == ended.done == 1_000_000
+    assert max(running.rate, ended.rate) < 10 / 0.02
+    bar = TqdmProgress().step("pack", total=1000, unit="images")
+    start_at(bar, 900)
+    shown = bar._bar  # type: ignore[attr-defined]
+    assert (shown.n, shown.initial) == (900, 900)
+    bar.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize(

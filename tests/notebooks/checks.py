@@ -66,7 +66,7 @@ assert np.array_equal(one_hot.argmax(1), test[0][1]), "the same targets in anoth
 assert accuracy > 0.8, "three epochs over the digits should tell most of them apart"
 """,
     "larger_than_the_disk": """
-figures = data.part.figures
+figures = data.figures
 assert peak <= limit < pack_bytes // 9
 assert figures["evicted"] > pack_bytes // 2
 assert len(labels) == 5

@@ -24,6 +24,8 @@ from colabstage.errors import (
     SourceChangedError,
 )
 from colabstage.h5.manifest import manifest_path
+from colabstage.io.panel import Board
+from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
@@ -93,7 +95,7 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     assert sum(len(y) for _, y in data.loader("train", 64)) == len(train)
     used = sum(path.stat().st_blocks * 512 for path in local.rglob("*"))
     assert used <= LIMIT < (cache / whole.path.name).stat().st_size
-    assert data.part.figures["evicted"] > 0
+    assert data.figures["evicted"] > 0
 
     def parts() -> list[StoredDataset]:
         return [one for one in list_datasets(local_dir=local, cache_dir=None) if ".part-" in one.name]
@@ -104,6 +106,36 @@ def test_a_larger_pack_is_read_from_the_cache_in_part(tmp_path: Path) -> None:
     data.part.close()
     assert purge_datasets([listed]).nbytes == listed.nbytes
     assert parts() == []
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_is_told_of_a_pack_in_part(tmp_path: Path) -> None:
+    """Where all of it is, how much of it is here, and what that took; opening shows its progress."""
+    source, cache = tmp_path / "data.npz", tmp_path / "cache"
+    x = np.random.default_rng(0).integers(0, 256, (ROWS, 32, 32), dtype=np.uint8)
+    np.savez(source, x_train=x, y_train=np.arange(ROWS) % 10)
+    whole = stage_dataset(source, cache_dir=cache, local_dir=tmp_path / "whole", progress=False)
+    places: dict[str, Any] = {"cache_dir": cache, "local_dir": tmp_path / "local", "disk_limit": LIMIT}
+    plan = plan_stage(source, **places)
+    assert plan.in_part
+    assert "is in the cache; it would be opened in part, and read from there." in str(plan)
+    assert not {"copied", "write"} & set(str(plan).split())
+    board = Board(lambda _: None, interval_s=0.01)
+    data = stage_dataset(source, **places, progress=board)
+    shown = board.rows()[-1]
+    assert (shown.name, shown.state) == ("open in part", "done")
+    assert 0 < shown.done <= data.figures["fetched"]
+    size = format_bytes(whole.path.stat().st_size)
+    assert f"in '{cache / whole.path.name}' ({size}, never more than 3.5 MB of it here)" in str(data)
+    assert 0 <= data.ready.rows < data.ready.total == ROWS
+    # Whoever opens it beside others finds what they have brought.
+    again = stage_dataset(source, **places, progress=False)
+    assert again.figures["kept"] > again.figures["fetched"]
+    assert "here from before" in str(again.report)
+    assert "0 B evicted" not in str(again.report)
+    for one in (data, again):
+        assert one.part is not None
+        one.part.close()
 
 
 @dataclass

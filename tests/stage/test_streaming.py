@@ -166,9 +166,12 @@ def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, 
     assert (row.name, row.total, row.state) == ("pack", COUNT, "running")
     assert 0 < row.done <= FIRST
     assert re.fullmatch(r"training: waited [0-9.]+ m?s for data", row.note)
+    assert str(data.report).startswith("Still staging from the source, for ")
     gated.gate.open()
     list(batches)
     data.wait(progress=False)
+    assert str(data.report).startswith("Staged from the source in ")
+    assert data.figures["fetched"] > 0
     wait_until(lambda: board.rows()[-1].state == "done")
     assert len(board.rows()) == steps_before + 1
     assert data.report.arrival is not None
@@ -183,6 +186,7 @@ def test_the_row_of_what_fails_says_so(gated: GatedTree, tmp_path: Path) -> None
     with pytest.raises(SourceReadError, match="stalls"):
         data.wait(progress=False)
     wait_until(lambda: board.rows()[-1].state == "failed")
+    assert str(data.report).startswith("Staging from the source failed after ")
     assert "stalls" in board.rows()[-1].problem
 
 

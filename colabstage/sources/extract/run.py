@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import SourceReadError
 from colabstage.io.files import Closing, hash_block, pread_exactly
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
+from colabstage.io.progress import start_at
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.workspace import Journal, current_world, read_journal, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
@@ -370,7 +371,7 @@ class Extraction(Closing):
         """
         cancellation.check()
         if self.kept_bytes:
-            step.advance(self.kept_bytes)
+            start_at(step, self.kept_bytes)
         # All at once and before, so that nobody who writes a file has to look for its folder.
         make_folders(self.tree_path, (entry.name for entry in self._entries))
         if self._tree.unpacked is not None:

@@ -24,9 +24,10 @@ from colabstage.errors import (
     error_to_json,
 )
 from colabstage.io.files import read_json
+from colabstage.io.progress import start_at
 from colabstage.io.units import format_bytes
 from colabstage.sources.partial.fetcher import Expected, become_fetcher, failure_path
-from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, FOUND, PAGE_BYTES, WHOLE, LocalPart
+from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, PAGE_BYTES, WHOLE, LocalPart
 from colabstage.sources.partial.plan import Visits
 from colabstage.sources.remote_files import remote_opener
 
@@ -91,9 +92,12 @@ class BlockwiseFile:
         self._openers = openers or [remote_opener(one.source) for one in files.files]
         self._stall_timeout_s = stall_timeout_s
         self._part = LocalPart(folder, files, gives_back=limit is not None)
+        self._kept = 0
         # The table counts on from one call to the next.
         self._fetched_before, self._evicted_before = (int(self._part.counters[one]) for one in (FETCHED, EVICTED))
         self._ended: BaseException | None = None
+        self._step: ProgressStep | None = None
+        self._told = 0
         self.paths = self._part.paths
         self._pid, self._looked_at = os.getpid(), 0.0
         # In a list, for whoever takes over later is closed with this object too.
@@ -101,6 +105,8 @@ class BlockwiseFile:
         self._close = weakref.finalize(self, _release, self._fetchers)
         self._close.atexit = False
         self._take_over()
+        # Whoever fetches has given back what nobody vouches for.
+        self._kept = self.figures["here"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockwiseFile, (self.files, self._folder, self.limit)
@@ -138,7 +144,7 @@ class BlockwiseFile:
         return {
             "fetched": int(part.counters[FETCHED]) - self._fetched_before,
             "evicted": int(part.counters[EVICTED]) - self._evicted_before,
-            "kept": int(part.counters[FOUND]),
+            "kept": self._kept,
             "here": int(self.files.lengths[self.here].sum()),
             "disk": part.disk_bytes,
         }
@@ -206,7 +212,8 @@ class BlockwiseFile:
             ColabstageError: a block cannot be fetched; the message says what is here.
             CancelledError: `cancellation` was used.
         """
-        part, told = self._part, 0
+        part, told = self._part, self.figures["here"]
+        start_at(step, told)
         failures = part.failures.copy()
         # As a reader that is far behind all others: whatever anybody reads comes before.
         expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
@@ -226,6 +233,15 @@ class BlockwiseFile:
         finally:
             if expected is not None:
                 expected.close()
+
+    @contextlib.contextmanager
+    def shown(self, step: ProgressStep | None) -> Iterator[None]:
+        """Tell a step of what is fetched while this process waits for it, until the context is left."""
+        self._step = step
+        try:
+            yield
+        finally:
+            self._step = None
 
     def end(self, error: BaseException) -> None:
         """Fetch nothing more, and raise this to whoever waits in this process."""
@@ -347,6 +363,9 @@ class BlockwiseFile:
             self._check(patience)
 
     def _check(self, patience: _Patience) -> None:
+        if self._step is not None and (fetched := self.figures["fetched"]) > self._told:
+            self._step.advance(fetched - self._told)
+            self._told = fetched
         if not patience.lasts():
             words = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
             raise self._with_what_is_here(SourceReadError(words))

@@ -157,7 +157,8 @@ PAGE_BYTES = 4096
 # Of the table: eight bytes name the boot, then come the counters, then of each block two lengths and four bytes.
 _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
-FETCHED, EVICTED, FOUND, CAPACITY, CONTENT = 0, 1, 2, 3, 4
+# The third number is free: an earlier version counted something there.
+FETCHED, EVICTED, CAPACITY, CONTENT = 0, 1, 3, 4
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 TABLE, FETCHER = "blocks", "fetcher"
 
@@ -190,8 +191,8 @@ class LocalPart:
 
     `paths`: the sparse files. Of each block, `state`: what the table says of it; `wanted`: 1 if somebody waits for it;
     `failures`: how often it could not be fetched; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
-    `counters`: bytes `FETCHED` and `EVICTED` by everybody, and what the fetcher `FOUND` here; `CAPACITY`: how many
-    blocks may be here beside those that are kept, 0 before that is known.
+    `counters`: bytes `FETCHED` and `EVICTED` by everybody; `CAPACITY`: how many blocks may be here beside
+    those that are kept, 0 before that is known.
     """
 
     def __init__(self, folder: Path, files: FileSet, *, gives_back: bool = True) -> None:
@@ -256,7 +257,6 @@ class LocalPart:
         if self.gives_back:
             for block in np.flatnonzero((state == MISSING) | (state == EDGES)).tolist():
                 self._give_back(block, whole=state[block] == MISSING)
-        self.counters[FOUND] = self.files.lengths[state == WHOLE].sum()
 
     def put(self, block: int, data: bytes) -> None:
         """Write a block that was verified, and note it."""

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.progress import SYSTEM_CLOCK, start_at
 from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
@@ -241,7 +241,7 @@ class Transfer:
             self._grow()
         # Outside the lock: whoever shows progress may be slow.
         if kept:
-            self._step.advance(sum(length for _, length in kept))
+            start_at(self._step, sum(length for _, length in kept))
         self._connect()
 
     def _connect(self) -> None:
