@@ -8,7 +8,8 @@ hold arrays in two class folders, one class after the other, as people zip them;
 their size costs nothing. A cached pack is the one that staging makes of such a zip, with its manifest, and sparse like
 it, since all samples are zeros; the smallest is compared with one that was made in full. What is in the cloud is in
 this computer's memory, because a disk takes minutes to remove a file of so many pieces. The model is a pause of a set
-length for each batch. Beside each first epoch stands what `forecast_stream` says of it.
+length for each batch. Beside each first epoch stands what `forecast_stream` says of it, and what a bare client takes on
+the same line (`benchmarks._bare_line`): the least, for data that has to be asked for first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from PIL import Image
 
+from benchmarks._bare_line import train_bare
 from benchmarks._timeline import Timeline
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
@@ -42,7 +44,7 @@ from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, read_ma
 from colabstage.io.files import block_ranges, hash_block, pread_exactly
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.units import format_bytes
-from colabstage.load.arrival import UnitOrder, mixing_of
+from colabstage.load.arrival import UnitOrder, even_window, mixing_of
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
@@ -122,7 +124,7 @@ class Epoch:
     seconds: list[float]
     batches: int
     labels: np.ndarray
-    mixing: float | None
+    window_units: int
     origin: str
     parts: Seconds | None = None
 
@@ -187,7 +189,7 @@ class Bench:
             data.cancel()
         shutil.rmtree(place)
         found = np.concatenate([*labels, np.zeros(0, np.int64)])
-        return Epoch(first, seconds, batches, found, loader.plan.order.mixing, data.report.origin, parts)
+        return Epoch(first, seconds, batches, found, loader.plan.order.window_units, data.report.origin, parts)
 
 
 @contextmanager
@@ -414,10 +416,14 @@ def epochs(bench: Bench) -> None:
     size = archive.stat().st_size
     fetch_s, batches = size / rate, -(-count // BATCH)
     print(f"\nFirst epoch of {format_bytes(size)} at {format_bytes(int(rate))}/s: over the longest of its parts\n")
-    print(f"{'training':>10}  {'measured':>20}  {'forecast':>9}  {'first batch':>12}  {'forecast':>9}  {'mixing':>7}")
+    print(
+        f"{'training':>10}  {'measured':>20}  {'forecast':>9}  {'bare':>6}  {'over it':>20}  {'first batch':>12}  "
+        f"{'forecast':>9}  {'mixing':>7}"
+    )
     with on_web(archive, rate) as url:
         for part in (0.5, 1.0, 1.5):
             step_s = part * fetch_s / batches
+            bare_s = train_bare(url, size, batches, step_s)
             run = bench.train(url, step_s, epochs=1, timed=True)
             unit_bytes = stretch_bytes(size, far=True)
             facts = StreamFacts(
@@ -428,7 +434,7 @@ def epochs(bench: Bench) -> None:
                 step_s=step_s,
                 batch_size=BATCH,
                 unit_bytes=unit_bytes,
-                window_units=window_units(size // unit_bytes),
+                window_units=run.window_units,
                 first_units=FIRST_UNITS,
                 connections=16,
                 # Both ends of the archive, at once.
@@ -436,12 +442,12 @@ def epochs(bench: Bench) -> None:
             )
             said = forecast_stream(facts, epochs=1)
             train_s = step_s * batches
-            ratio = bench.check(
-                f"epoch 1, {train_s:.0f} s of training", run.seconds[0] / max(fetch_s, train_s), EPOCH_RATIO
-            )
+            what, most_s = f"epoch 1, {train_s:.0f} s of training", max(fetch_s, train_s)
+            ratio = bench.check(what, run.seconds[0] / most_s, EPOCH_RATIO)
+            to_bare = bench.check(f"{what}, over a bare client", run.seconds[0] / bare_s, EPOCH_RATIO)
             print(
-                f"{train_s:8.1f} s  {ratio:>20}  {said.epochs[0].ratio:9.2f}  {run.first_batch_s:10.1f} s  "
-                f"{said.first_batch_s:7.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
+                f"{train_s:8.1f} s  {ratio:>20}  {said.epochs[0].ratio:9.2f}  {bare_s / most_s:6.2f}  {to_bare:>20}  "
+                f"{run.first_batch_s:10.1f} s  {said.first_batch_s:7.1f} s  {mixing_of(run.labels, BATCH):7.2f}"
             )
             print(f"            {run.parts}")
     with on_web(archive, 100e6) as url:
@@ -554,11 +560,10 @@ def learning(_: Bench) -> None:
             drawn = draw.permutation(samples)
             held, rest = drawn[: samples // 5], np.sort(drawn[samples // 5 :])
             units = np.arange(len(rest)) // 16
+            window = even_window(units, labels[rest], window_units(len(rest) // 16), FIRST_UNITS)
             orders = {
                 "full shuffle": draw.permutation(len(rest)),
-                "as it arrives": UnitOrder(units, window_units(len(rest) // 16), seed, first_units=FIRST_UNITS).rows(
-                    0, Shard()
-                ),
+                "as it arrives": UnitOrder(units, window, seed, first_units=FIRST_UNITS).rows(0, Shard()),
                 "as the archive has it": np.arange(len(rest)),
             }
             for name, order in orders.items():

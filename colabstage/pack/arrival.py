@@ -58,12 +58,11 @@ _LEAST_WINDOW, _MOST_WINDOW = 64, 512
 
 
 def window_units(units: int) -> int:
-    """Return the number of units in a window of the first epoch, of so many units.
+    """Return the most units that are in a window of the first epoch, of so many units.
 
-    A quarter, so that a source that is sorted by class is mixed. It costs time only where training takes as long as
-    arrival, to within a half: then half a window is left to train on when the last unit has come. A tenth would mix
-    single batches as well, but not those of some time: of a hundred classes a small network learned less in the first
-    epoch (top-1 0.59, with a quarter 0.69), and as much after the second.
+    A quarter, so that a source that is sorted by class is mixed; fewer where its labels say that they are enough. A
+    tenth would mix single batches of many classes, but not those of some time: of a hundred classes a small network
+    learned less in the first epoch (top-1 0.59, with a quarter 0.69), and as much after the second.
     """
     return min(max(units // 4, _LEAST_WINDOW), _MOST_WINDOW)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from colabstage.layouts.table import Boxes
+from colabstage.layouts.table import Boxes, Values
 from colabstage.pack.arrival import (
     FIRST_ROWS,
     FIRST_UNITS,
@@ -39,10 +39,14 @@ _ARCHIVES = ("zip", "tar")
 _MAP = "rows"
 
 
-class FirstRows(Protocol):
-    """Return the rows of a split that are read first, in order, until a reader says so itself."""
+class FirstEpoch(Protocol):
+    """Say how readers visit the units of a split."""
 
-    def __call__(self, units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]: ...
+    def window(self, units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int) -> int:
+        """Return how many units one window needs, with the class of each row."""
+
+    def rows(self, units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
+        """Return the rows that are read first, in order, until a reader says so itself."""
 
 
 class PackStream:
@@ -52,14 +56,14 @@ class PackStream:
         arrival: the object through which readers wait for rows, once they are let in.
     """
 
-    def __init__(self, first_rows: FirstRows, begun: Callable[[PackArrival], None]) -> None:
+    def __init__(self, first_epoch: FirstEpoch, begun: Callable[[PackArrival], None]) -> None:
         """Prepare.
 
         Args:
-            first_rows: returns what is packed first, until a reader asks for something.
+            first_epoch: says how a reader will visit what is packed, before there is one.
             begun: called once, in any thread, when readers can wait for rows.
         """
-        self._first_rows = first_rows
+        self._first_epoch = first_epoch
         self._begun = begun
         self._source: OpenSource | None = None
         self._order: PackingOrder | None = None
@@ -103,7 +107,7 @@ class PackStream:
         self._source = source
         self._costs = costs
         count = int(units.max(initial=-1)) + 1
-        self._window = window_units(count)
+        self._window = self._choose_window(job, units, count)
         self._needs = Needs(count, self._change)
         starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
         self._splits = {
@@ -116,6 +120,19 @@ class PackStream:
             self._row_of[split.samples] = start + np.arange(len(split.samples))
         # A guess, in which packing begins at once; a reader's own order replaces it as soon as there is one.
         self._change(*self._first_needs(count))
+
+    def _choose_window(self, job: PackJob, units: NDArray[np.int32], count: int) -> int:
+        """Return how many of `count` units are in a window: as few as keep the classes even, where they are known."""
+        most = window_units(count)
+        table, splits = job.table, sorted(job.plan.splits, key=lambda split: split.name != "train")
+        if not splits or not table.classes or not isinstance(table.targets, Values):
+            return most
+        labels = table.targets.values
+        if labels.ndim > 1 or labels.dtype.kind not in "iu":
+            return most
+        samples = splits[0].samples
+        own = np.unique(units[samples], return_inverse=True)[1]
+        return self._first_epoch.window(own, labels[samples], most, FIRST_UNITS)
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
@@ -206,7 +223,7 @@ class PackStream:
             units = self._splits[split].units.astype(np.intp)
             own = np.unique(units, return_inverse=True)[1]
             # Loaders shuffle `train` by default, and nothing else.
-            rows = self._first_rows(own, self._window, FIRST_UNITS) if split == "train" else np.arange(len(units))
+            rows = self._first_epoch.rows(own, self._window, FIRST_UNITS) if split == "train" else np.arange(len(units))
             if not seen:
                 wanted = self._splits[split].start + rows[:FIRST_ROWS]
             named, first = np.unique(units[rows], return_index=True)

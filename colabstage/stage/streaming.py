@@ -28,7 +28,7 @@ from colabstage.io.progress import (
     start_at,
 )
 from colabstage.io.units import format_duration, format_rate
-from colabstage.load.arrival import Arrival, UnitOrder
+from colabstage.load.arrival import Arrival, UnitOrder, even_window
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import open_whole
 from colabstage.pack.stream import PackStream
@@ -132,7 +132,7 @@ class BackgroundPack:
         self._began = SYSTEM_CLOCK.now()
         self._ended_s: float | None = None
         self._done: Future[StagedDataset] = Future()
-        self._stream = PackStream(_first_rows, self._let_in)
+        self._stream = PackStream(_FirstEpoch(), self._let_in)
         self._arrival: Arriving | None = None
         self._work = work
         self._pid = os.getpid()
@@ -334,6 +334,11 @@ def _said_again(error: BaseException) -> BaseException:
     return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 
 
-def _first_rows(units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
-    """Return the rows of the first epoch in the order of a loader with the default seed."""
-    return UnitOrder(units, window_units, 0, None, first_units).rows(0, Shard())
+class _FirstEpoch:
+    """The first epoch of a loader with the default seed."""
+
+    window = staticmethod(even_window)
+
+    @staticmethod
+    def rows(units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
+        return UnitOrder(units, window_units, 0, None, first_units).rows(0, Shard())

@@ -14,7 +14,7 @@ from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.progress import Cancellation, HandedOut
-from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, mixing_of, visited_units
+from colabstage.load.arrival import FilledBatches, FirstEpochOrder, UnitOrder, even_window, mixing_of, visited_units
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.loader import make_loader
@@ -168,13 +168,41 @@ def test_a_network_learns_as_much_of_a_sorted_source_in_the_order_of_its_arrival
     x = draw.normal(size=(10, 24))[labels] + draw.normal(size=(4_000, 24))
     samples = draw.permutation(4_000)
     held, rest = samples[:800], np.sort(samples[800:])
-    arriving = of_source(np.arange(3_200) // 16, window_units(200), seed=0).rows(0, Shard())
+    units = np.arange(3_200) // 16
+    arriving = of_source(units, even_window(units, labels[rest], window_units(200), 8), seed=0).rows(0, Shard())
     shuffled, found, as_stored = (
         _top_1(x, labels, rest[order], held) for order in (draw.permutation(3_200), arriving, np.arange(3_200))
     )
     assert shuffled > 0.9
     assert found > shuffled - 0.02
     assert as_stored < 0.7
+
+
+@pytest.mark.parametrize(
+    ("count", "units", "classes", "window"),
+    [
+        (2_000, 160, 2, 16),
+        (3_200, 200, 10, 16),
+        # A batch of a short window has few of a hundred classes, and so do the batches after it.
+        (6_400, 400, 100, 100),
+        # Where there are so many units, what costs little is enough.
+        (6_400, 1_600, 100, 80),
+        # Labels that are all the same, and too few rows to tell, say nothing.
+        (2_000, 160, 1, 64),
+        (96, 12, 2, 64),
+    ],
+)
+def test_a_window_is_as_short_as_keeps_sorted_classes_even(count: int, units: int, classes: int, window: int) -> None:
+    of_rows, labels = (np.arange(count) * parts // count for parts in (units, classes))
+    assert even_window(of_rows, labels, window_units(units), 4) == window
+    if classes > 1 and count > 96:
+        order = UnitOrder(of_rows, window, seed=1, first_units=4).rows(0, Shard())
+        assert mixing_of(labels[order], 64) > 0.5
+
+
+def test_a_window_over_a_shuffled_source_is_short_however_many_classes_and_rows_there_are() -> None:
+    labels = np.random.default_rng(0).permutation(100_000) % 100
+    assert even_window(np.arange(100_000) // 500, labels, 64, 4) == 16
 
 
 def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any]) -> float:

@@ -153,6 +153,22 @@ def test_batches_come_as_soon_as_their_rows_do_in_an_order_that_knows_nothing_of
     other.wait(progress=False)
 
 
+def test_the_window_of_the_first_epoch_is_as_long_as_the_labels_of_the_source_need(tmp_path: Path) -> None:
+    """Few units where classes are even in any few of them; as many as ever where classes are not known."""
+    for number in range(160):
+        place = tmp_path / "sorted" / f"c{number // 80}" / f"{number:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(png(number))
+    rows = "".join(f"c{number // 80}/{number:03}.png,{number / 7}\n" for number in range(160))
+    windows: list[int] = []
+    for _ in ("classes", "numbers"):
+        data = stage(tmp_path / "sorted", tmp_path / f"place{len(windows)}", streaming=True)
+        windows.append(data.loader("train", BATCH).plan.order.window_units)
+        data.wait(progress=False)
+        (tmp_path / "sorted" / "labels.csv").write_text(f"image,age\n{rows}", encoding="utf-8")
+    assert windows == [16, 64]
+
+
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
     """Where the call was made, also after it: how much is here, how fast training is, how long it has waited."""
     board = Board(lambda _: None, interval_s=0.01)
