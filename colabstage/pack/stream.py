@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from colabstage.layouts.table import Boxes, Values
+from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes, Values
 from colabstage.pack.arrival import (
     FIRST_ROWS,
     FIRST_UNITS,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
     from colabstage.pack.journal import PackJournal
     from colabstage.sources.opening import OpenSource
@@ -257,12 +258,37 @@ class PackStream:
         return np.array(wanted, np.int64)
 
 
+class MemberRanges:
+    """Where the members of an archive that samples are read from lie in it, each up to the next one."""
+
+    def __init__(self, job: PackJob) -> None:
+        """Look at all samples of a job."""
+        tree = job.tree
+        is_archive = tree is not None and tree.kind in _ARCHIVES and tree.source is not None
+        size = tree.source.size if is_archive and tree is not None and tree.source is not None else 0
+        self._starts = np.unique(np.concatenate(_positions(job.table))) if is_archive else np.empty(0, np.int64)
+        self._ends = np.append(self._starts[1:], size)
+
+    def of(self, job: PackJob) -> list[tuple[int, int]]:
+        """Return `(begin, end)` of each member that a part of that job needs; nothing where it is no archive."""
+        if not len(self._starts):
+            return []
+        places = np.searchsorted(self._starts, np.unique(np.concatenate(_positions(job.table))))
+        return list(zip(self._starts[places].tolist(), self._ends[places].tolist(), strict=True))
+
+
+def _positions(table: SampleTable) -> list[NDArray[np.int64]]:
+    """Return where each sample's content is, and its target's where that is read as well."""
+    targets = table.targets
+    read = [targets.source.positions] if isinstance(targets, Arrays | Masks | UnreadBoxes) else []
+    return [table.inputs.source.positions, *read]
+
+
 def _byte_ranges(coder: SampleCoder, units: NDArray[np.int32], size: int) -> list[list[tuple[int, int]]]:
     """Return for each unit the byte ranges `(begin, end)` of the archive that hold its samples."""
     # Each range extends to the next sample: what is between them (headers, files that are no samples) has to be fetched
     # at some time anyway, and neighbours then form one request.
-    target = coder.target_source
-    parts = [coder.table.inputs.source.positions, *(() if target is None else (target.positions,))]
+    parts = _positions(coder.table)
     starts = np.unique(np.concatenate(parts))
     ends = np.append(starts[1:], size)
     places = np.concatenate([np.searchsorted(starts, part) for part in parts])

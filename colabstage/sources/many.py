@@ -253,6 +253,12 @@ class OpenList(Closing):
         for part in self.parts:
             part.read_in_place()
 
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
+        """Expect reads of these members of a single archive in place."""
+        # As for `prefer`.
+        if len(self.parts) == 1:
+            self.parts[0].read_members(byte_ranges, readers=readers)
+
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Copy these byte ranges `(begin, end)` of a single remote archive first."""
         # The archives of a list have positions of their own, and are copied in order.

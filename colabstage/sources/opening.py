@@ -436,6 +436,11 @@ class SourcePart(Closing):
         if self._copy is not None:
             self._copy.read_in_place()
 
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
+        """Expect reads of these members of an archive in place; do nothing for any other source."""
+        if self._copy is not None and self.in_place:
+            self._copy.read_members(byte_ranges, readers=readers)
+
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Copy these byte ranges of a remote archive first; do nothing for any other source."""
         if self._copy is not None:

@@ -29,9 +29,11 @@ from colabstage.pack.execute import ShardName, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
 from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job
+from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
 from colabstage.sources.partial.file import fixed_bytes
+from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file
 from colabstage.stage.record import identity_of
@@ -282,6 +284,7 @@ class _SetOfShards:
             if one not in done.values():
                 self.place.discard(one)
         left = [name for name in self.names if name.number not in done]
+        members = MemberRanges(self.job)
         if left:
             # What is here of an earlier state takes up to the whole limit, and is of no use.
             forget_parts([self.place.at(self._file(name)) for name in self.names], request.folder.parent)
@@ -300,7 +303,7 @@ class _SetOfShards:
             with _Publisher(self.place) as publisher:
                 for name in left:
                     local = ws.path / self._file(name)
-                    results[name.number] = self._pack(name, local, source, _Within(step, call.cancellation))
+                    results[name.number] = self._pack(name, local, source, members, _Within(step, call.cancellation))
                     check_share(self.job, list(results.values()))
                     if name is left[-1]:
                         # With the last one the set is complete, so this is the last moment to find that it is not.
@@ -321,7 +324,9 @@ class _SetOfShards:
         check_space(request.folder, min(left, _SHARDS_OF_LIMIT - 1) * self.sizes.most, what)
         self.place.check_room(left * self.sizes.most, f"The cached pack of '{request.source.name}'")
 
-    def _pack(self, name: ShardName, local: Path, source: OpenSource, progress: Progress) -> ShardResult:
+    def _pack(
+        self, name: ShardName, local: Path, source: OpenSource, members: MemberRanges, progress: Progress
+    ) -> ShardResult:
         """Write one shard, unless an earlier call did, which was killed before it published it."""
         call = self.call
         left = look_at_file(local)
@@ -336,8 +341,10 @@ class _SetOfShards:
         def state() -> dict[str, Any]:
             return source.identity.to_json()
 
+        job = shard_job(replace(self.job, options=options), name.number, name.total)
+        source.read_members(members.of(job), readers=SLOW_READERS)
         report = run_pack(
-            shard_job(replace(self.job, options=options), name.number, name.total),
+            job,
             local,
             slow=source.reads_slowly,
             progress=progress,

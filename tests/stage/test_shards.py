@@ -177,6 +177,24 @@ def test_a_folder_and_a_web_zip_are_read_where_they_are(
     assert COUNT - 1 <= sent < 1.2 * COUNT
 
 
+def test_small_files_of_a_web_zip_come_several_with_one_request(places: dict[str, Any], tmp_path: Path) -> None:
+    """A shard has files from all over the archive; those with little between them are one request, in every shard."""
+    count, shards = 1500, 12
+    for number in range(count):
+        write_image(tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number:04}.png", number, side=16)
+    archive = zipped(tmp_path / "photos", tmp_path / "photos.zip")
+    whole = whole_pack(archive, tmp_path / "whole", image_size=(64, 64))
+    with WebServer({"photos.zip": archive}) as server:
+        data = stage_dataset(server.url("photos.zip"), disk_limit=LIMIT, image_size=(64, 64), **places)
+        sent = [one for one in server.requests if one.method == "GET"]
+    check_rows(data, whole)
+    assert data.part is not None
+    data.part.close()
+    assert len(shards_in(places["cache_dir"])) > shards
+    # Its directory, its two ends, and for each shard the archive in stretches: it has little more than a megabyte.
+    assert len(sent) < 4 * len(shards_in(places["cache_dir"])) < count / 15
+
+
 def test_a_tar_on_a_server_is_looked_through_and_read_where_it_is(
     photos: Path, places: dict[str, Any], tmp_path: Path
 ) -> None:

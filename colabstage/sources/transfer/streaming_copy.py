@@ -18,6 +18,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.sources.remote import known_bytes
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
+from colabstage.sources.transfer.neighbours import Neighbours
 from colabstage.sources.transfer.partial_file import take_partial_file
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class StreamingCopy(Closing):
         self._wanted: list[tuple[int, int]] = []
         # What is read before the copy begins brings so much along, for the next look.
         self._along_bytes = ALONG_BYTES
+        # Of what is read in place, what lies close together.
+        self._neighbours: Neighbours | None = None
         # What was read before the copy began, with what came along.
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
         # Its end is asked for beside the first look at its beginning, which costs no round trip more.
@@ -157,6 +160,22 @@ class StreamingCopy(Closing):
         """Expect reads of single members from here and there, and no copy: each brings only what was asked for."""
         self._along_bytes = 0
 
+    def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
+        """Expect reads of these members `(begin, end)` in place, about in order, by so many readers: those that lie
+        close together are then brought by one request."""
+        neighbours = Neighbours(
+            byte_ranges,
+            self._read_directly,
+            connections=self._connections,
+            readers=readers,
+            cancellation=self._cancellation,
+            stall_timeout_s=self._stall_timeout_s,
+        )
+        with self._lock:
+            before, self._neighbours = self._neighbours, neighbours
+        if before is not None:
+            before.close()
+
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
 
@@ -180,7 +199,8 @@ class StreamingCopy(Closing):
             return b""
         transfer = self._running(end)
         if transfer is None:
-            return self._look(offset, end)
+            together = None if self._neighbours is None else self._neighbours.read(offset, end)
+            return self._look(offset, end) if together is None else together
         partial = self._partial
         assert partial is not None
         # Bytes that are far off are had sooner by a request of their own, where there are ranges.
@@ -241,9 +261,11 @@ class StreamingCopy(Closing):
         """Stop the threads; whether this was the first call."""
         with self._lock:
             first, self._closed = not self._closed, True
-            pool = self._end_pool
+            pool, neighbours = self._end_pool, self._neighbours
         if pool is not None:
             pool.close(abandon=True)
+        if neighbours is not None:
+            neighbours.close()
         # Outside the lock: the threads that end may be about to take it.
         if self._transfer is not None:
             self._transfer.close()
