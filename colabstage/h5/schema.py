@@ -265,8 +265,11 @@ def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
 
     from colabstage.trees.strings import StringArray
 
-    if isinstance(texts, StringArray) and texts.is_utf8():
-        return texts.padded(length)
+    if isinstance(texts, StringArray):
+        # Once: each question to a selection would gather its bytes anew.
+        texts = texts.packed()
+        if texts.is_utf8():
+            return texts.padded(length)
     return np.array([_encode(text) for text in texts], dtype=f"S{length}")
 
 

@@ -230,7 +230,9 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     deepest = files.names[int(np.argmax(depths))].removeprefix(top).split("/")
     # The original of the deepest image has the same path without the folders of the copy.
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
-    starts = [originals[name] for name in files.names if name in originals]
+    if not originals:
+        return frozenset()
+    starts = [originals[files.names[number]] for number in files.names.among(originals).tolist()]
     if not starts:
         return frozenset()
     folder = f"{top}{'/'.join(deepest[: min(starts)])}/"
@@ -278,7 +280,12 @@ class _FolderEvidence:
         self.tree = tree
         self.found = found
         self.is_more = is_more
-        self.folders, self.folder_of = folders_of(found.keys)
+        source = found.inputs.source
+        # Nearly always samples are called as their files are, whose folders are known.
+        if isinstance(source, TreeFiles) and source.entries.names is found.keys:
+            self.folders, self.folder_of = source.entries.folders
+        else:
+            self.folders, self.folder_of = folders_of(found.keys)
 
     def undoubted(self) -> SampleTable:
         """Return the table with the splits of lists, or a note on lists that are not read.

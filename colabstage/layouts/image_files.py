@@ -238,10 +238,11 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     of_masks = np.array([any(_rest(one, _MASK_ENDS) is not None for one in parts) for parts in below], np.bool_)
     of_images = np.array([any(map(is_image_folder, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    for number, name in enumerate(files.names):
-        if name[: name.rfind(".")].endswith(_MASK_SUFFIXES) and not of_images[of_files[number]]:
-            stem = stem_of(name)
-            are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
+    # Of a million names few or none have such an ending, and are looked at.
+    ended = files.names.containing(*(f"{suffix}.".encode() for suffix in _MASK_SUFFIXES))
+    for number in np.flatnonzero(ended & ~of_images[of_files]).tolist():
+        stem = stem_of(files.names[number])
+        are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
     if wanted is not None:

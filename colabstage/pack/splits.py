@@ -127,7 +127,8 @@ def split_rows(
         # So that any range of `train` is a fair sample. Other splits keep the source's order, in which predictions are
         # usually submitted.
         if name == "train":
-            hashes = key_hashes(take_strings(keys, members), seed=seed, purpose="row")
+            own = keys if len(members) == len(keys) else take_strings(keys, members)
+            hashes = key_hashes(own, seed=seed, purpose="row")
             members = members[np.argsort(hashes, kind="stable")]
         rows[name] = members
     return rows

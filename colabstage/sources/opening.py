@@ -45,6 +45,7 @@ from colabstage.sources.parse import (
 from colabstage.sources.remote import MountedFile, given_up
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
+from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.entries import entry_names, total_size
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.open import open_archive, recognise, recognise_archive
@@ -64,8 +65,9 @@ if TYPE_CHECKING:
 
 OpenSource: TypeAlias = "SourcePart | OpenList"
 
-# Folder listings on a Drive mount take 0.3 s and more each; like reads, about twenty at once are answered at full rate.
-SLOW_LISTERS = 24
+# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about twenty at once are answered at full
+# rate, and some more keep those places taken while what has come is looked at.
+SLOW_LISTERS = SLOW_READERS
 _HASH_BYTES = 8 * 1024 * 1024
 
 

@@ -212,7 +212,8 @@ class FolderTree(Tree):
     @property
     def empty_folders(self) -> tuple[str, ...]:
         """Return the folders that hold no file at any depth, by name."""
-        return without_files(self._stamp, self.entries.names)
+        # By the folders of files, which others ask for too, and not by each name anew.
+        return without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:
         """Return for every folder its time in ns and its number of entries."""

@@ -277,9 +277,11 @@ class StringArray(Sequence[str]):
         whole = self.packed()
         start = 0
         for first in range(0, len(whole), _PAGE_STRINGS):
-            ends = whole._ends[first : first + _PAGE_STRINGS].tolist()
-            yield from [bytes(whole._data[begin:end]) for begin, end in zip([start, *ends[:-1]], ends, strict=True)]
-            start = ends[-1]
+            ends = (whole._ends[first : first + _PAGE_STRINGS].astype(np.int64) - start).tolist()
+            # Slices of bytes are bytes, and those of a bytearray would have to be copied once more.
+            data = bytes(whole._data[start : start + ends[-1]])
+            yield from [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+            start += len(data)
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _PAGE_STRINGS):
