@@ -296,12 +296,15 @@ class FirstBatches:
         shutil.rmtree(cache)
 
     def on_mount(self, run: Callable[[Path], T]) -> T:
-        """What `run` gives, with `MyDrive` on a mount that this machine has never read."""
+        """What `run` gives, with `MyDrive` on a mount of which this machine knows no more than its root folder."""
         self._drive.new_machine()
         self._mountpoint.mkdir(parents=True, exist_ok=True)
         self._drive.mount(self._mountpoint)
+        place = self._mountpoint / "MyDrive"
         try:
-            return run(self._mountpoint / "MyDrive")
+            # Colab's drive.mount, too, has read it when it returns ("timeout during initial read of root folder").
+            list(place.iterdir())
+            return run(place)
         finally:
             self._drive.unmount()
 
