@@ -29,12 +29,14 @@ from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Masks, UnreadBoxes
+from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, gains_by_torch, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, gains_by_torch, knows_form, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
+from colabstage.trees.ahead import SAMPLES, spread_over_folders, spread_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.items import IndexableDataset
-    from colabstage.layouts.table import Content, SampleTable
+    from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.machine.watched import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
@@ -54,8 +56,6 @@ if TYPE_CHECKING:
 _X86 = ("x86_64", "amd64")
 # No import takes longer, except from a broken disk.
 _MOST_S = 300.0
-# Enough to notice that a folder holds images of many sizes; few enough to cost one round trip of parallel reads.
-_PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,20 +228,40 @@ def seen_facts(tree: Tree | None, table: SampleTable, options: PackOptions) -> S
     return look_at_images(table, spread=tree is not None and tree.kind == "folder", in_caller=tree is None)
 
 
+def examined_extensions(options: PackOptions) -> tuple[str, ...]:
+    """Return the extensions of files a few of which may be examined before their pack is planned."""
+    return () if options.prepare is not None or knows_form(options.image, options) else IMAGE_EXTENSIONS
+
+
 def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False) -> Sequence[ImageFacts]:
     """Examine a few images: with `spread` across all of them, otherwise the first; `in_caller` in this thread."""
     # The first images of an archive are those that arrive first.
-    source, count = table.inputs.source, min(_PROBES, len(table))
-    chosen = np.linspace(0, len(table) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
+    source = table.inputs.source
+    chosen = _spread(source) if spread else np.argsort(source.positions)[:SAMPLES].tolist()
     # Broken files are found again when they are packed, and named then.
     return read_each(
         source,
-        chosen.tolist(),
+        chosen,
         lambda _, content: _facts_of(content),
-        readers=_PROBES,
+        readers=SAMPLES,
         skip_broken=True,
         in_caller=in_caller,
     )
+
+
+def _spread(source: SampleSource) -> list[int]:
+    """Return a few samples, from as many folders as there are: those that a slow folder reads while it is listed."""
+    even: list[int] = np.linspace(0, len(source) - 1, min(SAMPLES, len(source))).astype(int).tolist()
+    if not isinstance(source, TreeFiles):
+        return even
+    folders, of_files = source.entries.folders
+    order = sorted(range(len(folders)), key=folders.__getitem__)
+    found: list[int] = []
+    for number, count in spread_over_folders(len(folders)).items():
+        rows = np.flatnonzero(of_files == order[number])
+        found += rows[spread_within(len(rows), count)].tolist()
+    # Where some folders hold too few.
+    return sorted([*found, *(row for row in even if row not in found)][: len(even)])
 
 
 def _facts_of(content: Content) -> ImageFacts:

@@ -280,9 +280,12 @@ def image_options(table: SampleTable, options: PackOptions) -> ImageOptions:
 
 def needs_facts(table: SampleTable, options: PackOptions) -> bool:
     """Return whether some images have to be examined before planning."""
-    image = image_options(table, options)
-    known = image.size is not None and image.color_mode != "keep"
-    return isinstance(table.inputs, Images) and options.encoding in ("auto", "pixels") and not known
+    return isinstance(table.inputs, Images) and not knows_form(image_options(table, options), options)
+
+
+def knows_form(image: ImageOptions, options: PackOptions) -> bool:
+    """Return whether options alone say in which form and shape images are stored."""
+    return options.encoding not in ("auto", "pixels") or (image.size is not None and image.color_mode != "keep")
 
 
 def gains_by_torch(table: SampleTable, options: PackOptions) -> bool:

@@ -244,7 +244,7 @@ class OpenList(Closing):
         return next(filter(None, (part.relisted() for part in self.parts)), "")
 
     def start(self) -> None:
-        """Begin to copy remote archives; do nothing for any other source."""
+        """Begin to copy remote archives, and drop what was read ahead of folders."""
         for part in self.parts:
             part.start()
 

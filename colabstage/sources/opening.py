@@ -52,7 +52,7 @@ from colabstage.trees.open import open_archive, recognise, recognise_archive
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
@@ -103,6 +103,8 @@ class Opening:
     sparing: bool = False
     """Whether there may be no room for all of a source: nothing is then downloaded only to be opened, and a tar is
     looked through where it is."""
+    ahead: Collection[str] = ()
+    """Extensions of files of a slow folder of which a few are read while it is listed, for who plans a pack next."""
 
 
 class ComesWholeError(SourceReadError):
@@ -428,9 +430,11 @@ class SourcePart(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy a remote archive; do nothing for any other source."""
+        """Begin to copy a remote archive. Of a folder, drop what was read ahead: its pack is planned."""
         if self._copy is not None:
             self._copy.start()
+        if isinstance(self.tree, FolderTree):
+            self.tree.drop_ahead()
 
     def read_in_place(self) -> None:
         """Read an archive where it is, which `opens_at_once`. Instead of `start`."""
@@ -548,9 +552,16 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
         if slow and is_on_drive(source):
             questions = Md5Questions(workers=SLOW_LISTERS)
             # The client answers while other reads wait for the mount; beside the listing it would answer that later.
-            tree = FolderTree(path, workers=SLOW_LISTERS, before_read=questions.ask_before_read, leave_out=leave_out)
+            tree = FolderTree(
+                path,
+                workers=SLOW_LISTERS,
+                before_read=questions.ask_before_read,
+                ahead=opening.ahead,
+                leave_out=leave_out,
+            )
             return SourcePart(source, transport, slow, opening, tree=tree, path=path, questions=questions)
-        tree = FolderTree(path, workers=SLOW_LISTERS if slow else 1, leave_out=leave_out)
+        workers = SLOW_LISTERS if slow else 1
+        tree = FolderTree(path, workers=workers, ahead=opening.ahead, leave_out=leave_out)
         return SourcePart(source, transport, slow, opening, tree=tree, path=path)
     file = MountedFile(path)
     # What was downloaded has been compared on its way.

@@ -14,6 +14,7 @@ from colabstage.io.files import Closing, make_own_folder
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.units import format_count
+from colabstage.pack.job import examined_extensions
 from colabstage.sources.identity import compare_states, proof_of
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
@@ -40,15 +41,21 @@ class SourceOnce(Closing):
         self.opened: OpenSource | None = None
         """The source, once it is open."""
 
-    def open(self, report: StageReport | None = None) -> OpenSource:
-        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`."""
+    def open(self, report: StageReport | None = None, *, to_pack: bool = False) -> OpenSource:
+        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`.
+
+        `to_pack`: whether its pack is planned next, if one is wanted.
+        """
         if self.opened is not None:
             return self.opened
         request = self._call.request
         sparing = request.disk_limit is not None
         whole = comes_whole(request.source) and not sparing
         # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
-        opening = Opening(request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing)
+        ahead = examined_extensions(request.options) if to_pack and request.wants_pack else ()
+        opening = Opening(
+            request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing, ahead=ahead
+        )
         if whole:
             make_own_folder(request.folder.parent)
         with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:

@@ -109,7 +109,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # be opened is left to whoever holds the lock, because two downloads at once would only halve the speed.
         cached = cache.find() is not None and not request.refresh and not request.wants_files
         if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
-            source.open()
+            source.open(to_pack=True)
         make_own_folder(request.folder.parent)
         with local_lock(lock, timeout_s=_LOCK_TIMEOUT_S, notice=call.report.note, cancellation=call.cancellation):
             # The process that held the lock before may have done the work.
@@ -381,7 +381,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
 
 def _make_or_shard(call: StageCall, source: SourceOnce, cache: Cache) -> StagedFiles | CachedPack | None:
     """Make what was asked for; what is larger than the disk limit in shards, in the cache."""
-    opened = source.open()
+    opened = source.open(to_pack=True)
     with _in_own_folder(call) as folder:
         made = make_local(call, opened, pack=True)
         if not isinstance(made, TooLarge):

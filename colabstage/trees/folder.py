@@ -18,6 +18,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import left_out
+from colabstage.trees.ahead import ReadAhead
 from colabstage.trees.entries import FileEntries, Listing
 from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, LocalBytes, Tree, count_by
@@ -159,6 +160,8 @@ class FolderTree(Tree):
         found: called, in any thread, with the paths of some files as soon as these are known to be there, while others
             are still looked for.
         before_read: called, in any thread, with the path of a file before anything of its content is read.
+        ahead: extensions of files of which a few are read while others are listed, since who plans a pack asks for them
+            next; for several workers. Others are read as ever.
         leave_out: names of folders in it that are no part of it, such as what colabstage made of it before.
 
     Raises:
@@ -179,14 +182,21 @@ class FolderTree(Tree):
         heard: Callable[[], object] = lambda: None,
         found: Callable[[Sequence[str]], object] | None = None,
         before_read: Callable[[str], object] | None = None,
+        ahead: Collection[str] = (),
         leave_out: Collection[str] = (),
     ) -> None:
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = os.fspath(path)
         self._before_read = before_read
         _check_root(self._root)
-        with _Threads(workers) as threads:
-            walked = _LevelWalk(self._root, threads, retry, heard, found).all_but(leave_out)
+        self._ahead = ReadAhead(self._read, ahead) if ahead and workers > 1 else None
+        try:
+            with _Threads(workers) as threads:
+                walk = _LevelWalk(self._root, threads, retry, heard, found)
+                walked = walk.all_but(leave_out, self._ahead)
+        except BaseException:
+            self.drop_ahead()
+            raise
         self.label = self._root
         self.entries = walked.files.by_name().entries
         self._stamp = walked.stamp
@@ -234,6 +244,19 @@ class FolderTree(Tree):
             OSError: as the disk or mount answers.
             SourceReadError: the file is no longer `entry.size` bytes long.
         """
+        found = None if self._ahead is None else self._ahead.take(entry)
+        return self._read(entry) if found is None else found
+
+    def drop_ahead(self) -> None:
+        """Drop what was read ahead and nobody has asked for. Calling it twice is fine."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def close(self) -> None:
+        """Drop what was read ahead; nothing else is held open."""
+        self.drop_ahead()
+
+    def _read(self, entry: FileEntry) -> bytes:
         handle = os.open(self._about_to_read(entry), _OPEN_FLAGS)
         try:
             # One byte more than listed: a longer file shows without a further call.
@@ -435,21 +458,32 @@ class _LevelWalk:
         self._retry = retry
         self._heard = heard
         self._found = found
+        self._ahead: ReadAhead | None = None
+        self._chosen: Mapping[str, int] = {}
 
-    def all_but(self, leave_out: Collection[str]) -> _WalkResult:
-        """Return all that is there, but for folders of these names."""
+    def all_but(self, leave_out: Collection[str], ahead: ReadAhead | None) -> _WalkResult:
+        """Return all that is there, but for folders of these names; `ahead` begins to read some of it."""
+        self._ahead = ahead
         found = _WalkResult()
         level = [_UnlistedFolder("", frozenset(), through_link=False)]
         at_once = _LIST_FOLDERS if self._threads.many else 1
         while level:
             deeper: list[_UnlistedFolder] = []
+            if self._ahead is not None:
+                self._chosen = self._ahead.choose(folder.name for folder in level)
             for first in range(0, len(level), at_once):
-                for listed in self._threads.list_each(self._list, level[first : first + at_once]):
+                for listed in self._list_some(level[first : first + at_once]):
                     inside = _sort_folder(found, listed)
                     deeper += (folder for folder in inside if folder.name not in leave_out)
                     found.own += [folder.name for folder in inside if folder.name in leave_out]
             level = deeper
         return found
+
+    def _list_some(self, folders: Sequence[_UnlistedFolder]) -> list[_ListedFolder]:
+        """List some folders at once, those first of which files are read ahead; return them in their order."""
+        chosen_first = sorted(folders, key=lambda folder: folder.name not in self._chosen)
+        listed = {one.folder.name: one for one in self._threads.list_each(self._list, chosen_first)}
+        return [listed[folder.name] for folder in folders]
 
     def _list(self, folder: _UnlistedFolder) -> _ListedFolder:
         """List one folder, and look at what is in it."""
@@ -462,6 +496,8 @@ class _LevelWalk:
         batches = _batches(listed, self._threads.workers)
         looks = [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
         listed.looked.extend(self._threads.results(looks))
+        if self._ahead is not None and folder.name in self._chosen:
+            self._ahead.start([some.files for some in listed.looked], self._chosen[folder.name])
         return listed
 
     def _look(self, batch: _EntriesToLookAt) -> _Looked:
