@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 
 # How rows of colabstage's own are called, and those that nobody competes with.
-OURS = ("make_loader", "pack_dataset", "stage_dataset", "crops decoded on read", "our ", "to_keras", "to_tf_data")
-BOUNDS = ("limit", "read_crops", "cp ", "a copy", "disk", "sequential")
+OURS = ("make_loader", "pack_dataset", "stage_dataset", "crops decoded on read", "our ", "to_", "fit(to_")
+BOUNDS = ("limit", "read_crops", "cp ", "a copy", "disk", "sequential", "from memory", "fit from memory", "fit beside")
 _HEADER = re.compile(r"^(?:(\S.*), )?(\w+/s)\s+median\s+lowest\s+highest\b")
 _ROW = re.compile(r"^(\S.*?)\s+([\d,.]+)\s+([\d,.]+)\s+([\d,.]+)(?:\s|$)")
 _WIDTH, _ROW_HEIGHT, _BAR_HEIGHT, _LETTER, _VALUE_WIDTH = 760, 24, 14, 6.6, 84

@@ -37,6 +37,8 @@ def test_tables_are_found_with_their_titles_and_figures() -> None:
 def test_whoever_was_quicker_is_named_but_not_a_limit() -> None:
     """Losing to a peer is told with the ratio; a bound is nobody's win."""
     assert losses(find_tables(_OUTPUT)) == ["FFCV: 2.00 times as fast as make_loader (cold rows)"]
+    names = ("fit(to_keras)", "fit beside bare gathering", "fit from memory, by TensorFlow", "TFRecords of pixels")
+    assert [Row(name, 1, 1, 1).kind for name in names] == ["ours", "bound", "bound", "peer"]
 
 
 def test_bars_are_as_long_as_the_medians() -> None:
