@@ -96,6 +96,23 @@ def pack_units(costs: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int32]:
     return numbers[blocks].astype(np.int32)
 
 
+def number_units(units: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Return the unit of each row, `(N,)`, counted from 0 without those that none of these rows is of."""
+    found = np.zeros(int(units.max(initial=-1)) + 1, np.bool_)
+    found[units] = True
+    # Sorting millions of rows would take as long as a round trip to the source.
+    return (np.cumsum(found) - 1)[units]
+
+
+def units_in_turn(units: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Return the units of rows, `(N,)`, each once, in the order in which the rows come to them."""
+    first = np.full(int(units.max(initial=-1)) + 1, -1, np.intp)
+    # Backwards, because of several values for one place the last one stays.
+    first[units[::-1]] = np.arange(len(units))[::-1]
+    named = np.flatnonzero(first >= 0)
+    return named[np.argsort(first[named])]
+
+
 class PackingOrder(Sequence[int]):
     """The positions that are left to pack. The order of those not taken yet may change at any time.
 
@@ -203,9 +220,9 @@ class _Need:
 
     def turns(self, count: int) -> NDArray[np.int64]:
         """Return the turn in which each of `count` units is first read, from 0; `count` for those that are not read."""
-        named, first = np.unique(self._units, return_index=True)
         turns = np.full(count, count, np.int64)
-        turns[named[np.argsort(first, kind="stable")]] = np.arange(len(named))
+        named = units_in_turn(self._units)
+        turns[named] = np.arange(len(named))
         return turns
 
     def reached(self, rows: int) -> None:
@@ -464,7 +481,7 @@ class PackArrival:
 
     def units(self, split: str) -> NDArray[np.intp]:
         """Return the unit of each row, `(N,)`; counted from 0 without those of other splits alone."""
-        return np.unique(self._splits[split].units, return_inverse=True)[1].astype(np.intp)
+        return number_units(self._splits[split].units)
 
     def row_states(self, split: str) -> NDArray[np.uint8]:
         """Return the `RowState` of each row of a split, uint8 `(N,)`; it changes while they arrive."""

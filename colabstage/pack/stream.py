@@ -18,8 +18,10 @@ from colabstage.pack.arrival import (
     RowMap,
     RowState,
     SplitRows,
+    number_units,
     pack_units,
     stretch_bytes,
+    units_in_turn,
     window_units,
 )
 from colabstage.pack.writer import SampleCoder
@@ -132,8 +134,7 @@ class PackStream:
         if labels.ndim > 1 or labels.dtype.kind not in "iu":
             return most
         samples = splits[0].samples
-        own = np.unique(units[samples], return_inverse=True)[1]
-        return self._first_epoch.window(own, labels[samples], most, FIRST_UNITS)
+        return self._first_epoch.window(number_units(units[samples]), labels[samples], most, FIRST_UNITS)
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
@@ -221,14 +222,14 @@ class PackStream:
         turns = np.full(count, count, np.int64)
         seen, wanted = 0, np.arange(0)
         for split in sorted(self._splits, key=lambda name: name != "train"):
-            units = self._splits[split].units.astype(np.intp)
-            own = np.unique(units, return_inverse=True)[1]
+            units = self._splits[split].units
             # Loaders shuffle `train` by default, and nothing else.
-            rows = self._first_epoch.rows(own, self._window, FIRST_UNITS) if split == "train" else np.arange(len(units))
+            rows = np.arange(len(units))
+            if split == "train":
+                rows = self._first_epoch.rows(number_units(units), self._window, FIRST_UNITS)
             if not seen:
                 wanted = self._splits[split].start + rows[:FIRST_ROWS]
-            named, first = np.unique(units[rows], return_index=True)
-            named = named[np.argsort(first, kind="stable")]
+            named = units_in_turn(units[rows])
             new = named[turns[named] == count]
             turns[new] = seen + np.arange(len(new))
             seen += len(new)

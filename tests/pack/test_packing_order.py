@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from colabstage.pack.arrival import Needs, PackingOrder, pack_units, stretch_bytes, window_units
+from colabstage.pack.arrival import (
+    Needs,
+    PackingOrder,
+    number_units,
+    pack_units,
+    stretch_bytes,
+    units_in_turn,
+    window_units,
+)
 
 
 def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None:
@@ -16,6 +24,10 @@ def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None
     assert pack_units(np.full(20, 10), mebibyte).tolist() == [0] * 20
     assert pack_units(np.full(20, 10), 0).tolist() == [0] * 8 + [1] * 8 + [2] * 4
     assert pack_units(np.zeros(0, np.int64), mebibyte).tolist() == []
+    # Of a split, whose rows may have none of some units.
+    assert number_units(np.array([7, 3, 3, 9], np.int32)).tolist() == [1, 0, 0, 2]
+    assert units_in_turn(np.array([7, 3, 3, 9, 7, 0], np.int32)).tolist() == [7, 3, 9, 0]
+    assert number_units(np.zeros(0, np.int32)).tolist() == units_in_turn(np.zeros(0, np.int32)).tolist() == []
     assert [window_units(count) for count in (1, 640, 1600, 10**6)] == [64, 160, 400, 512]
     # Short where requests cost nothing, and no longer than it takes to hide their round trips where they do.
     assert stretch_bytes(10**12, far=False) == mebibyte // 4
