@@ -27,7 +27,7 @@ from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
@@ -76,6 +76,7 @@ _FACTS = {
     for place in ("<u4", "<i8")
 }
 _MARK_AND_LENGTHS = struct.Struct("<4s24x3H")
+_LENGTH_PLACES = (28, 30, 32)
 # Where a field of 32 bits says that a zip64 field has the number.
 _NARROW_FULL = 0xFFFFFFFF
 # In the order in which a zip64 field has them.
@@ -412,13 +413,15 @@ class _Records:
         # All that begins behind 4 GiB, so most members of a large archive; few have another field before the zip64
         # field.
         begins = self._starts + _MEMBER.size + self._lengths
-        first = wide[_begins_with_zip64(directory, begins[wide], self._extra_lengths[wide], missing[wide].sum(axis=1))]
+        counts = missing[wide].sum(axis=1)
+        are_first = _begins_with_zip64(directory, begins[wide], self._extra_lengths[wide], counts)
+        first = wide[are_first]
         values = np.ndarray((max(0, len(directory) - 7),), "<u8", directory, strides=(1,))
         for field in range(len(_WIDE_FIELDS)):
             own = first[missing[first, field]]
             at = begins[own] + _EXTRA_HEAD.size + 8 * missing[own, :field].sum(axis=1)
             places[own, field] = np.minimum(values[at], _BEYOND)
-        for number in np.setdiff1d(wide, first).tolist():
+        for number in wide[~are_first].tolist():
             found = _wide_fields(self._source, self._extra(number), *places[number].tolist())
             places[number] = [min(value, _BEYOND) for value in found]
         return places
@@ -442,7 +445,7 @@ class _Records:
 class _WholeRecords(NamedTuple):
     """The records that are in a part of a directory whole."""
 
-    starts: array[int]
+    starts: Sequence[int] | NDArray[np.int64]
     """Where each begins, counted from the part's first byte."""
     end: int
     """Where the last ends."""
@@ -450,9 +453,12 @@ class _WholeRecords(NamedTuple):
 
 def _record_starts(source: ByteSource, piece: bytes, place: int, *, is_last: bool) -> _WholeRecords:
     """Return where the record of each member begins. `place`: where in the directory the piece is."""
+    found = _starts_by_marks(piece)
+    if found is not None and (found.end == len(piece) or not is_last):
+        return found
     starts = array("q")
     at, length = 0, len(piece)
-    # Each says where the next begins, so this is the one step that is taken for each of millions of members.
+    # Each says where the next begins: one step for each of what may be millions of members.
     last, read, append = length - _MEMBER.size, _MARK_AND_LENGTHS.unpack_from, starts.append
     end = 0
     while at <= last:
@@ -469,6 +475,28 @@ def _record_starts(source: ByteSource, piece: bytes, place: int, *, is_last: boo
     if is_last and end < length:
         raise _damaged_directory(source, f"its directory is not readable at byte {place + end:,}")
     return _WholeRecords(starts, end)
+
+
+def _starts_by_marks(piece: bytes) -> _WholeRecords | None:
+    """Return the records that begin wherever their mark is, if each of them ends where the next begins; otherwise, as
+    where a name contains the mark, or something is damaged, return `None`."""
+    last = len(piece) - _MEMBER.size
+    data = np.frombuffer(piece, np.uint8)
+    starts = np.flatnonzero(data[: max(0, last + 1)] == _MEMBER_MARK[0])
+    for place in range(1, len(_MEMBER_MARK)):
+        starts = starts[data[starts + place] == _MEMBER_MARK[place]]
+    if not len(starts) or starts[0]:
+        return None
+    lengths = np.ndarray((len(piece) - 1,), "<u2", piece, strides=(1,))
+    ends = starts + _MEMBER.size
+    for place in _LENGTH_PLACES:
+        ends += lengths[starts + place]
+    if not np.array_equal(starts[1:], ends[:-1]) or ends[-1] <= last:
+        return None
+    # The last may be cut.
+    return (
+        _WholeRecords(starts, int(ends[-1])) if ends[-1] <= len(piece) else _WholeRecords(starts[:-1], int(starts[-1]))
+    )
 
 
 def _begins_with_zip64(

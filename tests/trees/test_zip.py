@@ -567,3 +567,24 @@ def test_many_threads_read_at_once(tmp_path: Path, zip_bytes: ZipBytes) -> None:
             return {entry.name: tree.read(entry) for entry in tree.entries}
 
         assert all(found == files for found in pool.map(read, range(8)))
+
+
+@pytest.mark.parametrize("where", ["nowhere", "comment", "extra"])
+def test_members_are_found_whatever_looks_like_one(
+    tmp_path: Path, read_all: ReadAll, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The mark of a record in a comment or an extra field is no record, wherever the directory is cut into pieces."""
+    path, mark, draw = tmp_path / "a.zip", b"PK\1\2" + bytes(60), random.Random(0)
+    files = {f"c{number % 7}/{'x' * draw.randrange(40)}{number}": b"%d" % number for number in range(1_000)}
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, (name, content) in enumerate(files.items()):
+            member = zipfile.ZipInfo(name)
+            if where == "comment" and number % 50 == 1:
+                member.comment = mark
+            if where == "extra" and number % 50 == 1:
+                member.extra = struct.pack("<HH", 0x7076, len(mark)) + mark
+            archive.writestr(member, content)
+    for piece in (1 << 22, 50_000, 997):
+        monkeypatch.setattr("colabstage.trees.zip_directory._READ_BYTES", piece)
+        with ZipTree(LocalBytes(path)) as tree:
+            assert read_all(tree) == files
