@@ -297,7 +297,7 @@ def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArr
 
 # Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,
 # and from more where that costs nothing worth mentioning: this share of all units is half left to train on at the end.
-_LEAST_WINDOW, _CHEAP = 16, 20
+_LEAST_WINDOW, _CHEAP = 12, 20
 # How even classes have to be, by `mixing_of`, over stretches from this many rows on. Of thirty sorted classes a small
 # network learned as much with 0.5 as with more, and less with a third.
 _EVEN, _STRETCH_ROWS = 0.5, 64

@@ -181,8 +181,8 @@ def test_a_network_learns_as_much_of_a_sorted_source_in_the_order_of_its_arrival
 @pytest.mark.parametrize(
     ("count", "units", "classes", "window"),
     [
-        (2_000, 160, 2, 16),
-        (3_200, 200, 10, 16),
+        (2_000, 160, 2, 12),
+        (3_200, 200, 10, 18),
         # A batch of a short window has few of a hundred classes, and so do the batches after it.
         (6_400, 400, 100, 100),
         # Where there are so many units, what costs little is enough.
@@ -202,7 +202,7 @@ def test_a_window_is_as_short_as_keeps_sorted_classes_even(count: int, units: in
 
 def test_a_window_over_a_shuffled_source_is_short_however_many_classes_and_rows_there_are() -> None:
     labels = np.random.default_rng(0).permutation(100_000) % 100
-    assert even_window(np.arange(100_000) // 500, labels, 64, 4) == 16
+    assert even_window(np.arange(100_000) // 500, labels, 64, 4) == 12
 
 
 def _top_1(x: NDArray[Any], labels: NDArray[Any], order: NDArray[Any], held: NDArray[Any]) -> float:

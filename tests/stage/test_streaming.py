@@ -166,7 +166,7 @@ def test_the_window_of_the_first_epoch_is_as_long_as_the_labels_of_the_source_ne
         windows.append(data.loader("train", BATCH).plan.order.window_units)
         data.wait(progress=False)
         (tmp_path / "sorted" / "labels.csv").write_text(f"image,age\n{rows}", encoding="utf-8")
-    assert windows == [16, 64]
+    assert windows == [12, 64]
 
 
 def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, tmp_path: Path) -> None:
