@@ -18,14 +18,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colabstage.io.page import COLOURS
-from colabstage.io.panel import Board, panel_text
+from colabstage.io.page import COLOURS, Board, panel_text
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.practice import zip_digits
 from tests.support.colab import simulated_colab
 
 if TYPE_CHECKING:
-    from colabstage.io.panel import Row
+    from colabstage.io.page import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "cell.svg"

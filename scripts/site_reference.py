@@ -46,7 +46,7 @@ REFERENCE = {
             "colabstage.sources.fetching.FetchReport",
             "colabstage.extract_archive",
             "colabstage.sources.extract.archive.ExtractReport",
-            "colabstage.trees.names.ArchiveLimits",
+            "colabstage.trees.entries.ArchiveLimits",
         ),
     ),
     "drive": ReferencePage(

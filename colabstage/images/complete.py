@@ -10,16 +10,36 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from colabstage.errors import DecodeError
 from colabstage.images.decode import ImageFacts, check_pixels, decode_image, open_upright, probe_image, upright_size
-from colabstage.images.headers import CodePlace, codes_end_well, read_jpeg_header, without_codes
+from colabstage.images.headers import END_BYTES, read_jpeg_header
 from colabstage.images.options import ImageOptions
 
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 _SIZE_BYTES = 4
+_COMMON_FRAMES, _RESTART_INTERVAL, _SCAN = (0xC0, 0xC1, 0xC2), 0xDD, 0xDA
+_SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
+# What libjpeg takes, in pixels.
+_MOST_SIDE, _BLOCK_SIDE = 65_500, 8
+# So much of a scan is looked through at once that the looks stay in the processor's cache.
+_LOOK_BYTES = 128 * 1024
+
+
+class _CodePlace(NamedTuple):
+    """Where the codes of a JPEG with one scan are."""
+
+    frame: int
+    """Where the frame's contents begin, in bytes."""
+    start: int
+    """Where the codes begin, in bytes."""
+    restarts: bool
+    """Whether marks to restart at may be among them."""
 
 
 class _SoundHead(NamedTuple):
@@ -29,7 +49,7 @@ class _SoundHead(NamedTuple):
     """What comes before the size."""
     behind: bytes
     """What comes between the size and the codes."""
-    place: CodePlace
+    place: _CodePlace
     """Where the codes are behind it."""
     facts: ImageFacts
     """What it says, with the size of that image."""
@@ -37,6 +57,7 @@ class _SoundHead(NamedTuple):
     """1 to 8, as `read_jpeg_header` finds it."""
 
 
+@dataclass(slots=True, eq=False)
 class CompleteCheck:
     """Checks of image files, one after the other, from any number of threads.
 
@@ -44,8 +65,8 @@ class CompleteCheck:
     before is compared as a whole, and what was found in it then holds.
     """
 
-    def __init__(self) -> None:
-        self._head: _SoundHead | None = None
+    _head: _SoundHead | None = None
+    """That of the last file whose codes were looked through."""
 
     def check(self, data: bytes) -> ImageFacts:
         """Check that an image file has a readable header, and pixels that can be decoded.
@@ -77,7 +98,7 @@ class CompleteCheck:
         if head is None or not data.startswith(head.before) or len(data) < head.place.start:
             return None
         size_at = len(head.before)
-        if not data.startswith(head.behind, size_at + _SIZE_BYTES) or not codes_end_well(data, head.place):
+        if not data.startswith(head.behind, size_at + _SIZE_BYTES) or not _codes_end_well(data, head.place):
             return None
         height, width = struct.unpack_from(">HH", data, size_at)
         check_pixels(width, height)
@@ -87,7 +108,7 @@ class CompleteCheck:
     def _is_complete(self, data: bytes, facts: ImageFacts) -> bool:
         if facts.format != "JPEG":
             return facts.format == "PNG" and _has_checksums(data)
-        found = without_codes(data)
+        found = _without_codes(data)
         if found is None or not _is_taken(found[0]):
             return False
         place = found[1]
@@ -102,7 +123,7 @@ class CompleteCheck:
 # Where files of several programs take turns.
 @lru_cache(maxsize=32)
 def _is_taken(empty: bytes) -> bool:
-    """Return whether Pillow, the last word on damaged codes, takes a JPEG that has none; as of `without_codes`."""
+    """Return whether Pillow, the last word on damaged codes, takes a JPEG that has none; as of `_without_codes`."""
     try:
         with open_upright(empty):
             return True
@@ -125,3 +146,67 @@ def _has_checksums(data: bytes) -> bool:
             break
         position = end + 4
     return {b"IHDR", b"IDAT", b"IEND"} <= kinds
+
+
+def _without_codes(data: bytes) -> tuple[bytes, _CodePlace | None] | None:
+    """Return a file's segments and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
+
+    Returns:
+        What any decoder takes if it takes the segments, with a warning, as if the codes were damaged; and where the
+        codes are, `None` where there are several scans, as in progressive files. Nothing where the file is not as
+        nearly all are: segments and the codes of scans that follow each other, up to the mark of the end.
+    """
+    kept, place, restarts, scans = bytearray(data[:2]), _CodePlace(0, 0, restarts=False), False, 0
+    position = 2
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
+        marker, begin, body = data[position + 1], position, position + 4
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        if position > len(data):
+            return None
+        if marker == _RESTART_INTERVAL:
+            restarts = any(data[body : body + 2])
+        elif marker in _COMMON_FRAMES:
+            if place.frame or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
+                return None
+            place = place._replace(frame=body)
+        kept += data[begin:position]
+        if marker == _SCAN:
+            if not place.frame:
+                return None
+            place, scans = _CodePlace(place.frame, position, restarts), scans + 1
+            position = _end_of_codes(data, position, restarts=restarts)
+    if not scans or data[position : position + 2] != END_BYTES:
+        return None
+    # As small as can be: whether a decoder takes the segments does not depend on the size.
+    struct.pack_into(">HH", kept, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
+    return bytes(kept) + END_BYTES, place if scans == 1 else None
+
+
+def _codes_end_well(data: bytes, place: _CodePlace) -> bool:
+    """Return whether the first marker behind a scan's codes is the mark of the end, in an image that libjpeg takes."""
+    if max(struct.unpack_from(">HH", data, place.frame + 1)) > _MOST_SIDE:
+        return False
+    end = _end_of_codes(data, place.start, restarts=place.restarts)
+    return data[end : end + 2] == END_BYTES
+
+
+def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
+    """Return where the first marker behind a scan's codes begins, or the length of the file if there is none.
+
+    Among codes a byte 255 is followed by 0, or by the number of a restart (0xD0 to 0xD7) where there are any.
+    """
+    # Only this marker is looked for, and nothing decoded. Comparing whole arrays takes a third of the time of a regular
+    # expression, which is called back at each byte 255, and other threads run meanwhile.
+    codes = np.frombuffer(data, np.uint8)
+    for begin in range(start, len(data) - 1, _LOOK_BYTES):
+        end = min(begin + _LOOK_BYTES, len(data) - 1)
+        following = codes[begin + 1 : end + 1]
+        is_marker = codes[begin:end] == 0xFF
+        if restarts:
+            is_marker &= (following & 0xF8) != 0xD0
+        # 1 where both are not 0, in one pass less than to compare the second with 0 first.
+        found = np.minimum(is_marker.view(np.uint8), following).view(np.bool_)
+        at = int(found.argmax())
+        if found[at]:
+            return begin + at
+    return len(data)

@@ -9,12 +9,19 @@ it once for all images.
 
 from __future__ import annotations
 
+import platform
+import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from colabstage.io.pipeline import in_thread
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from colabstage.images.decode import Scratch
@@ -22,6 +29,10 @@ if TYPE_CHECKING:
 
 Resizer = Literal["pillow", "torch"]
 
+# Only these processors may have AVX2, without which torch's kernel is not fast.
+_X86 = ("x86_64", "amd64")
+# No import takes longer, except from a broken disk.
+_MOST_S = 300.0
 _TOLERANCE = 1
 # Both sides of it are reduced, by fractions: every pixel of the result is weighted from several.
 _PATTERN, _SMALLER = (61, 83), (24, 37)
@@ -257,3 +268,41 @@ def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | No
     if pixels.dtype == np.uint16:
         values = np.rint(values)
     return values.astype(pixels.dtype, copy=False)
+
+
+class UnusableTorchError(Exception):
+    """Torch was planned to resize, but cannot."""
+
+
+def expects_torch() -> bool:
+    """Return whether torch is likely to be usable, without importing it."""
+    # Only the import shows whether the installation works and the processor has AVX2.
+    if "torch" in sys.modules:
+        return can_torch_resize()
+    return platform.machine().lower() in _X86 and find_spec("torch") is not None
+
+
+class TorchImport:
+    """An import of torch in a thread of its own."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        # Not a daemon, so that the interpreter does not end in the middle of the import.
+        self._usable = in_thread(can_torch_resize, "colabstage-import", daemon=False)
+
+    def require(self) -> None:
+        """Wait until torch is imported. Called by every thread that is about to resize.
+
+        Raises:
+            UnusableTorchError: it cannot resize.
+        """
+        try:
+            usable = self._usable.result(_MOST_S)
+        except TimeoutError as error:
+            raise UnusableTorchError from error
+        if not usable:
+            raise UnusableTorchError
+
+    def when_usable(self, call: Callable[[], object]) -> None:
+        """Call `call` once torch is imported and can resize, in its thread, or in this one if it is already."""
+        self._usable.add_done_callback(lambda usable: call() if usable.result() else None)

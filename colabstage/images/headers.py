@@ -12,9 +12,7 @@ import struct
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import DecodeError
 
@@ -40,13 +38,7 @@ _COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
-_RESTART_INTERVAL = 0xDD
-# What libjpeg takes, in pixels.
-_MOST_SIDE, _BLOCK_SIDE = 65_500, 8
-_SEGMENTS = frozenset((*_COMMON_FRAMES, 0xC4, 0xDB, _RESTART_INTERVAL, *range(0xE0, 0xF0), 0xFE, _SCAN))
-# So much of a scan is looked through at once that the looks stay in the processor's cache.
-_LOOK_BYTES = 128 * 1024
-_END_BYTES = bytes((0xFF, _END))
+END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
 
 
@@ -240,81 +232,6 @@ def read_jpeg_header(data: bytes) -> JpegHeader:
     raise DecodeError(msg)
 
 
-class CodePlace(NamedTuple):
-    """Where the codes of a JPEG with one scan are."""
-
-    frame: int
-    """Where the frame's contents begin, in bytes."""
-    start: int
-    """Where the codes begin, in bytes."""
-    restarts: bool
-    """Whether marks to restart at may be among them."""
-
-
-def without_codes(data: bytes) -> tuple[bytes, CodePlace | None] | None:
-    """Return a file's segments and its end, of an image of 8 x 8 pixels, and no codes of pixels between them.
-
-    Returns:
-        What any decoder takes if it takes the segments, with a warning, as if the codes were damaged; and where the
-        codes are, `None` where there are several scans, as in progressive files. Nothing where the file is not as
-        nearly all are: segments and the codes of scans that follow each other, up to the mark of the end.
-    """
-    kept, place, restarts, scans = bytearray(data[:2]), CodePlace(0, 0, restarts=False), False, 0
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] in _SEGMENTS:
-        marker, begin, body = data[position + 1], position, position + 4
-        position += 2 + int(_READ_LENGTH(data, position + 2)[0])
-        if position > len(data):
-            return None
-        if marker == _RESTART_INTERVAL:
-            restarts = any(data[body : body + 2])
-        elif marker in _COMMON_FRAMES:
-            if place.frame or max(struct.unpack_from(">HH", data, body + 1)) > _MOST_SIDE:
-                return None
-            place = place._replace(frame=body)
-        kept += data[begin:position]
-        if marker == _SCAN:
-            if not place.frame:
-                return None
-            place, scans = CodePlace(place.frame, position, restarts), scans + 1
-            position = _end_of_codes(data, position, restarts=restarts)
-    if not scans or data[position : position + 2] != _END_BYTES:
-        return None
-    # As small as can be: whether a decoder takes the segments does not depend on the size.
-    struct.pack_into(">HH", kept, place.frame + 1, _BLOCK_SIDE, _BLOCK_SIDE)
-    return bytes(kept) + _END_BYTES, place if scans == 1 else None
-
-
-def codes_end_well(data: bytes, place: CodePlace) -> bool:
-    """Return whether the first marker behind a scan's codes is the mark of the end, in an image that libjpeg takes."""
-    if max(struct.unpack_from(">HH", data, place.frame + 1)) > _MOST_SIDE:
-        return False
-    end = _end_of_codes(data, place.start, restarts=place.restarts)
-    return data[end : end + 2] == _END_BYTES
-
-
-def _end_of_codes(data: bytes, start: int, *, restarts: bool) -> int:
-    """Return where the first marker behind a scan's codes begins, or the length of the file if there is none.
-
-    Among codes a byte 255 is followed by 0, or by the number of a restart (0xD0 to 0xD7) where there are any.
-    """
-    # Only this marker is looked for, and nothing decoded. Comparing whole arrays takes a third of the time of a regular
-    # expression, which is called back at each byte 255, and other threads run meanwhile.
-    codes = np.frombuffer(data, np.uint8)
-    for begin in range(start, len(data) - 1, _LOOK_BYTES):
-        end = min(begin + _LOOK_BYTES, len(data) - 1)
-        following = codes[begin + 1 : end + 1]
-        is_marker = codes[begin:end] == 0xFF
-        if restarts:
-            is_marker &= (following & 0xF8) != 0xD0
-        # 1 where both are not 0, in one pass less than to compare the second with 0 first.
-        found = np.minimum(is_marker.view(np.uint8), following).view(np.bool_)
-        at = int(found.argmax())
-        if found[at]:
-            return begin + at
-    return len(data)
-
-
 def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
     """Return the same file with a header that says it has only its first rows: a decoder stops there.
 
@@ -330,7 +247,7 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
         `None` where rows do not come one after the other (progressive files, several scans), or the file has no end:
         it is cut off, which nobody would notice any more, or other data follows it.
     """
-    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != _END_BYTES:
+    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
         return None
     # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
     if _first_scan_components(data, header.frame_at) != header.components:

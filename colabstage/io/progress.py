@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from colabstage.errors import CancelledError, OptionError, printable
-from colabstage.io.panel import Board, NotebookProgress, in_notebook, row_text
+from colabstage.io.page import Board, NotebookProgress, in_notebook, row_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from colabstage.io.panel import Row
+    from colabstage.io.page import Row
 
 
 class Clock(Protocol):

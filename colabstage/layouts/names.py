@@ -17,8 +17,7 @@ import numpy as np
 from colabstage.io.units import format_count, left_out
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
-from colabstage.trees.entries import FileEntries, files_ending_in
-from colabstage.trees.names import parent_folders
+from colabstage.trees.entries import FileEntries, files_ending_in, parent_folders
 from colabstage.trees.strings import take_strings
 from colabstage.trees.tree import count_by
 

@@ -15,7 +15,7 @@ from colabstage.io.retry import read_with_retry
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.decompress import unpack_into
-from colabstage.trees.names import DEFAULT_LIMITS
+from colabstage.trees.entries import DEFAULT_LIMITS
 from colabstage.trees.tree import HEAD_BYTES, LocalBytes, compression_of
 
 if TYPE_CHECKING:

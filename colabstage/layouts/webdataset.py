@@ -34,8 +34,7 @@ from colabstage.layouts.shards import (
     shard_of,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
-from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
-from colabstage.trees.names import clean_member_name, is_junk
+from colabstage.trees.entries import FileEntries, clean_member_name, extension_of, files_ending_in, is_junk
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tar import scan_members
 

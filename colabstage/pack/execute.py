@@ -26,6 +26,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
+from colabstage.images.geometry import TorchImport, UnusableTorchError
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, typed_write_errors
@@ -34,7 +35,7 @@ from colabstage.io.workspace import disk_use, find_orphans, only_for, open_works
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack
-from colabstage.pack.job import TorchImport, UnusableTorchError, by_pillow, settled
+from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
 from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples

@@ -44,14 +44,14 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
+from colabstage.images.geometry import fit_boxes
 from colabstage.images.options import ImageOptions
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.retry import typed_write_errors
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space, usable_cores
-from colabstage.pack.plan import pack_content, split_boxes
-from colabstage.pack.splits import SplitPlan
+from colabstage.pack.plan import SplitPlan, pack_content
 from colabstage.pack.writer import array_bytes
 
 if TYPE_CHECKING:
@@ -192,6 +192,47 @@ def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
     return targets.read(rows, (lengths // targets.dtype.itemsize).astype(np.int64))
 
 
+def _split_boxes(
+    boxes: Boxes, split: SplitPlan, sizes: NDArray[np.int64], options: ImageOptions
+) -> dict[str, NDArray[Any]]:
+    """Return the content of the datasets that `reserve_boxes` names.
+
+    Args:
+        boxes: those of all samples.
+        split: the split, with its samples in row order.
+        sizes: int64 `(N, 2)`, height and width of every sample's upright image before it was resized.
+        options: how the stored image was made from it; without a size, boxes stay where they are.
+    """
+    counts = np.diff(boxes.offsets)[split.samples]
+    owner = np.repeat(np.arange(len(split.samples)), counts)
+    rows = np.repeat(boxes.offsets[split.samples] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+    rows = (rows + np.arange(len(rows))).astype(np.int64)
+    own = sizes[split.samples][owner]
+    places = boxes.boxes[rows].astype(np.float64)
+    # YOLO and others give fractions of the image's sides.
+    if boxes.relative:
+        places *= own[:, [1, 0, 1, 0]]
+    # Only now that the size of every image is known, because cropping and padding move boxes by it.
+    places, kept = fit_boxes(places, own, options.size, options.resize)
+    kept_counts = np.bincount(owner[kept], minlength=len(split.samples))
+    group = y_name(split.name)
+    found: dict[str, NDArray[Any]] = {
+        f"{group}/{OFFSETS}": np.concatenate([[0], np.cumsum(kept_counts)]).astype(np.int64),
+        f"{group}/{BOXES}": _filled(places[kept].astype(np.float32), len(rows), 0),
+    }
+    for name, values in boxes.columns.items():
+        unused = 0 if values.dtype.kind in "bu" else _UNUSED
+        found[f"{group}/{name}"] = _filled(values[rows[kept]], len(rows), unused)
+    return found
+
+
+def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
+    """Return the values, followed by unused rows up to `count`."""
+    # The dataset was allocated before anybody knew how many boxes cropping would leave.
+    rest = np.full((count - len(values), *values.shape[1:]), unused, values.dtype)
+    return np.ascontiguousarray(np.concatenate([values, rest]))
+
+
 def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], facts: SampleFacts) -> None:
     """Write the boxes of all samples, now that every image's own size is known."""
     boxes = job.table.targets
@@ -203,7 +244,7 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
     image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image
     with TargetFile(file, fresh=False) as target:
         for split in plan.splits:
-            for name, values in split_boxes(boxes, split, sizes, image).items():
+            for name, values in _split_boxes(boxes, split, sizes, image).items():
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
 
@@ -315,6 +356,10 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
                     for data in _bytes_of(pieces):
                         target.write(data, place)
                         place += len(data)
+
+
+# The value of other columns in rows that cropping left without a box; these rows come last.
+_UNUSED = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What comes before the first byte is written: the source is opened, its samples are found, their pack is planned.
 
+Of a job that is planned, some samples alone are a job as well: what one of many shards is.
+
 What resizes images is planned before anything is imported, and settled during the first reads. Importing torch takes
 one core about two seconds, as long as a slow mount takes to send the first thousand files. So the plan goes by whether
 torch is installed, and a thread imports it while files are read. If torch turns out to be unusable, everything written
@@ -9,11 +11,8 @@ so far is discarded, and the pack starts over with Pillow.
 from __future__ import annotations
 
 import os
-import platform
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,8 @@ import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
-from colabstage.images.geometry import can_torch_resize
+from colabstage.images.geometry import can_torch_resize, expects_torch
 from colabstage.images.options import ImageOptions
-from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import open_spool
@@ -31,12 +29,13 @@ from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes
+from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, gains_by_torch, knows_form, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, knows_form, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
 from colabstage.trees.ahead import SAMPLES, spread_over_folders, spread_within
+from colabstage.trees.strings import take_strings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.items import IndexableDataset
-    from colabstage.layouts.table import Content, SampleSource, SampleTable
+    from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
     from colabstage.machine.watched import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
@@ -52,10 +51,6 @@ if TYPE_CHECKING:
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
-# Only these processors may have AVX2, without which torch's kernel is not fast.
-_X86 = ("x86_64", "amd64")
-# No import takes longer, except from a broken disk.
-_MOST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,44 +267,6 @@ def _facts_of(content: Content) -> ImageFacts:
     return ImageFacts(height, width, channels, pixels.dtype, "array")
 
 
-class UnusableTorchError(Exception):
-    """Torch was planned to resize, but cannot."""
-
-
-def expects_torch() -> bool:
-    """Return whether torch is likely to be usable, without importing it."""
-    # Only the import shows whether the installation works and the processor has AVX2.
-    if "torch" in sys.modules:
-        return can_torch_resize()
-    return platform.machine().lower() in _X86 and find_spec("torch") is not None
-
-
-class TorchImport:
-    """An import of torch in a thread of its own."""
-
-    def __init__(self) -> None:
-        """Start the thread."""
-        # Not a daemon, so that the interpreter does not end in the middle of the import.
-        self._usable = in_thread(can_torch_resize, "colabstage-import", daemon=False)
-
-    def require(self) -> None:
-        """Wait until torch is imported. Called by every thread that is about to resize.
-
-        Raises:
-            UnusableTorchError: it cannot resize.
-        """
-        try:
-            usable = self._usable.result(_MOST_S)
-        except TimeoutError as error:
-            raise UnusableTorchError from error
-        if not usable:
-            raise UnusableTorchError
-
-    def when_usable(self, call: Callable[[], object]) -> None:
-        """Call `call` once torch is imported and can resize, in its thread, or in this one if it is already."""
-        self._usable.add_done_callback(lambda usable: call() if usable.result() else None)
-
-
 def by_pillow(job: PackJob) -> PackJob:
     """Return the same job, with images resized by Pillow."""
     return replace(job, plan=replace(job.plan, resizer="pillow"))
@@ -318,3 +275,75 @@ def by_pillow(job: PackJob) -> PackJob:
 def settled(job: PackJob) -> PackJob:
     """Return the job with a resizer that works, importing torch where the plan has it."""
     return job if job.plan.resizer != "torch" or can_torch_resize() else by_pillow(job)
+
+
+class SomeSamples:
+    """Give some contents of another source: sample i is `chosen[i]` there."""
+
+    def __init__(self, source: SampleSource, chosen: NDArray[np.int64]) -> None:
+        self._source = source
+        self._chosen = chosen
+        # Copied once, because planning and reading look at both for every sample.
+        self.sizes = source.sizes[chosen]
+        self.positions = source.positions[chosen]
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def name(self, index: int) -> str:
+        """Return its name there."""
+        return self._source.name(int(self._chosen[index]))
+
+    def stamp(self, index: int) -> str:
+        """Return its stamp there."""
+        return self._source.stamp(int(self._chosen[index]))
+
+    def read(self, index: int) -> Content:
+        """Return its content."""
+        return self._source.read(int(self._chosen[index]))
+
+
+def take_samples(table: SampleTable, chosen: NDArray[np.int64]) -> SampleTable:
+    """Return the table of some samples, in the order given."""
+    return replace(
+        table,
+        keys=take_strings(table.keys, chosen),
+        inputs=replace(table.inputs, source=SomeSamples(table.inputs.source, chosen)),
+        targets=None if table.targets is None else _take_targets(table.targets, chosen),
+        splits=None if table.splits is None else take_strings(table.splits, chosen),
+        groups=None if table.groups is None else take_strings(table.groups, chosen),
+    )
+
+
+def take_rows(plan: PackPlan, chosen: NDArray[np.int64], splits: Sequence[SplitPlan]) -> PackPlan:
+    """Return the plan for `take_samples`.
+
+    `splits`: with the samples' numbers in the whole table, each of them in `chosen`, which ascends.
+    """
+    renumbered = tuple(SplitPlan(split.name, np.searchsorted(chosen, split.samples)) for split in splits)
+    fields = [
+        part if part is None or part.lengths is None else replace(part, lengths=part.lengths[chosen])
+        for part in (plan.x, plan.y)
+    ]
+    everything = sum(len(split.samples) for split in plan.splits)
+    # An estimate over all samples, shared out by number.
+    open_bytes = plan.open_bytes * len(chosen) // max(1, everything)
+    return replace(plan, x=fields[0] or plan.x, y=fields[1], splits=renumbered, open_bytes=open_bytes)
+
+
+def _take_targets(targets: Targets, chosen: NDArray[np.int64]) -> Targets:
+    if isinstance(targets, Values):
+        return Values(targets.values[chosen])
+    if not isinstance(targets, Boxes):
+        return replace(targets, source=SomeSamples(targets.source, chosen))
+    counts = np.diff(targets.offsets)[chosen]
+    # For each box its place in the old array: the beginning of its sample there, and how far it is into that sample.
+    ends = np.cumsum(counts)
+    rows = np.repeat(targets.offsets[chosen] - (ends - counts), counts) + np.arange(counts.sum())
+    return replace(
+        targets,
+        offsets=np.concatenate([[0], ends]).astype(np.int64),
+        boxes=targets.boxes[rows],
+        sizes=None if targets.sizes is None else targets.sizes[chosen],
+        columns={name: values[rows] for name, values in targets.columns.items()},
+    )

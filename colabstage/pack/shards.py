@@ -43,8 +43,8 @@ from colabstage.pack.execute import (
     target_arrays,
 )
 from colabstage.pack.finish import place_joined, place_pack
-from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled
-from colabstage.pack.splits import SplitPlan, take_rows, take_samples
+from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled, take_rows, take_samples
+from colabstage.pack.plan import SplitPlan
 from colabstage.pack.writer import MixedImagesError
 
 if TYPE_CHECKING:

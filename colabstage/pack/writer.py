@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from colabstage.images.geometry import TorchImport
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.pack.job import TorchImport
     from colabstage.pack.journal import PackJournal
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField

@@ -18,8 +18,8 @@ from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
 from colabstage.sources.transfer.connections import RetryBudget, final_error
+from colabstage.trees.entries import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.folder import GOOGLE_NATIVE
-from colabstage.trees.names import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from colabstage.sources.transfer.connections import (
     read_directly,
     sleep_unless,
 )
-from colabstage.trees.names import check_collisions, clean_member_name
+from colabstage.trees.entries import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
 from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 

@@ -43,7 +43,7 @@ from colabstage.sources.share_service import (
     SharedFile,
     short_reason,
 )
-from colabstage.trees.names import check_collisions, clean_member_name
+from colabstage.trees.entries import check_collisions, clean_member_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

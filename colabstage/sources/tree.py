@@ -32,7 +32,7 @@ from colabstage.io.workspace import (
     remove_own,
     temp_beside,
 )
-from colabstage.trees.names import check_case_collisions, parent_folders
+from colabstage.trees.entries import check_case_collisions, parent_folders
 from colabstage.trees.tree import cut_while_read
 
 if TYPE_CHECKING:

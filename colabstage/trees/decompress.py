@@ -20,7 +20,7 @@ from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError
 from colabstage.io.files import make_folder
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.names import ArchiveLimits, check_limits
+from colabstage.trees.entries import ArchiveLimits, check_limits
 from colabstage.trees.tree import HEAD_BYTES, Compression, SourceFile, TemporaryBytes, compression_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import left_out
 from colabstage.trees.ahead import ReadAhead
-from colabstage.trees.entries import FileEntries, Listing
-from colabstage.trees.names import JUNK_FILES, is_junk, is_junk_folder, without_files
+from colabstage.trees.entries import JUNK_FILES, FileEntries, Listing, is_junk, is_junk_folder, without_files
 from colabstage.trees.tree import PIECE_BYTES, FileEntry, LocalBytes, Tree, count_by
 
 if TYPE_CHECKING:

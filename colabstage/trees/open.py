@@ -23,9 +23,16 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.trees.decompress import open_stream, unpack_into
-from colabstage.trees.entries import FileEntries, Listing
+from colabstage.trees.entries import (
+    DEFAULT_LIMITS,
+    ArchiveLimits,
+    FileEntries,
+    Listing,
+    clean_member_name,
+    parent_folders,
+    refuse_member,
+)
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, clean_member_name, parent_folders, refuse_member
 from colabstage.trees.strings import narrowed
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tool_archives import ToolArchiveTree

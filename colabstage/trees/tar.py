@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.trees.decompress import unpack_into
-from colabstage.trees.entries import Listing
-from colabstage.trees.names import (
+from colabstage.trees.entries import (
     DEFAULT_LIMITS,
     ArchiveLimits,
+    Listing,
     check_collisions,
     check_limits,
     clean_folder_name,

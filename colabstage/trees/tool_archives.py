@@ -31,8 +31,7 @@ from colabstage.errors import (
 from colabstage.io.files import block_ranges, make_folder
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import remove_own, temp_beside
-from colabstage.trees.folder import FolderFile
-from colabstage.trees.names import (
+from colabstage.trees.entries import (
     DEFAULT_LIMITS,
     ArchiveLimits,
     check_collisions,
@@ -42,6 +41,7 @@ from colabstage.trees.names import (
     is_junk,
     refuse_member,
 )
+from colabstage.trees.folder import FolderFile
 from colabstage.trees.tree import (
     HEAD_BYTES,
     PIECE_BYTES,
@@ -455,7 +455,7 @@ def _as_file(source: ByteSource, temp: Path, cancellation: Cancellation) -> Iter
 def _check_listed(archive: str, members: list[Listed]) -> tuple[dict[str, Listed], frozenset[str]]:
     """Return the files of the dataset by cleaned name, and the names of all that unpacking may leave, junk included.
 
-    The rules of `names` hold for all that is listed. Links are none that a tool should follow, so they are refused.
+    The rules of `entries` hold for all that is listed. Links are none that a tool should follow, so they are refused.
     """
     files: dict[str, Listed] = {}
     names: list[str] = []

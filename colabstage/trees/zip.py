@@ -18,8 +18,7 @@ import numpy as np
 from isal import igzip_lib, isal_zlib
 
 from colabstage.errors import ArchiveError, CorruptArchiveError
-from colabstage.trees.entries import sorted_by_name
-from colabstage.trees.names import (
+from colabstage.trees.entries import (
     DEFAULT_LIMITS,
     JUNK_FILES,
     JUNK_FOLDERS,
@@ -32,6 +31,7 @@ from colabstage.trees.names import (
     refuse_member,
     resolve_link,
     resolve_links,
+    sorted_by_name,
     without_files,
 )
 from colabstage.trees.strings import StringArray, narrowed
@@ -395,7 +395,7 @@ def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
 
 
 class _Checked(NamedTuple):
-    """The members that are files or links, M of them, for which the rules of `names` hold."""
+    """The members that are files or links, M of them, for which the rules of `entries` hold."""
 
     names: StringArray
     """Cleaned, `(M,)`."""
@@ -411,7 +411,7 @@ def _check_members(archive: str, directory: ZipDirectory) -> _Checked:
     """Return the members that are files or links, junk left out.
 
     Raises:
-        UnsafeArchiveError: one breaks a rule of `names`.
+        UnsafeArchiveError: one breaks a rule of `entries`.
     """
     keep = np.ones(len(directory), np.bool_)
     renamed: dict[int, str] = {}

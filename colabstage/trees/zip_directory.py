@@ -22,7 +22,7 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveError
 from colabstage.io.pipeline import DaemonPool
-from colabstage.trees.names import refuse_member
+from colabstage.trees.entries import refuse_member
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
 

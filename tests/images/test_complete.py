@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images import complete, headers
+from colabstage.images import complete
 from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import ImageFacts, decode_image
 from colabstage.images.options import ImageOptions
@@ -148,7 +148,7 @@ def test_a_marker_among_the_codes_is_judged_as_the_reader_does(marker: int) -> N
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest.MonkeyPatch, restarts: bool) -> None:
     """The search by parts finds what a search in one piece finds, also where a marker is in two parts."""
-    monkeypatch.setattr(headers, "_LOOK_BYTES", 16)
+    monkeypatch.setattr(complete, "_LOOK_BYTES", 16)
     marker = re.compile(rb"\xff[^\x00\xd0-\xd7]" if restarts else rb"\xff[^\x00]")
     rng = np.random.default_rng(0)
     for size in (0, 1, 2, 16, 17, 18, *rng.integers(3, 200, 300)):
@@ -156,7 +156,7 @@ def test_the_end_of_codes_is_the_first_marker_wherever_it_is(monkeypatch: pytest
         data = rng.choice(np.array([0, 1, 0xD3, 0xD9, 0xFF], np.uint8), size, p=[0.3, 0.5, 0.05, 0.05, 0.1]).tobytes()
         found = marker.search(data, 3)
         end = len(data) if found is None else found.start()
-        assert headers._end_of_codes(data, 3, restarts=restarts) == end
+        assert complete._end_of_codes(data, 3, restarts=restarts) == end
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

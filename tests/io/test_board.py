@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
-from colabstage.io.panel import Board, Row, panel_html, panel_text
+from colabstage.io.page import Board, Row, panel_html, panel_text
 from colabstage.io.progress import Cancellation, TqdmProgress, start_at
 
 if TYPE_CHECKING:

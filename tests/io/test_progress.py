@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from colabstage.errors import CancelledError, OptionError
-from colabstage.io.panel import Board, Row
+from colabstage.io.page import Board, Row
 from colabstage.io.progress import (
     Cancellation,
     NullProgress,

@@ -21,7 +21,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.io.panel import Board
+from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import temp_beside

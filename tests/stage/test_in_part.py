@@ -24,7 +24,7 @@ from colabstage.errors import (
     SourceChangedError,
 )
 from colabstage.h5.manifest import manifest_path
-from colabstage.io.panel import Board
+from colabstage.io.page import Board
 from colabstage.io.units import format_bytes
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader

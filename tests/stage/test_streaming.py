@@ -19,7 +19,7 @@ from PIL import Image
 
 from colabstage import stage_dataset
 from colabstage.errors import CancelledError, LayoutError, OptionError, SourceAccessError, SourceReadError
-from colabstage.io.panel import Board
+from colabstage.io.page import Board
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.trees.folder import FolderTree

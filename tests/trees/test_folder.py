@@ -13,8 +13,8 @@ import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.retry import RetryPolicy
+from colabstage.trees.entries import is_junk
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
-from colabstage.trees.names import is_junk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

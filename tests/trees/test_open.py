@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, DriveDisconnectedError, SourceNotFoundError
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.entries import ArchiveLimits
 from colabstage.trees.open import open_archive, open_tree, recognise
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from colabstage.errors import (
     UnsafeArchiveError,
 )
 from colabstage.io.progress import Cancellation
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.entries import ArchiveLimits
 from colabstage.trees.open import CompressedFileTree, open_archive
 from colabstage.trees.tar import TarTree
 from colabstage.trees.tree import FileEntry, LocalBytes

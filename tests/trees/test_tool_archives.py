@@ -12,7 +12,7 @@ import pytest
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, MissingDependencyError, UnsafeArchiveError
 from colabstage.trees import tool_archives as foreign_tools
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.entries import ArchiveLimits
 from colabstage.trees.open import open_tree, recognise
 from colabstage.trees.tool_archives import ToolArchiveTree
 from colabstage.trees.tree import LocalBytes

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, SourceReadError
-from colabstage.trees.names import ArchiveLimits
+from colabstage.trees.entries import ArchiveLimits
 from colabstage.trees.tree import FileEntry, LocalBytes
 from colabstage.trees.zip import ZipTree
 

@@ -37,7 +37,7 @@ from colabstage.sources.parse import absolute_path
 from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
-from colabstage.trees.names import DEFAULT_LIMITS, ArchiveLimits, check_lengths
+from colabstage.trees.entries import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import open_archive
 from colabstage.trees.tree import LocalBytes, SharedBytes
 

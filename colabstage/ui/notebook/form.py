@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
 from colabstage.io.arguments import defaults, takes
-from colabstage.io.page import COLOURS, STYLE
-from colabstage.io.panel import Board, panel_html
+from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
 from colabstage.pack.options import split_fractions, square
@@ -24,7 +23,7 @@ from colabstage.ui.notebook.fields import changed, make_fields, python_of, show_
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.io.panel import Row
+    from colabstage.io.page import Row
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.dataset import StagedDataset
 

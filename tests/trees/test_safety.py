@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import UnsafeArchiveError
-from colabstage.trees.names import (
+from colabstage.trees.entries import (
     ArchiveLimits,
     check_case_collisions,
     check_collisions,
