@@ -43,10 +43,9 @@ from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
 from colabstage.images.geometry import scale_by_torch
 from colabstage.io.pipeline import SOLO, ThreadPool
-from colabstage.load.reading.engines import ReadEngine
+from colabstage.load.reading.engines import ReadEngine, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.storage import read_storage_facts
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:

@@ -45,15 +45,15 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
+from colabstage.load.reading.engines import EngineChoice, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.part import OpenFile
-from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from colabstage.load.loader import Loader
-    from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.engines import StorageFacts
 
 SIDE, BATCH = 256, 64
 MEMORY_BYTES, WINDOW_BUDGET = 1_600_000_000, "300MB"

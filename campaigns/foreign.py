@@ -22,8 +22,8 @@ import numpy as np
 
 from colabstage.errors import ColabstageError
 from colabstage.layouts.row_arrays import read_arrays
+from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.storage import EngineChoice
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree

@@ -78,7 +78,7 @@ REFERENCE = {
             "colabstage.to_hf",
             "colabstage.to_tf_data",
             "colabstage.load.reading.reader.SplitReader",
-            "colabstage.load.reading.storage.EngineChoice",
+            "colabstage.load.reading.engines.EngineChoice",
         ),
     ),
     "augmentation": ReferencePage(

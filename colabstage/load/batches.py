@@ -3,7 +3,10 @@ last."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import pickle
+import random
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ from torch.utils.data import default_collate
 
 from colabstage.h5.schema import BOXES
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.load.epoch import apply_transform
+from colabstage.load.plan import SampleCost
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation
+    from colabstage.io.progress import Cancellation, Clock
     from colabstage.load.augment import CroppedInputs
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
@@ -362,3 +367,46 @@ class Finish:
         """Finish what frameworks get that build loaders of our parts: it is in host memory by then. Stands where they
         expect a `collate_fn`."""
         return self.transform(self.scale(batch))
+
+
+# A probe ends after these many samples or seconds, whichever comes first.
+_PROBED = 64
+_PROBE_S = 0.5
+
+
+def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:
+    """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
+
+    What the transforms draw from the generators of Python, numpy and torch is put back.
+
+    Returns:
+        `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
+    """
+    # From all over the file, as neighbours are often alike.
+    rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
+    done, elapsed_s, nbytes = 0, 0.0, list[int]()
+    # Whatever a transform raises is the loop's to raise, where it says which batch.
+    with _rng_restored(), contextlib.suppress(Exception):
+        probed = copy.copy(dataset)
+        # What they count or draw on the way stays with the copies, as it does with those of processes.
+        transforms = pickle.dumps((dataset.transform, dataset.target_transform))
+        probed.transform, probed.target_transform = pickle.loads(transforms)
+        start = clock.now()
+        for row in rows:
+            map_leaves(probed[row], lambda leaf: nbytes.append(int(getattr(leaf, "nbytes", 8))))
+            done += 1
+            elapsed_s = clock.now() - start
+            if elapsed_s > _PROBE_S:
+                break
+    return SampleCost(elapsed_s / done, sum(nbytes) // done) if done else None
+
+
+@contextlib.contextmanager
+def _rng_restored() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -13,8 +13,8 @@ from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.units import format_bytes
 from colabstage.load.epoch import count_batches
 from colabstage.load.plan import Decode, DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice, Strategy
+from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.memory import check_memory, spare_memory
-from colabstage.load.reading.storage import EngineChoice
 
 if TYPE_CHECKING:
     from colabstage.load.arrival import ArrivalFacts

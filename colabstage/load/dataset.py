@@ -1,37 +1,49 @@
-"""Read one split of an HDF5 file as a `torch.utils.data.Dataset`: `dataset_h5`."""
+"""Read one split of an HDF5 file as a `torch.utils.data.Dataset`: `dataset_h5`, and gather what loading it rests on."""
 
 from __future__ import annotations
 
+import ast
+import multiprocessing
 import operator
+import os
+import pickle
+import sys
+import threading
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
-from colabstage.h5.info import NamedFields
+from colabstage.errors import MissingDependencyError, OptionError, said_by
+from colabstage.h5.info import NamedFields, read_info
 from colabstage.io.arguments import check_argument
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
+from colabstage.load.arrival import facts_of
+from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts
 from colabstage.load.reading.reader import SplitReader
+from colabstage.machine.resources import read_resources
 
 try:
+    import torch
     from torch.utils.data import Dataset
 except ImportError as error:
     _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
     raise MissingDependencyError(_msg) from error
 
+from colabstage.load.device import free_device_memory
+
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
     from colabstage.load.arrival import Arrival
-    from colabstage.load.reading.engines import Indices
-    from colabstage.load.reading.storage import EngineChoice
+    from colabstage.load.epoch import Shard
+    from colabstage.load.reading.engines import EngineChoice, Indices
     from colabstage.load.reading.targets import TargetBatch
 
     _Base = Dataset[Any]
@@ -326,3 +338,111 @@ def _image(x: Any) -> Any:
     if channels not in (1, 3, 4):
         return x
     return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
+
+
+_SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
+
+
+def gather_facts(
+    dataset: dataset_h5,
+    *,
+    device: torch.device | None,
+    shard: Shard,
+    epoch_rows: int | None,
+    crop_size: tuple[int, int] | None = None,
+) -> LoaderFacts:
+    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones.
+
+    `crop_size`: height and width of the random resized crops that the batch transform begins with.
+    """
+    # Now and not at import: a notebook's limits and free memory change.
+    resources = read_resources()
+    reader = dataset.reader
+    # Devices that do not tell share this computer's memory.
+    needs_memory = None if device is None else free_device_memory(device)
+    free = resources.free_memory_bytes if needs_memory is None else needs_memory
+    return LoaderFacts(
+        rows=len(reader),
+        row_bytes=reader.estimate_row_bytes(),
+        stored_bytes=reader.stored_bytes,
+        engine=reader.engine,
+        encoded=reader.encoded,
+        per_sample=dataset.per_sample,
+        cores=resources.cores,
+        free_memory_bytes=resources.free_memory_bytes,
+        # Single integers become int64.
+        target_bytes=max(8, reader.target_bytes or 0),
+        uniform=reader.target_bytes is not None and reader.row_shape is not None,
+        random_rows=_rows_are_random(reader),
+        epoch_rows=epoch_rows,
+        shard=shard,
+        device=None if device is None else DeviceFacts(device.type, free),
+        processes=ProcessFacts(
+            threads=threading.active_count(),
+            cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
+            unpicklable=_pickle_problem(dataset),
+            methods=tuple(multiprocessing.get_all_start_methods()),
+            shared_memory_bytes=_shared_memory(),
+            runs_again=dataset.per_sample and _runs_again(),
+        ),
+        crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
+        whole_reason=reader.whole_reason,
+        arrival=None if reader.arrival is None else facts_of(reader.arrival),
+    )
+
+
+def _rows_are_random(reader: SplitReader) -> bool:
+    """Tell whether the rows of the file are in random order: those of `train` are that colabstage packs."""
+    # Nobody else needs to know, and looking means opening the file.
+    if reader.engine.name != "read" or reader.split != "train":
+        return False
+    return read_info(reader.path, reader.fields).format_version is not None
+
+
+def _pickle_problem(dataset: dataset_h5) -> str | None:
+    """Tell why another process could not be sent the dataset's transforms; `None` when it could."""
+    try:
+        pickle.dumps((dataset.transform, dataset.target_transform))
+    except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises
+        return said_by(error).partition("\n")[0]
+    # A class of a notebook pickles by its name, and fails where it is looked up.
+    main = __import__("__main__")
+    homes = {
+        getattr(part, "__module__", type(part).__module__) for part in (dataset.transform, dataset.target_transform)
+    }
+    if "__main__" in homes and not hasattr(main, "__file__"):
+        return "its transform is defined in a notebook, which another process cannot import"
+    return None
+
+
+def _runs_again() -> bool:
+    """Tell whether a process that imports the main module would run the script that is running from its top."""
+    main = sys.modules["__main__"]
+    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if path is None or (spec is not None and spec.name.endswith(".__main__")):
+        return False  # a notebook, or a package that is run: other processes import neither
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        script = ast.parse(Path(path).read_bytes())
+    # What cannot be read may have no guard: the careful answer.
+    except (OSError, SyntaxError, ValueError):
+        return True
+    line = frame.f_lineno
+    return not any(
+        isinstance(part, ast.If)
+        and any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(part.test))
+        and part.body[0].lineno <= line <= (part.body[-1].end_lineno or 0)
+        for part in ast.walk(script)
+    )
+
+
+def _shared_memory() -> int:
+    try:
+        facts = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return 0
+    return facts.f_bavail * facts.f_frsize

@@ -20,12 +20,11 @@ from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
 from colabstage.load.augment import first_crop
-from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
+from colabstage.load.batches import Finish, Ragged, map_batches, measure_cost, move_to, pin
 from colabstage.load.choosing import choose_loader, may_gain
-from colabstage.load.dataset import dataset_h5
+from colabstage.load.dataset import dataset_h5, gather_facts
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
 from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard, sampler_order
-from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.partial import lasting_order
 from colabstage.load.plan import LoaderRequest

@@ -11,7 +11,7 @@ from colabstage.load.epoch import Shard
 
 if TYPE_CHECKING:
     from colabstage.load.arrival import ArrivalFacts
-    from colabstage.load.reading.storage import EngineChoice
+    from colabstage.load.reading.engines import EngineChoice
 
 Strategy = Literal["auto", "device", "memory", "direct", "workers"]
 Shuffle = bool | Literal["auto", "window"]

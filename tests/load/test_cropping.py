@@ -20,7 +20,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.loader import make_loader
 from colabstage.load.plan import LoaderFacts, LoaderRequest
-from colabstage.load.reading.storage import EngineChoice
+from colabstage.load.reading.engines import EngineChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.chunks import ChunkEngine
 from colabstage.load.reading.encoded import EncodedRows
+from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.memory import ReadFile
-from colabstage.load.reading.storage import EngineChoice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.io.pipeline import ThreadPool
+    from colabstage.load.reading.engines import StorageFacts
     from colabstage.load.reading.memory import MappedFile
-    from colabstage.load.reading.storage import StorageFacts
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD = 1, 2, 3, 32015
 # Words in one sum of products: below 2**48, which float64 holds exactly, and within the processor's cache.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from colabstage.images.geometry import Resizer
     from colabstage.images.options import ImageOptions
     from colabstage.io.pipeline import ThreadPool
+    from colabstage.load.reading.engines import StorageFacts
     from colabstage.load.reading.memory import MappedFile, ReadFile
-    from colabstage.load.reading.storage import StorageFacts
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:

@@ -39,13 +39,20 @@ from colabstage.load.reading.chunks import (
 from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
 from colabstage.load.reading.engines import (
     ByteSwappedEngine,
+    CacheState,
+    EngineChoice,
     GatherEngine,
     H5pyEngine,
     ReadEngine,
     RowEngine,
+    choose_engine,
+    choose_ragged,
+    is_warm,
     load_array,
     mapped_table,
     memory_table,
+    ragged_facts,
+    read_storage_facts,
     turn_bytes,
 )
 from colabstage.load.reading.memory import (
@@ -57,15 +64,6 @@ from colabstage.load.reading.memory import (
     empty_array,
     resident_part,
     spare_memory,
-)
-from colabstage.load.reading.storage import (
-    CacheState,
-    EngineChoice,
-    choose_engine,
-    choose_ragged,
-    is_warm,
-    ragged_facts,
-    read_storage_facts,
 )
 from colabstage.load.reading.targets import (
     BoxTargets,
@@ -91,7 +89,7 @@ if TYPE_CHECKING:
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.encoded import EncodedBytes
-    from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.engines import StorageFacts
     from colabstage.load.reading.targets import RaggedSource
 
 # What decides by itself what a row is; engines copy rows of one shape.

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from colabstage.images.geometry import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival, Side
-    from colabstage.load.reading.engines import Indices
-    from colabstage.load.reading.storage import EngineChoice
+    from colabstage.load.reading.engines import EngineChoice, Indices
     from colabstage.load.reading.targets import TargetBatch
 
 

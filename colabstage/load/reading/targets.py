@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.options import ImageOptions
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.engines import RowEngine
-    from colabstage.load.reading.storage import StorageFacts
+    from colabstage.load.reading.engines import RowEngine, StorageFacts
 
 # Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]

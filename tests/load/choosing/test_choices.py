@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from colabstage.load.plan import DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice
-from colabstage.load.reading.storage import EngineChoice
+from colabstage.load.reading.engines import EngineChoice
 
 PLAN = LoaderPlan(
     strategy="direct",

@@ -13,7 +13,7 @@ from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import Shard
 from colabstage.load.plan import DeviceFacts, LoaderFacts, LoaderRequest
-from colabstage.load.reading.storage import EngineChoice
+from colabstage.load.reading.engines import EngineChoice
 
 FACTS = LoaderFacts(
     rows=1000,

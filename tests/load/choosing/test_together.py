@@ -8,7 +8,7 @@ import pytest
 
 from colabstage.load.choosing import batches_together, choose_loader, prefetch_of_small
 from colabstage.load.plan import LoaderFacts, LoaderRequest
-from colabstage.load.reading.storage import EngineChoice
+from colabstage.load.reading.engines import EngineChoice
 
 DIGITS = LoaderFacts(
     rows=60_000,

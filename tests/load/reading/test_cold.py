@@ -14,10 +14,10 @@ from colabstage.h5.info import open_h5
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
+from colabstage.load.reading.engines import EngineChoice, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile
 from colabstage.load.reading.part import OpenFile
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.storage import EngineChoice, read_storage_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from colabstage.errors import LayoutError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.layouts.detect import detect_layout
+from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.reading.storage import EngineChoice
 from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:

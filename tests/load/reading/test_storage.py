@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from colabstage.load.reading.chunks import Filter
-from colabstage.load.reading.storage import CacheState, StorageFacts, choose_engine
+from colabstage.load.reading.engines import CacheState, StorageFacts, choose_engine
 
 PLAIN = StorageFacts(
     name="X_train",
