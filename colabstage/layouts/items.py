@@ -15,7 +15,7 @@ from colabstage.io.retry import read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
-from colabstage.machine.watched import call_here
+from colabstage.machine.mounts import call_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import Targets
-    from colabstage.machine.watched import InCaller
+    from colabstage.machine.mounts import InCaller
 
 NAME = "dataset"
 # What Hugging Face's datasets and people call the two sides of an item that is a dict.

@@ -1,5 +1,7 @@
 """Which mount a path is on, whether that is a slow one or Google Drive, whether it still answers, and who uses it.
 
+Work that touches mounts is called by `run_watched`, which has a slow one watched (`watched`).
+
 The kernel's mount table answers the first two questions without touching the file system itself, which matters because
 a mount whose client hangs blocks every caller for good. The third question has to touch it, so a child process asks.
 
@@ -21,12 +23,15 @@ import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from colabstage.errors import DriveDisconnectedError, DriveError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Network file systems of the kernel itself.
 _NETWORK_TYPES = frozenset(
@@ -435,3 +440,42 @@ def _read_link(path: Path) -> Path | None:
         return path.readlink()
     except OSError:
         return None
+
+
+class InCaller(Protocol):
+    """Call a function in the thread that waits for the work, and return its result."""
+
+    def __call__(self, function: Callable[[], R], /) -> R: ...
+
+
+def call_here(function: Callable[[], R]) -> R:
+    """Call a function: the `InCaller` of work that runs in the caller's own thread."""
+    return function()
+
+
+def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
+    """Call `work()`, and fail when the slow mount of one of `places` stops answering.
+
+    Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
+    context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
+
+    Raises:
+        DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
+        Exception: whatever `work` raises.
+    """
+    return run_watched_for_caller(lambda _: work(), *places)
+
+
+def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
+    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller` run in the caller's thread.
+
+    For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
+    The mount is checked between such calls.
+    """
+    slow = [place for place in places if is_slow_mount(place)]
+    if not slow:
+        return work(call_here)
+    # Few need it, and it brings all of what is known about Drive.
+    from colabstage.machine.watched import watch
+
+    return watch(work, slow)

@@ -22,7 +22,7 @@ import queue
 import threading
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from colabstage.errors import (
     CancelledError,
@@ -36,7 +36,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.retry import speaks_of_a_mount, translate_read_error
 from colabstage.machine.drive import is_readonly, mount_drive
 from colabstage.machine.drive_client import drive_log_size, quota_error
-from colabstage.machine.mounts import drive_root, is_slow_mount, mount_of, probe_mount, silence_of
+from colabstage.machine.mounts import drive_root, mount_of, probe_mount, run_watched, silence_of
 from colabstage.machine.platforms import detect_platform
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Literal
+
+    from colabstage.machine.mounts import InCaller
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,39 +62,8 @@ _DYING_S = 2.0
 _LOOK_AGAIN_S = 0.1
 
 
-class InCaller(Protocol):
-    """Call a function in the thread that waits for the work, and return its result."""
-
-    def __call__(self, function: Callable[[], R], /) -> R: ...
-
-
-def call_here(function: Callable[[], R]) -> R:
-    """Call a function: the `InCaller` of work that runs in the caller's own thread."""
-    return function()
-
-
-def run_watched(work: Callable[[], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work()`, and fail when the slow mount of one of `places` stops answering.
-
-    Where none of them is on a slow mount, `work` is simply called. Otherwise a thread calls it, with the caller's
-    context, and the caller waits: interrupts, and whatever `work` raises, reach the caller as usual.
-
-    Raises:
-        DriveDisconnectedError: a mount has not answered for 45 seconds, or has died and its calls do not return.
-        Exception: whatever `work` raises.
-    """
-    return run_watched_for_caller(lambda _: work(), *places)
-
-
-def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.PathLike[str]) -> T:
-    """Call `work(in_caller)` as `run_watched` does; functions that it passes to `in_caller` run in the caller's thread.
-
-    For the caller's own code: it runs where it would without a mount, one call after the other, and may take any time.
-    The mount is checked between such calls.
-    """
-    slow = [place for place in places if is_slow_mount(place)]
-    if not slow:
-        return work(call_here)
+def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]]) -> T:
+    """Call `work` in a thread while this one checks that slow mounts answer, as `mounts.run_watched_for_caller`."""
     errand = _Errand(work)
     with DaemonPool(1, "colabstage-ask") as pool:
         try:
@@ -113,7 +84,7 @@ def run_watched_for_caller(work: Callable[[InCaller], T], *places: str | os.Path
 
 
 def _wait_for(
-    errand: _Errand[T], pool: DaemonPool, slow: list[str | os.PathLike[str]]
+    errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]
 ) -> DriveDisconnectedError | None:
     """Wait until the errand ends, or until a mount that it depends on is silent."""
     while not errand.attended_until_end(_ASK_EVERY_S):

@@ -44,13 +44,12 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.items import IndexableDataset
     from colabstage.layouts.table import Content, SampleSource, SampleTable, Targets
-    from colabstage.machine.watched import InCaller
+    from colabstage.machine.mounts import InCaller
     from colabstage.pack.options import PackOptions
     from colabstage.trees.tree import Tree
 
     PackSource = str | os.PathLike[str] | IndexableDataset
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
-
 
 
 @dataclass(frozen=True, slots=True)

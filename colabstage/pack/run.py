@@ -36,8 +36,7 @@ from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
-from colabstage.machine.mounts import require_answer
-from colabstage.machine.watched import run_watched, run_watched_for_caller
+from colabstage.machine.mounts import require_answer, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image

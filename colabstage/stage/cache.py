@@ -5,16 +5,25 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import CancelledError, DriveDisconnectedError, DriveError, SourceError, SourceReadError
+from colabstage.errors import (
+    CancelledError,
+    DamagedPackError,
+    DriveDisconnectedError,
+    DriveError,
+    NotEnoughSpaceError,
+    SourceError,
+    SourceReadError,
+)
 from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
 from colabstage.h5.parts import PartName
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
 from colabstage.io.retry import RetryPolicy
+from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_restored
 from colabstage.machine.drive import ask_drives
@@ -23,20 +32,23 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
-from colabstage.sources.parse import ObjectSource
+from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.stage.places import FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
-from colabstage.stage.record import identity_of
+from colabstage.stage.record import Comparison, Freshness, StateDiffersError, compare_source, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.load.partial import PartialPack
+    from colabstage.sources.identity import SourceIdentity
+    from colabstage.stage.make import StageCall
     from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.record import SourceOnce
     from colabstage.stage.request import CacheDir, StageRequest
 
 
@@ -382,3 +394,134 @@ def restore_name(request: StageRequest) -> Path:
     """Return the name of an unfinished copy from the cache."""
     # Not the pack's own name: packing takes up leftovers of that name, and would continue a copy as if it were its own.
     return request.pack_path.with_name(f"{request.pack_path.name}.copy")
+
+
+def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
+    """Tell whether a pack in the cache is not to be copied here whole."""
+    if request.disk_limit is None:
+        return False
+    # Shards would have to be joined, which takes their space twice.
+    return bool(cached.shards) or cached.manifest.size > request.disk_limit
+
+
+_OUTDATED = "made from an earlier state of the source"
+
+
+class CurrentPack(NamedTuple):
+    """A pack in the cache that was made from the source's present state, or may have been."""
+
+    pack: CachedPack
+    """Where it is."""
+    identity: SourceIdentity
+    """The state that it was made from."""
+    comparison: Comparison | None = None
+    """What still compares that with the source; `None` where it is known to be the same."""
+
+
+def find_current(call: StageCall, source: SourceOnce, cache: Cache) -> CurrentPack | None:
+    """Return the packed copy in the cache, if there is a complete one and the source is not known to have changed."""
+    request = call.request
+    if request.refresh or not request.wants_pack:
+        return None
+    with call.report.timed("look in cache") as step:
+        cached = cache.find()
+        identity = None if cached is None else identity_of(cached.manifest)
+        if cached is None or identity is None:
+            step.note = "not there"
+            return None
+        found = f"found '{cached.label.rpartition('/')[2]}'"
+        # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
+        # more there are; the copy takes longer. Whoever is let in must not see rows of another state, and a download
+        # would take the disk's room from the copy.
+        if call.let_in is None and not exceeds_limit(request, cached) and not comes_whole(request.source):
+            step.note = found
+            return CurrentPack(cached, identity, Comparison(call, source, identity))
+        freshness = compare_source(call, source, identity)
+        if not freshness.same:
+            step.note = _OUTDATED
+            return None
+        step.note = "; ".join(filter(None, (found, freshness.seen)))
+    return CurrentPack(cached, _identity_now(source, identity, freshness))
+
+
+def _identity_now(source: SourceOnce, recorded: SourceIdentity, freshness: Freshness) -> SourceIdentity:
+    """Return the state to record: where the source was opened and is the same, with its present times."""
+    return source.opened.identity if source.opened is not None and freshness.proved else recorded
+
+
+def copy_current(call: StageCall, source: SourceOnce, found: CurrentPack, cache: Cache) -> SourceIdentity | None:
+    """Copy a pack from the cache; return the source's state, or `None` where that did not succeed. Then the source is
+    read instead, unless readers have seen rows of the copy."""
+    comparison = found.comparison
+    if comparison is None:
+        return found.identity if _copy_pack(call, found.pack, cache, None) is not None else None
+    try:
+        freshness = _copy_pack(call, found.pack, cache, comparison)
+        if freshness is None:
+            comparison.settle()
+            return None
+    except BaseException:
+        comparison.abandon()
+        raise
+    return _identity_now(source, found.identity, freshness)
+
+
+def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Comparison | None) -> Freshness | None:
+    """Copy a pack from the cache while the source is compared; `None` where the source has to be read instead."""
+    request, report = call.request, call.report
+    lent = False
+    freshness = Freshness(same=True)
+
+    def let_in(pack: PartialPack) -> None:
+        nonlocal lent
+        assert call.let_in is not None
+        lent = True
+        # From here on it is the copy or an error, and the report is read while it arrives.
+        report.origin = "cache"
+        call.let_in(pack)
+
+    def confirm() -> None:
+        nonlocal freshness
+        if comparison is not None:
+            freshness = comparison.agree()
+
+    try:
+        with report.timed("copy from cache", unit="B") as step:
+            try:
+                size, kept = cached.place.ask(
+                    lambda: restore_pack(
+                        cached,
+                        request,
+                        progress=call.progress,
+                        cancellation=comparison or call.cancellation,
+                        let_in=None if call.let_in is None else let_in,
+                        confirm=confirm,
+                    )
+                )
+            except StateDiffersError:
+                assert comparison is not None
+                # Its steps took part of the time of this one.
+                comparison.settle()
+                step.unit, step.note = "", f"stopped: {_OUTDATED}"
+                return None
+            step.amount = size - kept
+            again = f"{format_bytes(kept)} were already here" if kept else ""
+            step.note = "; ".join(filter(None, ("verified block by block", again, freshness.seen)))
+    except (DamagedPackError, SourceError, DriveError) as error:
+        if lent:
+            raise
+        report.note(f"The cached pack cannot be used: {error}")
+        return None
+    except NotEnoughSpaceError as error:
+        if cached.shards:
+            cache.leave_as_it_is()
+            report.note(f"The cached shards were left where they are, and the source is read again: {error}")
+            return None
+        if lent or request.options.encoding != "auto":
+            raise
+        # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
+        # it would take the better one from that machine.
+        cache.leave_as_it_is()
+        report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
+        return None
+    return freshness

@@ -24,12 +24,12 @@ from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.shards import pack_by_executor
-from colabstage.sources.parse import KaggleSource, ShareSource
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
 from colabstage.stage.report import StageFigures, StageReport
+from colabstage.stage.request import check_disk_limit, exceeds
 from colabstage.stage.shards import plan_without_room
 from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
-    from colabstage.sources.parse import Source
     from colabstage.stage.cache import CachedPack
     from colabstage.stage.report import Origin
     from colabstage.stage.request import StageRequest
@@ -100,37 +99,9 @@ class TooLarge:
     """The plan of all samples, as a machine with enough room would make it."""
 
 
-def exceeds(request: StageRequest, figures: StageFigures) -> bool:
-    """Tell whether what staging takes here is more than the disk limit."""
-    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
-    return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
-
-
 def has_to_come(source: OpenSource) -> bool:
     """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
     return not source.opens_at_once or source.unpacks_first
-
-
-def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
-    """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
-
-    `figures`: what it takes; `None` where that is known only once all of it is here.
-
-    Raises:
-        NotEnoughSpaceError: it would take more than `disk_limit`, or might.
-    """
-    limit = request.disk_limit
-    if limit is None or (figures is not None and not exceeds(request, figures)):
-        return
-    takes = "as much of the local disk as shows once it is here and unpacked"
-    if figures is not None:
-        takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
-    msg = (
-        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
-        f"cache yet. {_instead(request.source)} Or stage it once where there is room, without disk_limit=; every later "
-        "call opens that pack in part."
-    )
-    raise NotEnoughSpaceError(msg)
 
 
 def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
@@ -142,24 +113,6 @@ def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
         'pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and dataset_h5(report.path, disk_limit=…).'
     )
     raise NotEnoughSpaceError(msg)
-
-
-def _instead(source: Source) -> str:
-    """Return what to do with a source that has to be here whole, in a sentence."""
-    if isinstance(source, ShareSource):
-        return (
-            "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
-            'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
-        )
-    if isinstance(source, KaggleSource):
-        return (
-            'On Kaggle itself the dataset is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere '
-            "unpack it into a folder on a disk that has room for it, or in a bucket, which is read where it is."
-        )
-    return (
-        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
-        "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
-    )
 
 
 def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
@@ -335,14 +288,6 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         step.note = "; ".join(said)
     report.skipped = done.skipped
     report.note(*job.table.notes)
-
-
-def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
-    """Tell whether a pack in the cache is not to be copied here whole."""
-    if request.disk_limit is None:
-        return False
-    # Shards would have to be joined, which takes their space twice.
-    return bool(cached.shards) or cached.manifest.size > request.disk_limit
 
 
 def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:

@@ -13,9 +13,8 @@ from colabstage.errors import ColabstageError
 from colabstage.h5.manifest import Manifest, read_manifest
 from colabstage.h5.parts import shards_beside
 from colabstage.io.pipeline import DaemonPool
-from colabstage.machine.mounts import drive_root, require_answer, silence_of
+from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space
-from colabstage.machine.watched import run_watched
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source
 from colabstage.stage.publish import (
     PREVIOUS_SUFFIX,

@@ -28,8 +28,7 @@ from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.io.workspace import disk_use, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
-from colabstage.machine.mounts import drive_root, require_answer
-from colabstage.machine.watched import run_watched
+from colabstage.machine.mounts import drive_root, require_answer, run_watched
 from colabstage.sources.partial.fetcher import take_lock
 from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir

@@ -1,30 +1,47 @@
-"""What is staged on this machine: one folder for each dataset, with a record of what is complete in it, and a seal.
+"""What is staged on this machine, recorded and sealed, and whether the source is still what it was made of.
 
-The seal is the packed file's inode, size and times, with the boot they were seen in. As long as they are unchanged,
-nothing has written to the file since its hashes were verified, so a second call costs a few `stat`s. When they differ
-(a copied disk, or a reboot in which data that was never forced to the disk may be lost), every block is hashed again.
+There is one folder for each dataset, with a record of what is complete in it. The seal is the packed file's inode, size
+and times, with the boot they were seen in. As long as they are unchanged, nothing has written to the file since its
+hashes were verified, so a second call costs a few `stat`s. When they differ (a copied disk, or a reboot in which data
+that was never forced to the disk may be lost), every block is hashed again.
+
+The source of a call is opened once, when it is first needed, and compared with a recorded state, at once or beside the
+copy of what was made of that state.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+import contextlib
+from concurrent.futures import wait
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import CancelledError, ColabstageError
+from colabstage.errors import ArchiveError, CancelledError, ColabstageError, DriveError, SourceError
 from colabstage.h5.manifest import check_whole, read_manifest
-from colabstage.io.files import read_json, write_json
+from colabstage.io.files import Closing, make_own_folder, read_json, write_json
 from colabstage.io.ownership import look_at
+from colabstage.io.pipeline import in_thread
+from colabstage.io.progress import Cancellation
 from colabstage.io.records import read_fields
+from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
-from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
-from colabstage.stage.request import RECORD_NAME
+from colabstage.pack.job import examined_extensions
+from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
+from colabstage.sources.look import check_freshness
+from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
+from colabstage.sources.parse import comes_whole
+from colabstage.stage.report import StageReport
+from colabstage.stage.request import RECORD_NAME, check_disk_limit
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from pathlib import Path
 
     from colabstage.h5.manifest import Manifest
-    from colabstage.io.progress import Cancellation
+    from colabstage.sources.opening import OpenSource
+    from colabstage.stage.make import StageCall
     from colabstage.stage.request import StageRequest
+
 
 _RECORD_VERSION = 1
 
@@ -175,3 +192,161 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
         if not here.is_as_made or here.deed != record.files.deed:
             return f"its folder '{request.files_path}' {here}"
     return None
+
+
+_LOOK_S = 0.25
+
+
+class SourceOnce(Closing):
+    """The source of one call, opened once, when it is first needed; a context manager that closes it."""
+
+    def __init__(self, call: StageCall) -> None:
+        self._call = call
+        self._stack = contextlib.ExitStack()
+        self.opened: OpenSource | None = None
+        """The source, once it is open."""
+
+    def open(self, report: StageReport | None = None, *, to_pack: bool = False) -> OpenSource:
+        """Return the source, open, which `report` tells, or else that of the call; raises as `open_source`.
+
+        `to_pack`: whether its pack is planned next, if one is wanted.
+        """
+        if self.opened is not None:
+            return self.opened
+        request = self._call.request
+        sparing = request.disk_limit is not None
+        whole = comes_whole(request.source) and not sparing
+        # Beside the dataset's own folder, so that the same source with other options finds what was downloaded.
+        ahead = examined_extensions(request.options) if to_pack and request.wants_pack else ()
+        opening = Opening(
+            request.folder.parent, self._call.progress, self._call.cancellation, sparing=sparing, ahead=ahead
+        )
+        if whole:
+            make_own_folder(request.folder.parent)
+        with (report or self._call.report).timed("download" if whole else "open source", unit="B", moves=whole) as step:
+            try:
+                with contextlib.ExitStack() as undo:
+                    source = open_source(request.source, opening, unpack=True)
+                    undo.callback(source.close)
+                    # Before anything is read: what is written to the source meanwhile has to show as a change.
+                    source.take_state()
+                    self._stack.enter_context(undo.pop_all())
+            except ComesWholeError as error:
+                step.unit, step.note = "", str(error)
+                check_disk_limit(request, None)
+                raise
+            except (SourceError, DriveError, ArchiveError) as error:
+                step.unit, step.note = "", str(error)
+                raise
+            files, step.amount = source.extent
+            step.note = format_count(files, "files")
+        self.opened = source
+        return source
+
+    def close(self) -> None:
+        """Close it; `open` opens it again."""
+        self._stack.close()
+        self.opened = None
+
+
+class Freshness(NamedTuple):
+    """How a source compares with a recorded state of it."""
+
+    same: bool
+    """Whether data made from that state may be used."""
+    seen: str = ""
+    """What was compared, for the report."""
+    proved: bool = False
+    """Whether the source was opened and proved to be the same."""
+
+
+def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> Freshness:
+    """Tell whether the source is still in the recorded state. A source that is gone does not count as changed."""
+    request, report = call.request, call.report
+    if request.checksum is not None:
+        as_asked = recorded.checksum == str(request.checksum)
+        # The checksum names the content, so it does not matter what the source holds now.
+        if not as_asked or request.verify == "fast":
+            return Freshness(same=as_asked)
+    # An open source has its identity at hand, which is more than the quick look could tell.
+    if request.verify == "fast" and source.opened is None:
+        look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
+        if look.state == "gone":
+            report.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
+        if look.state == "silent":
+            report.note(f"Whether the source has changed is not known ({look.detail}); what was made of it is used.")
+        if look.state != "unsure":
+            seen = f"the source: {look.detail}" if look.state == "same" else ""
+            return Freshness(look.state != "changed", seen)
+    try:
+        now = source.open(report).identity
+    except (SourceError, DriveError, ArchiveError) as error:
+        # A person whose account or network fails today wants to train on what is here.
+        report.note(f"The source cannot be read now; what was made of it before is used. {error}")
+        return Freshness(same=True)
+    verdict = compare_states(recorded, now)
+    if verdict == "same":
+        return Freshness(True, f"the source: {proof_of(recorded, now)}", proved=True)
+    if verdict == "unproved" and request.verify == "fast":
+        report.note(
+            "The source has the names and sizes that were staged, but nothing tells whether their content is the "
+            "same: all times are other ones, as after a remount. verify='full' reads it again."
+        )
+        return Freshness(same=True)
+    return Freshness(same=False)
+
+
+class StateDiffersError(Exception):
+    """The source is no longer in the state that it was compared with."""
+
+
+class Comparison(Cancellation):
+    """Compare a source with a recorded state in a thread, and cancel the work beside it when the two differ.
+
+    Whoever does that work looks at this `Cancellation`, which also follows that of the call, and uses what it made only
+    after `agree`.
+    """
+
+    def __init__(self, call: StageCall, source: SourceOnce, recorded: SourceIdentity) -> None:
+        """Begin. Nobody else opens or uses the source before `settle` has returned."""
+        super().__init__()
+        self._call, self._source = call, source
+        # Two steps at the same time would not add up to the time that the call took.
+        self._report = StageReport()
+        beside = replace(call, report=self._report)
+        call.cancellation.follow(self.cancel)
+        self._answer: Future[Freshness] = in_thread(
+            lambda: compare_source(beside, source, recorded), "colabstage-compare"
+        )
+        self._answer.add_done_callback(self._stop_work)
+
+    def _stop_work(self, answer: Future[Freshness]) -> None:
+        if answer.exception() is not None or not answer.result().same:
+            self.cancel()
+
+    def check(self) -> None:
+        """Raise `StateDiffersError` if they differ, what the comparison failed with if it did, and `CancelledError` if
+        the call was cancelled."""
+        if self._answer.done() and not self._answer.result().same:
+            raise StateDiffersError
+        super().check()
+
+    def agree(self) -> Freshness:
+        """Wait for the answer, and return it if the source is the same; raises as `check`."""
+        while not wait((self._answer,), _LOOK_S).done:
+            super().check()
+        self.check()
+        self._call.report.note(*self._report.notes)
+        return self._answer.result()
+
+    def settle(self) -> None:
+        """Wait for the end, whatever was found, and put into the call's report what was done with the source."""
+        while not wait((self._answer,), _LOOK_S).done:
+            self._call.cancellation.check()
+        self._call.report.note(*self._report.notes)
+        self._call.report.steps += self._report.steps
+        self._report.steps.clear()
+
+    def abandon(self) -> None:
+        """Wait for nothing: the source is closed when the comparison ends."""
+        self._answer.add_done_callback(lambda _: self._source.close())

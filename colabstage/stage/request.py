@@ -10,17 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
-from colabstage.errors import OptionError
+from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.redaction import show_address
-from colabstage.io.units import parse_bytes
+from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
 from colabstage.sources.parse import (
+    KaggleSource,
     LocalSource,
     ManySource,
     ObjectSource,
+    ShareSource,
     absolute_path,
     drive_path_of,
     parse_source,
@@ -31,6 +33,7 @@ from colabstage.sources.remote import parse_checksum
 if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source, SourceArgument
     from colabstage.sources.remote import Checksum
+    from colabstage.stage.report import StageFigures
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -269,6 +272,52 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
             "in the cache that is opened in part gives batches at once anyway."
         )
         raise OptionError(msg)
+
+
+def exceeds(request: StageRequest, figures: StageFigures) -> bool:
+    """Tell whether what staging takes here is more than the disk limit."""
+    # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
+    return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
+
+
+def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:
+    """Refuse to make what the disk limit does not allow here, and which cannot be made in shards either.
+
+    `figures`: what it takes; `None` where that is known only once all of it is here.
+
+    Raises:
+        NotEnoughSpaceError: it would take more than `disk_limit`, or might.
+    """
+    limit = request.disk_limit
+    if limit is None or (figures is not None and not exceeds(request, figures)):
+        return
+    takes = "as much of the local disk as shows once it is here and unpacked"
+    if figures is not None:
+        takes = f"{format_bytes(figures.peak_bytes)} of the local disk"
+    msg = (
+        f"Packing '{request.source.name}' takes {takes}, and disk_limit={format_bytes(limit)}. No pack of it is in the "
+        f"cache yet. {_instead(request.source)} Or stage it once where there is room, without disk_limit=; every later "
+        "call opens that pack in part."
+    )
+    raise NotEnoughSpaceError(msg)
+
+
+def _instead(source: Source) -> str:
+    """Return what to do with a source that has to be here whole, in a sentence."""
+    if isinstance(source, ShareSource):
+        return (
+            "Add a shortcut to it to your own Drive (in its menu on drive.google.com: Organise, Add shortcut), mount "
+            'Drive, and read it there: stage_dataset("/content/drive/MyDrive/NAME", disk_limit=…).'
+        )
+    if isinstance(source, KaggleSource):
+        return (
+            'On Kaggle itself the dataset is mounted: stage_dataset("/kaggle/input/NAME", disk_limit=…). Elsewhere '
+            "unpack it into a folder on a disk that has room for it, or in a bucket, which is read where it is."
+        )
+    return (
+        "Unpack it into a folder, a zip or an uncompressed tar, on your Drive or in a bucket: that is read where it "
+        "is. Or make the pack smaller: image_size=, encoding='jpeg:90'."
+    )
 
 
 def lock_path(folder: Path) -> Path:

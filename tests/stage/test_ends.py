@@ -29,7 +29,7 @@ from colabstage.io.files import hash_ranges, local_lock
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine import mounts
-from colabstage.machine.watched import run_watched
+from colabstage.machine.mounts import run_watched
 from colabstage.simulate.knobs import DriveFaults, FaultOp, OpFault
 from colabstage.sources.download import Download
 from colabstage.sources.opening import copy_name, sweep_copies

@@ -16,7 +16,7 @@ from colabstage.h5.manifest import damaged_blocks, manifest_path, read_manifest
 from colabstage.io.files import close_quietly, pread_exactly
 from colabstage.machine import mounts, watched
 from colabstage.sources import copy
-from colabstage.stage import staging
+from colabstage.stage import run
 from colabstage.stage.make import make_local
 from colabstage.stage.run import stage_dataset
 
@@ -133,7 +133,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
                 assert not call.request.pack_path.exists()
                 return make_local(call, source, pack=pack)
 
-            monkeypatch.setattr(staging, "make_local", awake_and_make)
+            monkeypatch.setattr(run, "make_local", awake_and_make)
         staged = stage_dataset(photos, **options)
         assert hanging.met.is_set(), "\n".join(map(str, staged.report.steps))
         made = state_of(staged)
