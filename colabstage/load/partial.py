@@ -28,9 +28,8 @@ from colabstage.load.places import LEAST_BLOCKS, LEAST_WITH_EDGES, find_edges, f
 from colabstage.machine.platforms import detect_platform
 from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, parse_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
-from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.partial.local import Edges, is_part
-from colabstage.sources.partial.plan import find_visits
+from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
 from colabstage.sources.remote import without_version_check
 from colabstage.sources.remote_files import remote_opener
 from colabstage.sources.transfer.connections import read_directly

@@ -607,7 +607,7 @@ def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> S
     """Open one file behind a share link, whose parts are read where they are."""
     if isinstance(source, ShareSource):
         from colabstage.sources.share_download import share_link_facts
-        from colabstage.sources.share_ranges import open_shared
+        from colabstage.sources.share_service import open_shared
 
         facts = share_link_facts(source.link, cancellation=opening.cancellation)
         if facts is not None and facts.size is not None and facts.ranges:

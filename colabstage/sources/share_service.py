@@ -1,8 +1,9 @@
-"""Asking Google Drive about a shared link before anything is downloaded: what it is, its name, size and contents.
+"""Google Drive's answers about a shared link: what it is, its name, size and contents, and parts of a file.
 
 Folders are listed from the page that gdown reads as well, but here: gdown's listing asks Drive to export every Google
 document in the folder, fails as a whole where one cannot be, takes the login page for an empty folder, and cannot be
-stopped. One request for the first byte of a file tells its name, its size and whether it changed since.
+stopped. One request for the first byte of a file tells its name, its size and whether it changed since. gdown brings
+whole files; Google's download address gives ranges as well, as any web server does.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import itertools
 import posixpath
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
 
-from colabstage.errors import OptionError, SourceReadError, said_by
+from colabstage.errors import ColabstageError, OptionError, SourceReadError, WebPageError, said_by
 from colabstage.io.files import Closing
+from colabstage.io.progress import Cancellation
+from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
+from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.http_session import innermost
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.share_pages import (
@@ -35,8 +40,6 @@ from colabstage.trees.entries import parent_folders
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from colabstage.io.progress import Cancellation
-    from colabstage.io.retry import RetryPolicy
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -330,3 +333,61 @@ def _candidates(name: str) -> Iterator[str]:
 def short_reason(error: BaseException) -> str:
     """Return the innermost reason of a failed request, in one line, without the address that was asked."""
     return said_by(innermost(error)).splitlines()[0][:200]
+
+
+_POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+
+
+class SharedRanges:
+    """A `RemoteFile` behind a link. Made by `open_shared`."""
+
+    def __init__(self, link: ShareLink, facts: RemoteFacts, file: HttpFile) -> None:
+        self._link, self._file = link, file
+        self.facts = facts
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        """Read as `RemoteFile.read_range`; a page in place of the bytes is told in Drive's own terms.
+
+        Raises:
+            DriveQuotaError: too many downloads of it, or too many requests from here.
+        """
+        try:
+            yield from self._file.read_range(offset, length)
+        except WebPageError as error:
+            raise _explained(self._link, error) from error
+
+    def close(self) -> None:
+        """Hang up, also on parts that are being read."""
+        self._file.close()
+
+
+def open_shared(link: ShareLink, facts: RemoteFacts) -> SharedRanges:
+    """Open a file of which `share_link_facts` has told that it gives ranges.
+
+    Raises:
+        DriveQuotaError, SourceAccessError, SourceNotFoundError, SourceReadError: Drive refuses.
+    """
+    query = urlencode({**link_query(link), "export": "download", "confirm": "t"})
+    try:
+        file = open_http(f"{DOWNLOADS}?{query}", policy=_POLICY)
+    except WebPageError as error:
+        raise _explained(link, error) from error
+    # In the state that a download of all of it would note. More at once look like a machine, which Google refuses.
+    found = replace(facts, connections=IN_FLIGHT, eager=False)
+    if not file.facts.ranges or file.facts.size != facts.size:
+        file.close()
+        msg = f"Google Drive does not give parts of '{link.label}' now. Try again later."
+        raise SourceReadError(msg)
+    return SharedRanges(link, found, file)
+
+
+def _explained(link: ShareLink, error: ColabstageError) -> ColabstageError:
+    """Return what a page in place of a file means: Drive is asked once more."""
+    try:
+        with DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
+            web.facts(link)
+    except TransientError:
+        return error
+    except ColabstageError as told:
+        return told
+    return TransientError(f"Google Drive gave a page in place of '{link.label}'.")

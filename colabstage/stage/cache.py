@@ -34,8 +34,8 @@ from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
 from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.sources.partial.file import BlockwiseFile
-from colabstage.sources.partial.files import FileOfSet, FileSet
 from colabstage.sources.partial.local import TABLE, Edges
+from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.stage.places import FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.record import Comparison, Freshness, StateDiffersError, compare_source, identity_of

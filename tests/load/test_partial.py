@@ -41,7 +41,7 @@ from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile
-from colabstage.sources.partial.files import FileOfSet, FileSet
+from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.sources.remote import RemoteFacts
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled

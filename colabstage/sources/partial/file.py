@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.sources.partial.fetcher import Fetcher
-    from colabstage.sources.partial.files import FileSet
     from colabstage.sources.partial.local import Edges
+    from colabstage.sources.partial.plan import FileSet
     from colabstage.sources.remote import RemoteFile
 
 _LOOK_S = 0.002

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.sources.partial.files import FileSet
+    from colabstage.sources.partial.plan import FileSet
 
 # Behind the byte of every block there may be.
 _TURN = 1 << 60

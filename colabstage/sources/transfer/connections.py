@@ -16,9 +16,8 @@ from colabstage.errors import SourceChangedError, SourceReadError
 from colabstage.io.progress import SYSTEM_CLOCK, start_at
 from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
-from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
+from colabstage.sources.transfer.byte_ranges import ConnectionTuner, FlightLimit, IntervalSet, RangeScheduler
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
-from colabstage.sources.transfer.tuning import ConnectionTuner, FlightLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage.sources.transfer.byte_ranges import IntervalSet, RangeScheduler
-from colabstage.sources.transfer.tuning import ConnectionTuner, FlightLimit
+from colabstage.sources.transfer.byte_ranges import ConnectionTuner, FlightLimit, IntervalSet, RangeScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
