@@ -22,6 +22,16 @@ _SILENT_S = 60.0
 _LOOK_S = 1.0
 
 
+def ask_bare(url: str) -> float:
+    """Return the seconds of one question about a file: what proves that it is the same as before."""
+    began, parts = time.perf_counter(), urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=_SILENT_S)
+    connection.request("HEAD", parts.path)
+    connection.getresponse().read()
+    connection.close()
+    return time.perf_counter() - began
+
+
 def train_bare(url: str, nbytes: int, batches: int, step_s: float) -> float:
     """Fetch a file of so many bytes, and pause after each equal part of it as it comes; return the seconds of both."""
     began, parts = time.perf_counter(), urlsplit(url)
