@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from colabstage.load.epoch import BatchPlace
     from colabstage.load.reading.memory import BufferPool
     from colabstage.load.reading.reader import SplitReader
-    from colabstage.load.reading.targets import TargetBatch
+    from colabstage.load.reading.rows import TargetBatch
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:

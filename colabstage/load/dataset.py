@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from colabstage.load.arrival import Arrival
     from colabstage.load.epoch import Shard
     from colabstage.load.reading.engines import EngineChoice, Indices
-    from colabstage.load.reading.targets import TargetBatch
+    from colabstage.load.reading.rows import TargetBatch
 
     _Base = Dataset[Any]
 else:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.load.reading.encoded import resize_into
+from colabstage.load.reading.rows import resize_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable

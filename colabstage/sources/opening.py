@@ -22,7 +22,6 @@ from colabstage.io.workspace import disk_use, find_orphans
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
-from colabstage.sources.archive_walk import ArchiveWalk
 from colabstage.sources.download import Download, bring
 from colabstage.sources.identity import (
     SourceIdentity,
@@ -43,7 +42,7 @@ from colabstage.sources.parse import (
     is_on_drive,
 )
 from colabstage.sources.remote import MountedFile, given_up
-from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, StreamingCopy, ends_with_contents
+from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.entries import entry_names, total_size

@@ -16,7 +16,7 @@ from colabstage.errors import SplitNotFoundError
 from colabstage.images.decode import decode_sized
 from colabstage.images.options import ImageOptions
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.reading import encoded
+from colabstage.load.reading import rows as row_readers
 from colabstage.load.reading.reader import SplitReader
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
@@ -189,7 +189,7 @@ def test_images_that_are_resized_on_read_are_resized_by_torch(
 ) -> None:
     """By torch's filter where it can be used, one by one and in batches alike, and otherwise by Pillow's, which is that
     of a reader alone; no pixel is more than one grey level off."""
-    monkeypatch.setattr(encoded, "can_torch_resize", lambda: usable)
+    monkeypatch.setattr(row_readers, "can_torch_resize", lambda: usable)
     path = make_encoded(7, size=(5, 13))
     dataset = dataset_h5(path)
     batch, _ = dataset.read_batch(range(7), threads=2)

@@ -18,9 +18,9 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.on_demand import OnDemandPrefetcher
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.chunks import ChunkEngine
-from colabstage.load.reading.encoded import EncodedRows
 from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.memory import ReadFile
+from colabstage.load.reading.rows import EncodedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,6 @@ from colabstage.load.reading.chunks import (
     cache_bytes,
     read_chunk_table,
 )
-from colabstage.load.reading.encoded import ArrayBytes, EncodedRows, H5pyBytes, RangedFiles, ReadBytes
 from colabstage.load.reading.engines import (
     ByteSwappedEngine,
     CacheState,
@@ -65,12 +64,17 @@ from colabstage.load.reading.memory import (
     resident_part,
     spare_memory,
 )
-from colabstage.load.reading.targets import (
+from colabstage.load.reading.rows import (
+    ArrayBytes,
     BoxTargets,
+    EncodedRows,
+    H5pyBytes,
     H5pyRagged,
     KeptRagged,
     RaggedFiles,
     RaggedRows,
+    RangedFiles,
+    ReadBytes,
     check_images,
     keep_rows,
     read_keys,
@@ -88,9 +92,8 @@ if TYPE_CHECKING:
     from colabstage.images.options import MaskOptions
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.chunks import ChunkSource
-    from colabstage.load.reading.encoded import EncodedBytes
     from colabstage.load.reading.engines import StorageFacts
-    from colabstage.load.reading.targets import RaggedSource
+    from colabstage.load.reading.rows import EncodedBytes, RaggedSource
 
 # What decides by itself what a row is; engines copy rows of one shape.
 _OwnRows = EncodedRows | RaggedRows | BoxTargets

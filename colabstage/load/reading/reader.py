@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import EngineChoice, Indices
-    from colabstage.load.reading.targets import TargetBatch
+    from colabstage.load.reading.rows import TargetBatch
 
 
 class SplitReader:

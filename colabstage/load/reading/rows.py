@@ -1,0 +1,514 @@
+"""Read rows that are no plain array: image and mask files, which are decoded, boxes of any number, rows of any length.
+
+Image files are mostly one long dataset of bytes and the offsets of each row. The numbers and texts of variable length
+that HDF5 files of other tools hold are pointers into a heap that HDF5 alone follows. 64 rows at random places cost 40
+to 120 µs each, 1,024 by one call 5 µs, and all of them front to back 2 to 5 µs: so rows of a batch are asked for
+together, and those that fit are read into memory once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
+from colabstage.h5.schema import BOXES
+from colabstage.h5.untrusted import HeapReferences, reading_contents
+from colabstage.images.decode import PixelRoom, Scratch, decode_image_into, decode_region, decode_sized, probe_image
+from colabstage.images.geometry import can_torch_resize, fit_boxes, scale_by_torch
+from colabstage.images.masks import decode_mask
+from colabstage.images.options import MaskOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from colabstage.images.geometry import Resizer
+    from colabstage.images.options import ImageOptions
+    from colabstage.io.pipeline import ThreadPool
+    from colabstage.load.reading.engines import RowEngine, StorageFacts
+    from colabstage.load.reading.memory import MappedFile, ReadFile
+
+
+def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
+    """Resize `(h, w, C)` to the size of `out`, `(H, W, C)`, by the antialiased bilinear filter.
+
+    By torch's own filter for bytes, where there is torch: it is Pillow's within one grey level of 255, and takes a
+    quarter of its time, as it needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). By
+    Pillow's otherwise. May be called from several threads.
+    """
+    # Nothing to resize, which is the case where packing did it.
+    if pixels.shape == out.shape:
+        out[...] = pixels
+        return
+    try:
+        # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when
+        # the cores are busy with other images.
+        scale_by_torch(np.ascontiguousarray(pixels), out)
+    except ImportError:
+        from PIL import Image
+
+        height, width, channels = out.shape
+        image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+        out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
+
+
+class EncodedBytes(Protocol):
+    """Read a long dataset of bytes at random."""
+
+    @property
+    def length(self) -> int:
+        """Return how many bytes there are."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read the bytes from `start` up to `stop`."""
+
+
+class ArrayBytes:
+    """Read bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
+
+    def __init__(self, data: NDArray[np.uint8], file: MappedFile | None) -> None:
+        self._data = data
+        self._file = file
+        self.length = len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        if self._file is not None:
+            self._file.check()
+        return self._data[start:stop].tobytes()
+
+
+class ReadBytes:
+    """Read bytes of a contiguous dataset from the disk when they are asked for."""
+
+    def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
+        self._file = file
+        self._start = facts.offset or 0
+        self.length = facts.nbytes
+
+    def read(self, start: int, stop: int) -> bytes:
+        self._file.check()
+        # Bytes of its own, because decoders keep what they are given for a while.
+        target = np.empty(stop - start, np.uint8)
+        self._file.read_into(self._start + start, target)
+        return target.tobytes()
+
+
+class H5pyBytes:
+    """Read bytes of a dataset that cannot be mapped."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.length = int(dataset.shape[0])
+
+    def read(self, start: int, stop: int) -> bytes:
+        return bytes(self._dataset[start:stop].tobytes())
+
+
+class RowFiles(Protocol):
+    """Read the files of rows. May be called from several threads at once."""
+
+    @property
+    def count(self) -> int:
+        """Return how many there are."""
+
+    def read(self, row: int) -> bytes:
+        """Read one of them."""
+
+
+class RangedFiles:
+    """Read files that lie one behind the other."""
+
+    def __init__(self, label: str, offsets: NDArray[np.int64], data: EncodedBytes) -> None:
+        """Take `label`, where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
+        `offsets[i + 1]` of `data`.
+
+        Raises:
+            DamagedPackError: the offsets do not ascend, or reach outside.
+        """
+        if len(offsets) and (offsets[0] < 0 or offsets[-1] > data.length or bool((np.diff(offsets) < 0).any())):
+            msg = (
+                f"The offsets of {label} do not ascend inside its {data.length:,} bytes. Stage or copy the file again."
+            )
+            raise DamagedPackError(msg)
+        self._offsets = offsets
+        self._data = data
+        self.count = max(0, len(offsets) - 1)
+
+    def read(self, row: int) -> bytes:
+        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+
+
+class EncodedRows:
+    """Decode image or mask files when they are read. From several threads at once."""
+
+    def __init__(
+        self, label: str, files: RowFiles, options: ImageOptions | MaskOptions, *, resizer: Resizer = "pillow"
+    ) -> None:
+        """Take `label`, where the rows are, for messages. `options`: whether they are images or masks, and what is made
+        of them. `resizer`: what brings images to the size of the options; Pillow where torch cannot."""
+        self._label = label
+        self._files = files
+        self._options = options
+        resizes = not isinstance(options, MaskOptions) and options.size is not None
+        self._resizer: Resizer = "torch" if resizer == "torch" and resizes and can_torch_resize() else "pillow"
+        self._own = threading.local()
+        self._room = PixelRoom()
+        # Height and width of each row's image once its header was read, 0 before.
+        self._sizes = np.zeros((files.count, 2), np.int32)
+
+    def read_bytes(self, row: int) -> bytes:
+        """Read the file of one row, as it was packed."""
+        return self._files.read(row)
+
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
+        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
+        all of them have; without it return a list of arrays of whatever size each has.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
+        """
+        images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
+
+        def decode(place: int) -> None:
+            row = int(rows[place])
+            try:
+                if out is None:
+                    images[place] = self._decode(row)
+                else:
+                    self._decode_into(row, out[place])
+            except DecodeError as error:
+                raise self._named(row, error) from error
+
+        pool.each(len(rows), decode)
+        return images if out is None else out
+
+    def decode_crops(
+        self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
+    ) -> None:
+        """Decode a part of each row, resized by the antialiased bilinear filter, into `out`.
+
+        Args:
+            rows: `(B,)`.
+            crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
+            out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
+            pool: who shares the work.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
+        """
+        if isinstance(self._options, MaskOptions):
+            msg = f"{self._label} holds masks; only images are cropped when they are read."
+            raise TypeError(msg)
+        mode, (height, width) = self._options.color_mode, out.shape[1:3]
+        # At once: each number of an array, by itself, is an object of numpy's.
+        numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
+
+        def cut(place: int) -> None:
+            row, scratch = numbers[place], self._scratch().decoded
+            try:
+                part = decode_region(self.read_bytes(row), mode, parts[place], (height, width), scratch=scratch)
+            except DecodeError as error:
+                raise self._named(row, error) from error
+            resize_into(part, out[place])
+
+        pool.each(len(rows), cut)
+
+    def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
+        """Return the lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are
+        left out."""
+        lengths = []
+        for row in rows:
+            # An estimate needs no row in particular; reading will name the broken one.
+            with contextlib.suppress(DecodeError):
+                facts = probe_image(self.read_bytes(int(row)))
+                lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
+        return lengths
+
+    def own_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
+        """Return the height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their
+        headers.
+
+        Raises:
+            DecodeError: a row is broken; the message names it.
+            CancelledError: the pool was told to stop.
+        """
+        # Each header is read once in a process: crops and boxes ask for sizes in every epoch.
+        for row in rows[self._sizes[rows, 0] == 0].tolist():
+            pool.cancellation.check()
+            try:
+                facts = probe_image(self.read_bytes(row))
+            except DecodeError as error:
+                raise self._named(row, error) from error
+            self._sizes[row] = facts.height, facts.width
+        return self._sizes[rows].astype(np.int64)
+
+    def _decode(self, row: int) -> NDArray[Any]:
+        data = self.read_bytes(row)
+        # Large images wait for each other, so that threads do not fill memory together.
+        with self._room.room_for(data):
+            if isinstance(self._options, MaskOptions):
+                return decode_mask(data, self._options)
+            return decode_sized(data, self._options, resizer=self._resizer)[0]
+
+    def _decode_into(self, row: int, out: NDArray[Any]) -> None:
+        data = self.read_bytes(row)
+        with self._room.room_for(data):
+            if isinstance(self._options, MaskOptions):
+                out[...] = decode_mask(data, self._options)
+            else:
+                decode_image_into(data, self._options, out, resizer=self._resizer, scratch=self._scratch())
+
+    def _scratch(self) -> Scratch:
+        """Return memory to decode and resize into, of the calling thread alone."""
+        if not hasattr(self._own, "scratch"):
+            self._own.scratch = Scratch()
+        scratch: Scratch = self._own.scratch
+        return scratch
+
+    def _named(self, row: int, error: DecodeError) -> DecodeError:
+        return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")
+
+
+# Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
+TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
+
+
+class BoxTargets:
+    """Read boxes of each row, and what else is known of them.
+
+    Where images are resized when they are read, boxes move with them: then the images' own sizes are read from their
+    headers, and `image` says how they are fitted.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        offsets: NDArray[np.int64],
+        columns: Mapping[str, tuple[RowEngine, StorageFacts]],
+        *,
+        image: ImageOptions | None = None,
+        sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
+    ) -> None:
+        """Take `label`, where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among
+        them. `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
+
+        Raises:
+            DamagedPackError: the offsets do not ascend, or reach outside.
+        """
+        count = columns[BOXES][1].shape[0]
+        if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
+            msg = f"The offsets of {label} do not ascend inside its {count:,} boxes. Stage or copy the file again."
+            raise DamagedPackError(msg)
+        self._offsets = offsets
+        self._columns = columns
+        self._image = image
+        self._sizes_of = sizes_of
+
+    def read(
+        self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
+    ) -> list[dict[str, NDArray[Any]]]:
+        """Return for each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
+        starts = self._offsets[rows]
+        # Boxes of all rows are gathered at once: a read for each row would cost more than its boxes.
+        counts = self._offsets[rows + 1] - starts
+        ends = np.cumsum(counts)
+        wanted = (np.repeat(starts - (ends - counts), counts) + np.arange(counts.sum())).astype(np.intp)
+        values: dict[str, NDArray[Any]] = {}
+        for name, (engine, facts) in self._columns.items():
+            values[name] = np.empty((len(wanted), *facts.shape[1:]), facts.dtype)
+            if len(wanted):
+                engine.read_rows(wanted, values[name], pool)
+        if self._image is not None and self._sizes_of is not None and self._image.size is not None:
+            sizes = np.repeat(self._sizes_of(rows, pool), counts, axis=0)
+            moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
+            values[BOXES] = moved.astype(values[BOXES].dtype)
+            values = {name: column[kept] for name, column in values.items()}
+            # Boxes outside have gone, so each row's end moves down by those before it.
+            ends = np.concatenate([[0], np.cumsum(kept)])[ends]
+        starts = np.concatenate([[0], ends[:-1]])
+        # Of each row its own: a view would keep the boxes of the whole batch.
+        return [
+            {name: column[start:end].copy() for name, column in values.items()}
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+
+# Read at once on the way into memory.
+_BLOCK_BYTES = 16 * 1024 * 1024
+_BLOCK_ROWS = 65_536
+# Fewer keys than this are read one by one, at 50 µs each; all of 200,000 take 100 ms.
+_FEW_KEYS = 256
+# Rows that are looked at for one with any bytes.
+_LOOKED_AT = 16
+
+
+class RaggedSource(Protocol):
+    """Read rows of variable length at random. May be called from several threads at once."""
+
+    def read(self, rows: NDArray[np.intp]) -> list[Any]:
+        """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps
+        `bytes`."""
+
+
+class H5pyRagged:
+    """Read rows through h5py, whose lock lets one thread read at a time."""
+
+    def __init__(self, dataset: Any, path: Path) -> None:
+        self._dataset = dataset
+        self._path = path
+        self._references = HeapReferences(dataset, str(dataset.name).lstrip("/"))
+
+    def read(self, rows: NDArray[np.intp]) -> list[Any]:
+        """Read as `RaggedSource.read`.
+
+        Raises:
+            DamagedPackError: their heap is broken, or references do not lead to rows in it.
+        """
+        if not len(rows):
+            return []
+        wanted, places = np.unique(rows, return_inverse=True)
+        first, last = int(wanted[0]), int(wanted[-1])
+        # h5py takes lists in ascending order only; a run needs none.
+        chosen = slice(first, last + 1) if last - first == len(wanted) - 1 else wanted
+        with reading_contents(self._path):
+            self._references.check(wanted)
+            found = self._dataset[chosen].tolist()
+        taken = [found[place] for place in places.tolist()]
+        # A row asked for twice must not be one array in two places.
+        if len(wanted) == len(rows):
+            return taken
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in taken]
+
+
+class KeptRagged:
+    """Keep rows in our own memory: blocks of `step` rows, each one array of all values, and where each row of it
+    begins."""
+
+    def __init__(self, step: int, blocks: list[NDArray[Any]], offsets: list[NDArray[np.int64]]) -> None:
+        self._step = step
+        self._blocks = blocks
+        none = np.empty(0, np.int64)
+        self._starts = np.concatenate([none, *(block[:-1] for block in offsets)])
+        self._stops = np.concatenate([none, *(block[1:] for block in offsets)])
+
+    def read(self, rows: NDArray[np.intp]) -> list[Any]:
+        """Read as `RaggedSource.read`."""
+        places = (side[rows].tolist() for side in (self._starts, self._stops))
+        blocks = (rows // self._step).tolist()
+        return [self._blocks[block][start:stop].copy() for block, start, stop in zip(blocks, *places, strict=True)]
+
+
+def keep_rows(
+    source: RaggedSource, count: int, dtype: np.dtype[Any], mean_bytes: int, most_bytes: int
+) -> KeptRagged | None:
+    """Read all rows into memory, front to back.
+
+    Args:
+        source: of `count` rows.
+        dtype: of one value; uint8 for texts.
+        mean_bytes: about how many bytes a row has.
+        most_bytes: how many all of them may have.
+
+    Returns:
+        `None` where they have more.
+    """
+    step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, mean_bytes)))
+    blocks: list[NDArray[Any]] = []
+    offsets: list[NDArray[np.int64]] = []
+    held = 0
+    for start in range(0, count, step):
+        rows = source.read(np.arange(start, min(count, start + step)))
+        values = [np.frombuffer(row, np.uint8) if isinstance(row, bytes) else row for row in rows]
+        blocks.append(np.concatenate(values, dtype=dtype))
+        offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
+        held += blocks[-1].nbytes + 2 * offsets[-1].nbytes
+        # While reading, because only then their length is known.
+        if held > most_bytes:
+            return None
+    return KeptRagged(step, blocks, offsets)
+
+
+class RaggedRows:
+    """Read inputs or targets of variable length: arrays `(M,)`, or texts as `str`."""
+
+    def __init__(self, label: str, source: RaggedSource, *, texts: bool) -> None:
+        """Take `label`, where they are, for messages."""
+        self._label = label
+        self._source = source
+        self._texts = texts
+
+    def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
+        """Read the values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
+
+        Raises:
+            DamagedPackError: the file is broken where they are.
+            DecodeError: a text is not UTF-8; the message names its row.
+        """
+        values = self._source.read(rows)
+        if not self._texts:
+            return values
+        return [self._text(row, value) for row, value in zip(rows.tolist(), values, strict=True)]
+
+    def _text(self, row: int, value: Any) -> str:
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError as error:
+            msg = f"Row {row} of {self._label} is not UTF-8 text ({error}). Write it again with h5py.string_dtype()."
+            raise DecodeError(msg) from error
+
+
+class RaggedFiles:
+    """Read rows of bytes that are image files, as `EncodedRows` takes them."""
+
+    def __init__(self, source: RaggedSource, count: int) -> None:
+        self._source = source
+        self.count = count
+
+    def read(self, row: int) -> bytes:
+        """Read the file of one row."""
+        return bytes(self._source.read(np.array([row], np.intp))[0])
+
+
+def check_images(dataset: Any, path: Path) -> None:
+    """Make sure, by the first row that has any, that rows of bytes are image files.
+
+    Raises:
+        PackFormatError: they are not.
+    """
+    name = str(dataset.name).lstrip("/")
+    HeapReferences(dataset, name).check(np.arange(min(_LOOKED_AT, int(dataset.shape[0]))))
+    for row in range(min(_LOOKED_AT, int(dataset.shape[0]))):
+        data = bytes(dataset[row])
+        # An empty row says nothing of the others.
+        if not data:
+            continue
+        try:
+            probe_image(data)
+        except DecodeError as error:
+            msg = f"Row {row} of {name} in '{path}' is not an image file, which decode=True needs. {error}"
+            raise PackFormatError(msg) from error
+        return
+
+
+def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
+    """Return texts of an open dataset, all by default.
+
+    A few are read by themselves, so that a look at 200,000 rows' keys costs a page's time only.
+
+    Raises:
+        DamagedPackError: a reference does not lead to its text.
+    """
+    references, texts = HeapReferences(dataset, str(dataset.name).lstrip("/")), dataset.asstr()
+    if rows is not None and len(rows) <= _FEW_KEYS:
+        references.check(np.unique(rows))
+        return [str(texts[row]) for row in rows.tolist()]
+    references.check()
+    every = texts[()].tolist()
+    return [str(key) for key in (every if rows is None else (every[row] for row in rows.tolist()))]
