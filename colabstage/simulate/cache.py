@@ -54,6 +54,14 @@ def is_below_root(path: str) -> bool:
     return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/"))
 
 
+_FOLDER_MODE, _FILE_MODE = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
+
+
+def blocks_of(size: int) -> int:
+    """Return how many blocks of 512 bytes a file of so many bytes takes."""
+    return -(-size // 512)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a listing knows about a name."""
@@ -74,14 +82,18 @@ class Entry:
             return cls(is_folder=False, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
         return None
 
+    @property
+    def mode(self) -> int:
+        """Return its kind, and that the user who mounted it may do everything with it, and nobody else anything."""
+        return _FOLDER_MODE if self.is_folder else _FILE_MODE
+
     def attributes(self) -> dict[str, Any]:
-        """Return the answer to `stat`: everything belongs to, and is readable by, the user who mounted it alone."""
-        kind = stat_bits.S_IFDIR | 0o700 if self.is_folder else stat_bits.S_IFREG | 0o600
+        """Return the answer to `stat`: everything belongs to the user who mounted it."""
         return {
-            "st_mode": kind,
+            "st_mode": self.mode,
             "st_nlink": 2 if self.is_folder else 1,
             "st_size": self.size,
-            "st_blocks": -(-self.size // 512),
+            "st_blocks": blocks_of(self.size),
             "st_blksize": 4096,
             "st_uid": os.getuid(),
             "st_gid": os.getgid(),

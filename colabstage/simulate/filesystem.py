@@ -275,11 +275,11 @@ class FuseDrive:
         return self._attributes_of(path, self._find(path))
 
     def _attributes_of(self, path: str, entry: Entry) -> dict[str, Any]:
-        attributes = entry.attributes()
+        return {**entry.attributes(), "st_mode": self._mode_of(path, entry)}
+
+    def _mode_of(self, path: str, entry: Entry) -> int:
         mode = self._modes.get(path)
-        if mode is not None:
-            attributes["st_mode"] = stat_bits.S_IFMT(attributes["st_mode"]) | mode
-        return attributes
+        return entry.mode if mode is None else stat_bits.S_IFMT(entry.mode) | mode
 
     def getxattr(self, path: str, name: str, *_: Any) -> bytes:
         """Return an attribute by its name: Drive's id, MD5, and whether it waits for its upload."""
@@ -323,9 +323,9 @@ class FuseDrive:
         names.update(self._folders.listing(path))
         return sorted(names.items())
 
-    def readdir(self, number: int, first: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
-        """Yield the names that `opendir` took, from one on: each with what `stat` answers, and whether that is all of
-        it or no more than what kind of file it is."""
+    def readdir(self, number: int, first: int) -> Iterator[tuple[str, Entry | None, int]]:
+        """Yield the names that `opendir` took, from one on: each with what is known of it, `None` where that is no more
+        than what kind of file it is, and its mode."""
         folder, names = self._listings[number]
         # A stat that is meant to fail has to be made.
         known = {} if self.dying or self.ledger.faults.ops else self._folders.known(folder)
@@ -335,9 +335,9 @@ class FuseDrive:
             # As of now and not of `opendir`: the kernel takes it for the truth, also of a file that was written since.
             entry = None if path in self.queue.by_path else known.get(name)
             if entry is None:
-                yield name, {"st_mode": stat_bits.S_IFDIR if is_folder else stat_bits.S_IFREG}, False
+                yield name, None, stat_bits.S_IFDIR if is_folder else stat_bits.S_IFREG
             else:
-                yield name, self._attributes_of(path, entry), True
+                yield name, entry, self._mode_of(path, entry)
 
     def releasedir(self, path: str | None, number: int) -> int:
         """Forget a listing."""

@@ -314,11 +314,15 @@ def test_a_listing_brings_what_stat_answers(make_drive: MakeDrive, mountpoint: P
     cloud, mine = drive.cloud / "MyDrive" / "many", mountpoint / "MyDrive" / "many"
     cloud.mkdir()
     for number in range(1_000):
-        (cloud / f"{number:03}").write_bytes(bytes(number))
+        file = cloud / f"{number:03}"
+        file.write_bytes(bytes(number))
+        os.utime(file, ns=(0, 10**18 + number * 1_500_000_001))
+    (cloud / "500 folder").mkdir()
     drive.mount(mountpoint)
     (mine / "007").chmod(0o755)
     (mine / "008").write_bytes(b"not uploaded")
-    wanted = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in cloud.iterdir()}
+    files = [file for file in cloud.iterdir() if file.is_file()]
+    wanted = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
     found: dict[str, tuple[int, int]] = {}
     # The kernel knows them for half a second, which may pass before they are asked for on a busy machine.
     for _ in range(20):
@@ -327,11 +331,13 @@ def test_a_listing_brings_what_stat_answers(make_drive: MakeDrive, mountpoint: P
             entries = list(scan)
         drive.set_faults(DriveFaults(ops=(OpFault(op="stat", errno=errno.EIO),)))
         with contextlib.suppress(OSError):
-            answers = {entry.name: entry.stat() for entry in entries if entry.name != "008"}
+            answers = {entry.name: entry.stat() for entry in entries if entry.name in wanted.keys() - {"008"}}
             found = {name: (answer.st_size, answer.st_mtime_ns) for name, answer in answers.items()}
             break
     assert found == {name: facts for name, facts in wanted.items() if name != "008"}
-    assert answers["007"].st_mode == stat.S_IFREG | 0o755
+    assert answers.pop("007").st_mode == stat.S_IFREG | 0o755
+    assert {answer.st_mode for answer in answers.values()} == {stat.S_IFREG | 0o600}
+    assert [entry.name for entry in entries if entry.is_dir()] == ["500 folder"]
     # What is written here is not in the cloud's listing yet.
     drive.set_faults(DriveFaults())
     assert {entry.name: entry.stat().st_size for entry in os.scandir(mine)}["008"] == len(b"not uploaded")
