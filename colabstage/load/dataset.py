@@ -108,8 +108,9 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             disk_limit: never have more of the file on the local disk than that, bytes or a text such as `"20GB"`:
                 `in_file` is then the path (on a mounted Drive, say) or the http(s) or bucket address of a file that
                 colabstage packed, or of several: a list, a pattern of paths, or `"s3://bucket/data-*-of-00008.h5"` for
-                all shards of a set. Their blocks are fetched as they are needed, and verified. Datasets of the same
-                files, and processes, share what is here; the limit that was given last holds.
+                all shards of a set; or the share link of a folder on Google Drive with one pack. Their blocks are
+                fetched as they are needed, and verified. Datasets of the same files, and processes, share what is here;
+                the limit that was given last holds.
             local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
 
         Raises:

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import json
-import os
-import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from colabstage.errors import NotStagedError, OptionError, SourceNotFoundError
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, parse_manifest, read_manifest
-from colabstage.h5.parts import find_parts
+from colabstage.errors import NotStagedError
+from colabstage.h5.manifest import BLOCK_BYTES, Manifest, read_manifest
 from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import HandedOut, Readiness
-from colabstage.io.redaction import show_address
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.load.arrival import visited_units
+from colabstage.load.packed_files import find_files, find_manifest, label_of, name_files, source_of
 from colabstage.load.places import LEAST_BLOCKS, LEAST_WITH_EDGES, find_edges, find_fields, find_places, kept_blocks
 from colabstage.machine.platforms import detect_platform
-from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, parse_source
+from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import Edges, is_part
-from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
-from colabstage.sources.remote import without_version_check
+from colabstage.sources.partial.plan import FileSet, find_visits
 from colabstage.sources.remote_files import remote_opener
-from colabstage.sources.transfer.connections import read_directly
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
@@ -57,9 +50,6 @@ _EDGES_PART = 4
 _LONGEST_BATCH_S = 3600.0
 # Manifests that are asked for at once.
 _OPENERS = 8
-# The address of all shards of a set, as packing reports it, or with a star.
-_SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
-_A_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
 
@@ -280,7 +270,7 @@ def open_partial(
         files: the packed file: a path, for example on a mounted Drive, an http(s) address, or one of a bucket; of
             several, which are read as one, a list of these, a pattern of paths, or the address of all shards of a set,
             with `*` for their numbers: `"s3://bucket/photos-*-of-00008.h5"`. The manifest of each, `NAME.h5.json`, is
-            beside it.
+            beside it. Or the share link of a folder on Google Drive that holds one pack and its manifest.
         disk_limit: bytes, or text such as "20GB"; for all files together.
         local_dir: the folder on the local disk; `None` for the platform's fast folder.
         manifests: that of each file, where they are known: each takes a round trip or more.
@@ -294,21 +284,20 @@ def open_partial(
         SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
     limit = parse_bytes(disk_limit, "disk_limit")
-    addresses = _addresses_of(files)
-    sources = [_source_of(address) for address in addresses]
+    wanted_files = find_files(files)
+    sources = [one.source for one in wanted_files]
     first, remote = remote_opener(sources[0]), _UnclaimedFile()
     try:
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             # At the same time, because each takes a round trip or more.
             opening = pool.submit(lambda: remote.keep(first()))
-            pairs = list(zip(sources, addresses, strict=True))
-            manifests = manifests or pool.run(lambda pair: _find_manifest(*pair), pairs)
+            manifests = manifests or pool.run(find_manifest, wanted_files)
             pool.results([opening])
-        label = "" if isinstance(files, str | os.PathLike) and len(sources) == 1 else _label_of(sources)
-        wanted = FileSet(_name_files(sources, manifests), label)
+        label = label_of(files, sources)
+        wanted = FileSet(name_files(sources, manifests), label)
         content = wanted.digest[:8]
         # The folder is of this content of these files; those of what they were before are removed.
-        folder = _parts_folder(local_dir) / (forget_parts(addresses, local_dir, but=content) + content)
+        folder = _parts_folder(local_dir) / (_forget(sources, local_dir, but=content) + content)
         make_folder(folder)
         # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
@@ -320,58 +309,6 @@ def open_partial(
     finally:
         # Where another process fetches, the file was not needed.
         remote.close()
-
-
-def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
-    """Return the path or address of each file."""
-    if not isinstance(files, str | os.PathLike):
-        found = list(files)
-        if not found:
-            msg = "The list of files is empty; expected at least one packed file."
-            raise OptionError(msg)
-        return found
-    text = os.fspath(files)
-    if "://" not in text:
-        return [*find_parts(files)] if glob.has_magic(text) else [files]
-    # An address cannot be listed everywhere, but that of a set tells how many files there are.
-    shards = _SHARDS.fullmatch(text)
-    if shards is None:
-        return [files]
-    count = int(shards["count"])
-    if not count:
-        msg = f"'{show_address(text)}' names a set of no files."
-        raise OptionError(msg)
-    return [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
-
-
-def _source_of(address: str | os.PathLike[str]) -> LocalSource | WebSource | ObjectSource:
-    source = parse_source(address)
-    if not isinstance(source, LocalSource | WebSource | ObjectSource):
-        msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
-        raise OptionError(msg)
-    return source
-
-
-def _label_of(sources: Sequence[SingleSource]) -> str:
-    """Return what several files are called in messages: of all shards of a set, the pattern that opens them."""
-    first = _A_SHARD.fullmatch(sources[0].label)
-    if first is not None and len(sources) == int(first["count"]):
-        pattern = f"{first['stem']}-*-of-{first['count']}{first['rest']}"
-        parts = [_A_SHARD.fullmatch(one.label) for one in sources]
-        if all(part is not None and part["stem"] == first["stem"] for part in parts):
-            return pattern
-    more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
-    return f"{sources[0].label}{more}"
-
-
-def _name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
-    """Give each file the name of its local part, which no other one has."""
-    names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
-    if len(sources) == 1:
-        names = [f"{sources[0].name}.h5"]
-    elif len(set(names)) < len(names):
-        names = [f"{number:05}-{name}" for number, name in enumerate(names)]
-    return [FileOfSet(*one) for one in zip(sources, names, manifests, strict=True)]
 
 
 def open_restored(source: SingleSource, manifest: Manifest, folder: Path, place: Path) -> PartialPack:
@@ -457,46 +394,6 @@ class _UnclaimedFile:
             file.close()
 
 
-def _find_manifest(source: SingleSource, address: str | os.PathLike[str]) -> Manifest:
-    """Read the manifest that is beside a packed file."""
-    if isinstance(source, LocalSource):
-        found, label = read_manifest(source.path), str(manifest_path(source.path))
-    else:
-        # Signed addresses have their signature behind the path, and it has to stay there.
-        before, mark, query = os.fspath(address).partition("?")
-        beside = _source_of(f"{before}.json{mark}{query}")
-        label = beside.label
-        found = parse_manifest(_read_json(remote_opener(beside)), label)
-    if found is None:
-        msg = (
-            f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
-            "came wrong. Publish both files together; packs that colabstage made have one beside them."
-        )
-        raise SourceNotFoundError(msg)
-    return found
-
-
-def _read_json(opener: Callable[[], RemoteFile]) -> object:
-    try:
-        file = opener()
-    except SourceNotFoundError:
-        return None
-    try:
-        size = file.facts.size
-        if size is None:
-            data = b"".join(file.read_range(0, None))
-        else:
-            # A manifest of another version has hashes that the blocks do not have.
-            unasked = without_version_check(file)
-            data = read_directly(unasked, 0, size, policy=RetryPolicy(), stopped=lambda: False)
-        found: object = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    finally:
-        file.close()
-    return found
-
-
 def forget_parts(
     files: Sequence[str | os.PathLike[str]], local_dir: str | os.PathLike[str] | None, *, but: str = ""
 ) -> str:
@@ -505,7 +402,10 @@ def forget_parts(
     Returns:
         The beginning of the names of these folders.
     """
-    sources = [_source_of(file) for file in files]
+    return _forget([source_of(file) for file in files], local_dir, but=but)
+
+
+def _forget(sources: Sequence[SingleSource], local_dir: str | os.PathLike[str] | None, *, but: str) -> str:
     addresses = hashlib.sha256("\n".join(source.address for source in sources).encode()).hexdigest()
     mine = f"{sources[0].name}.part-{addresses[:8]}-"
     folder = _parts_folder(local_dir)

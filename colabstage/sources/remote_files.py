@@ -14,7 +14,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
-from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, is_on_drive
+from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
 from colabstage.sources.remote import MountedFile, TransientError, given_up
 from colabstage.sources.transfer.connections import (
     RetryBudget,
@@ -267,6 +267,10 @@ def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
             return lambda: _mounted(source.path)
         case WebSource() | ObjectSource():
             return lambda: open_remote(source)
+        case ShareSource():
+            from colabstage.sources.share_service import open_shared_file
+
+            return lambda: open_shared_file(source)
     msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
     raise OptionError(msg)
 

@@ -23,7 +23,8 @@ from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.http_session import innermost
-from colabstage.sources.remote import RemoteFacts, TransientError
+from colabstage.sources.parse import ShareSource
+from colabstage.sources.remote import RemoteFacts, TransientError, given_up
 from colabstage.sources.share_pages import (
     FolderPage,
     ShareLink,
@@ -359,6 +360,34 @@ class SharedRanges:
     def close(self) -> None:
         """Hang up, also on parts that are being read."""
         self._file.close()
+
+
+def list_shared(source: ShareSource) -> dict[str, ShareSource]:
+    """Return the files of a shared folder, and of those in it, by name; of a link to one file that file alone.
+
+    Raises:
+        OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError, SourceReadError: Drive refuses.
+    """
+    with given_up(), DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
+        link = web.resolve(source.link)
+        if link.kind != "folder":
+            found = web.facts(link)
+            return {found.name: _source_of(link, found.name)}
+        return {file.name: _source_of(file.link, file.name) for file in web.list_folder(link).files}
+
+
+def _source_of(link: ShareLink, name: str) -> ShareSource:
+    return ShareSource(f"gdrive:{link.id}", name.rpartition("/")[2], link.label, link)
+
+
+def open_shared_file(source: ShareSource) -> SharedRanges:
+    """Open one file behind a link, of which Drive is asked first what it is.
+
+    Raises:
+        Exception: as `open_shared`.
+    """
+    with DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
+        return open_shared(source.link, web.facts(source.link))
 
 
 def open_shared(link: ShareLink, facts: RemoteFacts) -> SharedRanges:
