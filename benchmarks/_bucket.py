@@ -84,7 +84,11 @@ def far_bucket(latency_s: float, bytes_per_s: float) -> Iterator[Bucket]:
             yield Bucket(process.stdout.readline().strip())
         finally:
             process.stdin.close()
-            process.wait(_END_S)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                # Answers that nobody reads any more, of a run that was ended, hold up its threads.
+                process.kill()
 
 
 class _Far:

@@ -85,6 +85,9 @@ def _mosaic(run: dict[str, Any], shape: Shape) -> Batches:
         batch_size=BATCH,
         cache_limit=run["limit"],
         predownload=run["ahead"],
+        # By default blocks of 262,144 samples, and 64 paths through the shards for "py2s": both want all shards here.
+        shuffle_block_size=run.get("block"),
+        num_canonical_nodes=run.get("nodes"),
     )
     workers = run["workers"]
     return DataLoader(

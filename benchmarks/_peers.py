@@ -6,7 +6,7 @@ its dependencies are therefore named here, and it is built without them. On Debi
     apt-get install libopencv-dev libturbojpeg0-dev pkg-config g++ python3-dev
     python3.11 -m venv ~/.cache/colabstage-peers
     cd ~/.cache/colabstage-peers
-    bin/pip install torch torchvision  # CPU builds of both, from wherever yours come
+    bin/pip install torch torchvision  # of whichever build; without a GPU a CPU build is smaller
     bin/pip install "numpy<2.3" h5py pillow webdataset datasets litdata mosaicml-streaming lmdb grain array_record \\
         "setuptools<81" wheel opencv-python-headless numba pandas tqdm assertpy fastargs terminaltables
     bin/pip download --no-deps --no-binary :all: --no-build-isolation ffcv && tar xzf ffcv-*.tar.gz

@@ -23,7 +23,7 @@ from colabstage.machine.platforms import detect_platform
 from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import Edges, is_part
-from colabstage.sources.partial.plan import FileSet, find_visits
+from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
 from colabstage.sources.remote_files import remote_opener
 
 if TYPE_CHECKING:

@@ -84,10 +84,11 @@ def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None
     tree_bytes = 0 if tree is None else total_size(tree.entries)
     return StageFigures(
         source_bytes=source.extent[1],
-        archive_bytes=source.archive_bytes,
+        # What is looked through where it is will be packed from there.
+        archive_bytes=0 if tree is None and source.is_walked else source.archive_bytes,
         pack_bytes=0 if job is None else job.plan.nbytes,
         files_bytes=tree_bytes if request.wants_files else 0,
-        mount_bytes=source.mount_bytes,
+        mount_bytes=0 if tree is None and source.is_walked else source.mount_bytes,
     )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.errors import ended, printable
+from colabstage.errors import CancelledError, ended, printable
 from colabstage.io.page import COLOURS, facts_table, notes, page, table
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 
@@ -133,11 +133,16 @@ class StagePlan:
             # The peak and not what stays: an archive that is copied here goes again.
             room = "" if self.fits else ": too little"
             written = figures.pack_bytes + figures.files_bytes
-            facts += [
-                ("read", format_bytes(figures.source_bytes)),
-                *([] if self.in_part else [("write", f"{format_bytes(written)} to '{self.target}'")]),
-                ("peak", f"{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"),
-            ]
+            facts += [("read", format_bytes(figures.source_bytes))] if figures.source_bytes else []
+            if not written:
+                # Of a source that is known only when it is here: zeros would be a promise.
+                facts.append(("write", f"known only then, to '{self.target}'"))
+            elif not self.in_part:
+                facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))
+            least = "" if written else "at least "
+            if written or figures.peak_bytes:
+                peak = f"{least}{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"
+                facts.append(("peak", peak))
         return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 
 
@@ -228,8 +233,9 @@ class StageReport:
         try:
             yield step
         # Also Ctrl-C: the report of a stopped call shows which step it was in.
-        except BaseException:
-            step.note = step.note or "failed"
+        except BaseException as error:
+            stopped = isinstance(error, CancelledError | KeyboardInterrupt)
+            step.note = step.note or ("stopped" if stopped else "failed")
             raise
         finally:
             step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))

@@ -312,7 +312,7 @@ class _SetOfShards:
             timing.amount = sum(results[name.number].rows - results[name.number].resumed for name in left)
             timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.place.label}'"
             if done:
-                timing.note += f"; {len(done):,} of them were there already"
+                timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
         call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
         call.report.note(*self.job.table.notes)
         there = {one.manifest.shard: one for one in find_shards(request, self.place)}

@@ -233,7 +233,8 @@ class BackgroundPack:
                 cancellation_of(shown).check()
                 done = self._advance(step, done)
                 if deadline is not None and SYSTEM_CLOCK.now() > deadline and not self._done.done():
-                    msg = f"After {timeout_s:g} seconds {self.ready} are here; the rest is still being packed."
+                    coming = f"the rest is still being {self.arrival.verb}"
+                    msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
                     raise TimeoutError(msg)
         return self._result()
 
@@ -241,7 +242,8 @@ class BackgroundPack:
         """Show how far it is, and training beside it, until the work ends."""
         error: BaseException | None = None
         try:
-            done = 0
+            # Of a pack that is continued, what an earlier call did is no rate of this one.
+            start_at(step, done := self.arrival.moved)
             while not self._done.done():
                 done = self._advance(step, done)
                 wait((self._done,), timeout=_LOOK_S)
@@ -298,8 +300,7 @@ class BackgroundPack:
         self._progress.fall_silent()
         self._report.arrival, self._report.state = self.figures, "arriving"
         self._report.note(
-            f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} "
-            f"{arrival.verb}; the rest is {arrival.verb} meanwhile"
+            f"Handed out after {format_duration(SYSTEM_CLOCK.now() - self._began)}, with {arrival.ready} {arrival.verb}"
         )
         # Now, while the file still has the name under which it is written.
         self._planned.set_result(replace(read_info(arrival.path), path=arrival.place))
@@ -329,7 +330,7 @@ class BackgroundPack:
 def _said_again(error: BaseException) -> BaseException:
     """Return the error that `wait` raises; that of a cancelled call says how to continue."""
     if isinstance(error, CancelledError):
-        msg = "Packing was cancelled; what is packed is kept. Call stage_dataset again: it continues from there."
+        msg = "Staging was cancelled; what is done is kept. Call stage_dataset again: it continues from there."
         return CancelledError(msg)
     return error if isinstance(error, Exception) else NotStagedError(f"Packing was ended: {said_by(error)}.")
 

@@ -236,7 +236,7 @@ def test_a_source_that_lies_or_changes_is_an_error_at_its_batch(pack: Pack, tmp_
                     if kind is SourceChangedError and len(got) == 1:
                         server.put("data.h5", content[:-1])
 
-            with pytest.raises(kind, match=rf"{words}(.|\n)*blocks .* are here .* ask again"):
+            with pytest.raises(kind, match=rf"{words}(.|\n)*blocks .* are here .* not fetched again"):
                 train()
             assert got == whole[: len(got)]
             server.put("data.h5", content)

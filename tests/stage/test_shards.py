@@ -209,6 +209,8 @@ def test_a_tar_on_a_server_is_looked_through_and_read_where_it_is(
             server.url("photos.tar"), disk_limit=LIMIT, local_dir=places["local_dir"], cache_dir=places["cache_dir"]
         )
         assert "looked through where it is" in str(plan)
+        assert not {"0", "peak"} & set(str(plan).split())
+        assert "known only then" in str(plan)
         before = sum(1 for one in server.requests if one.method == "GET")
         data = stage_dataset(server.url("photos.tar"), disk_limit=LIMIT, hash=checksum, **places)
         sent = sum(1 for one in server.requests if one.method == "GET") - before

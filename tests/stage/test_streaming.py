@@ -345,7 +345,7 @@ def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> N
     next(iter(data.loader("train", BATCH, num_workers=0)))
     threading.Timer(0.05, gated.gate.open).start()
     data.cancel()
-    with pytest.raises(CancelledError, match="what is packed is kept"):
+    with pytest.raises(CancelledError, match="what is done is kept"):
         data.wait(progress=False)
     gated.gate.open()
     assert stage(gated, tmp_path / "a").ready.fraction == 1

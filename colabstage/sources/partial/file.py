@@ -377,8 +377,11 @@ class BlockwiseFile:
     def _with_what_is_here(self, error: Exception) -> Exception:
         here = len(self.here)
         size = format_bytes(self.figures["here"])
-        again = _STAGE_AGAIN if self.limit is None else "To continue, ask again."
-        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size}), and stay. {again}"
+        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size})"
+        # Under a limit whoever reads goes on by reading.
+        words += (
+            f", and stay. {_STAGE_AGAIN}" if self.limit is None else "; when you go on, they are not fetched again."
+        )
         return type(error)(f"{str(error).removesuffix('.')}. {words}")
 
     def _own_fetcher(self) -> Fetcher | None:
