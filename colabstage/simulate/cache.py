@@ -139,7 +139,7 @@ class Folders:
             FileNotFoundError: the folder is not in the cloud.
         """
         with self._lock:
-            snapshot = self._snapshots.setdefault(folder, Snapshot())
+            snapshot = self._snapshots.get(folder) or self._snapshots.setdefault(folder, Snapshot())
         entries = snapshot.entries
         # Without the lock, for the many calls that find it fresh.
         if entries is not None and self._clock.now() < snapshot.taken_at + self._knobs.visibility_s:

@@ -80,7 +80,7 @@ class Attributes:
             with self._notes.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([arrived.st_ino, file_id]) + "\n")
 
-    def answer(self, name: str, file: Path, pending: Pending | None) -> bytes:
+    def answer(self, name: str, file: str, pending: Pending | None) -> bytes:
         """Return the value of one of `NAMES` for `file` in the cloud, or for a file that is only here as `pending`.
 
         Raises:
@@ -89,7 +89,7 @@ class Attributes:
         if name == UNCOMMITTED:
             return b"1" if pending is not None and pending.dirty else b"0"
         try:
-            found = file.stat()
+            found = os.stat(file)  # noqa: PTH116 - one system call, on the hot path
         except FileNotFoundError:
             if name == MD5 or pending is None:
                 raise OSError(errno.ENODATA, os.strerror(errno.ENODATA)) from None
@@ -104,13 +104,13 @@ class Attributes:
     def _id_of(self, inode: int) -> str:
         return self._ids.get(inode) or _id_from(str(inode))
 
-    def _md5_of(self, file: Path, found: os.stat_result) -> str:
+    def _md5_of(self, file: str, found: os.stat_result) -> str:
         """Return the MD5 of a file, hashing each version once."""
         # On the first question and not after the upload, which would be held up by gigabytes.
         version = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         known = self._md5s.get(version)
         if known is None:
-            with file.open("rb") as content:
+            with open(file, "rb") as content:
                 known = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
             self._md5s[version] = known
         return known
@@ -292,7 +292,7 @@ class FuseDrive:
         if self.dying:
             _fail(errno.ENOENT, path)
         self._find(path)
-        return self._attributes.answer(name, Path(self._folders.cloud_path(path)), self.queue.by_path.get(path))
+        return self._attributes.answer(name, self._folders.cloud_path(path), self.queue.by_path.get(path))
 
     def listxattr(self, path: str) -> list[str]:
         """Return nothing, like the real client, which answers attributes by name only."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
 import re
 import stat
+import threading
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,9 +49,9 @@ _ODD_NAMES = re.compile(
 )
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
-# Entries of a folder by which its pace shows, and the seconds for one above which it is that of round trips, of which
-# several at once take no longer than one.
-_FIRST_LOOKS, _SLOW_LOOK_S = 4, 0.001
+# Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
+# several at once take no longer than one; and those below which nobody but the kernel is asked.
+_FIRST_LOOKS, _SLOW_LOOK_S, _KERNEL_LOOK_S = 4, 0.001, 0.00005
 # Folders that are listed before what is in them is put in its place: enough for every worker, and a bound on what of a
 # listing is held as objects.
 _LIST_FOLDERS = 512
@@ -459,6 +461,7 @@ class _LevelWalk:
         self._found = found
         self._ahead: ReadAhead | None = None
         self._chosen: Mapping[str, int] = {}
+        self._turn = threading.Lock()
 
     def all_but(self, leave_out: Collection[str], ahead: ReadAhead | None) -> _WalkResult:
         """Return all that is there, but for folders of these names; `ahead` begins to read some of it."""
@@ -487,10 +490,7 @@ class _LevelWalk:
     def _list(self, folder: _UnlistedFolder) -> _ListedFolder:
         """List one folder, and look at what is in it."""
         name = _path_below(self._root, folder.name)
-        alone = not self._threads.many
-        listed = read_with_retry(
-            lambda: _list_folder(self._root, folder, self._look, alone=alone), name, policy=self._retry
-        )
+        listed = read_with_retry(lambda: self._read(folder, name), name, policy=self._retry)
         self._heard()
         batches = _batches(listed, self._threads.workers)
         looks = [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
@@ -499,8 +499,45 @@ class _LevelWalk:
             self._ahead.start([some.files for some in listed.looked], self._chosen[folder.name])
         return listed
 
+    def _read(self, folder: _UnlistedFolder, path: str) -> _ListedFolder:
+        """Read one folder, and look at its entries meanwhile; among other threads, only until that proves slow."""
+        # Asked before the listing: a change while the folder is being listed then shows in the stamp.
+        status = os.stat(path)  # noqa: PTH116
+        identity = (status.st_dev, status.st_ino)
+        looped = folder.through_link and identity in folder.ancestors
+        listed = _ListedFolder(folder, status.st_mtime_ns, identity, looped, [], [])
+        if looped:
+            return listed
+        alone = not self._threads.many
+        # Entries of an open folder are looked up in it; those of a path each from the root of the file system, but also
+        # later and by others.
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if alone else None
+        try:
+            with os.scandir(path if handle is None else handle) as scan:
+                count, look_s = _FIRST_LOOKS, _SLOW_LOOK_S
+                # At once: a mount that tells sizes with the names keeps them for a second or less.
+                while batch := list(islice(scan, count)):
+                    # Where no look leaves the kernel, threads that look at the same time would only take Python's lock
+                    # from each other, at each entry.
+                    with self._turn if look_s < _KERNEL_LOOK_S and not alone else contextlib.nullcontext():
+                        began = SYSTEM_CLOCK.now()
+                        looked = _look_at(self._root, _EntriesToLookAt(folder, batch), self._retry)
+                        look_s = (SYSTEM_CLOCK.now() - began) / count
+                    listed.looked.append(self._told(looked))
+                    # On a mount that leaves them out each look is a round trip of its own.
+                    if not alone and look_s > _SLOW_LOOK_S:
+                        listed.entries.extend(scan)
+                    count = _LOOK_BATCH
+        finally:
+            if handle is not None:
+                os.close(handle)
+        return listed
+
     def _look(self, batch: _EntriesToLookAt) -> _Looked:
-        looked = _look_at(self._root, batch, self._retry)
+        return self._told(_look_at(self._root, batch, self._retry))
+
+    def _told(self, looked: _Looked) -> _Looked:
+        """Tell of the files that are now known to be there."""
         if self._found is not None:
             self._found([f"{self._root}/{name}" for name in looked.files.names])
         return looked
@@ -514,38 +551,6 @@ def _batches(listed: _ListedFolder, workers: int) -> list[_EntriesToLookAt]:
     ]
     entries.clear()  # each is to go when its batch has been looked at
     return batches
-
-
-def _list_folder(
-    root: str, folder: _UnlistedFolder, look: Callable[[_EntriesToLookAt], _Looked], *, alone: bool
-) -> _ListedFolder:
-    """Read one folder, and look at its entries while it is read; unless `alone`, only until that proves slow."""
-    path = _path_below(root, folder.name)
-    # Asked before the listing: a change while the folder is being listed then shows in the stamp.
-    status = os.stat(path)  # noqa: PTH116
-    identity = (status.st_dev, status.st_ino)
-    looped = folder.through_link and identity in folder.ancestors
-    listed = _ListedFolder(folder, status.st_mtime_ns, identity, looped, [], [])
-    if looped:
-        return listed
-    # Entries of an open folder are looked up in it; those of a path each from the root of the file system, but also
-    # later and by others.
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if alone else None
-    try:
-        with os.scandir(path if handle is None else handle) as scan:
-            count = _FIRST_LOOKS
-            # At once: a mount that tells sizes with the names keeps them for a second or less.
-            while batch := list(islice(scan, count)):
-                began = SYSTEM_CLOCK.now()
-                listed.looked.append(look(_EntriesToLookAt(folder, batch)))
-                # On a mount that leaves them out each look is a round trip of its own.
-                if not alone and SYSTEM_CLOCK.now() - began > count * _SLOW_LOOK_S:
-                    listed.entries.extend(scan)
-                count = _LOOK_BATCH
-    finally:
-        if handle is not None:
-            os.close(handle)
-    return listed
 
 
 def _look_at(root: str, batch: _EntriesToLookAt, retry: RetryPolicy) -> _Looked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,8 +106,11 @@ def test_this_machine_has_a_table_and_its_temporary_folder_is_local(tmp_path: Pa
     assert not is_slow_mount(tmp_path)
 
 
-def test_the_probe_tells_alive_from_missing(tmp_path: Path) -> None:
-    """A folder that is there answers; one that is not is missing, with the error number."""
+@pytest.mark.parametrize("has_tool", [True, False])
+def test_the_probe_tells_alive_from_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tool: bool) -> None:
+    """A folder that is there answers; one that is not is missing, with the error number; also where no `stat` is."""
+    if not has_tool:
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     assert probe_mount(tmp_path) == MountProbe("alive")
     assert probe_mount(tmp_path / "no") == MountProbe("missing", errno.ENOENT)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -14,6 +15,7 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.retry import RetryPolicy
 from colabstage.trees.entries import is_junk
+from colabstage.trees import folder
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -222,6 +224,29 @@ def test_a_file_that_vanished_answers_as_the_disk_does(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").unlink()
     with pytest.raises(FileNotFoundError):
         tree.read(tree.entries[0])
+
+
+@pytest.mark.parametrize("asks_kernel_alone", [True, False])
+def test_looks_take_turns_only_where_the_kernel_answers(
+    tmp_path: Path, write_files: WriteFiles, monkeypatch: pytest.MonkeyPatch, asks_kernel_alone: bool
+) -> None:
+    """There several threads would only take Python's lock from each other; round trips are made at the same time."""
+    root = write_files(tmp_path / "root", {f"c{number}/{file:02}": b"" for number in range(4) for file in range(20)})
+    monkeypatch.setattr(folder, "_KERNEL_LOOK_S", float("inf") if asks_kernel_alone else 0.0)
+    look_at, meet, together = folder._look_at, threading.Barrier(4), []
+
+    def look(*arguments: Any) -> Any:
+        # After the first few, by which the pace of a folder shows.
+        if len(arguments[1].entries) > 4:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(0.2 if asks_kernel_alone else 30)
+                together.append(arguments[1].folder.name)
+        return look_at(*arguments)
+
+    monkeypatch.setattr(folder, "_look_at", look)
+    monkeypatch.setattr(folder, "_SLOW_LOOK_S", float("inf"))
+    assert len(FolderTree(root, workers=4).entries) == 80
+    assert len(together) == (0 if asks_kernel_alone else 4)
 
 
 def test_a_missing_folder_is_reported_at_once(tmp_path: Path) -> None:
