@@ -124,9 +124,9 @@ class PartialPack:
         """Raise the error that ended fetching, if there is one."""
         self.file.check()
 
-    def fill(self, step: ProgressStep, cancellation: Cancellation) -> int:
+    def fill(self, step: ProgressStep, cancellation: Cancellation, *, begun: Callable[[], object]) -> int:
         """Wait until all of it is here, and return how many bytes were fetched for it; as `BlockwiseFile.fill`."""
-        return self.file.fill(self._first_blocks(), step, cancellation)
+        return self.file.fill(self._first_blocks(), step, cancellation, begun=begun)
 
     def end(self, error: BaseException) -> None:
         """Stop fetching, and raise this error in all readers that wait."""

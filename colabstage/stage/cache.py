@@ -225,8 +225,9 @@ def restore_pack(
 
     What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
     With `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for;
-    without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called when every block
-    is here, before the copy takes its place, and raises what should keep it from that.
+    without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called before readers
+    are let in, while blocks come already, and before the copy takes its place. It raises what should keep both from
+    happening.
 
     Returns:
         The number of bytes, and how many of them were here already.
@@ -272,7 +273,7 @@ def restore_pack(
                     if temp.is_file() and temp.stat().st_size > size:
                         cut_own(temp, size)
                     pack = open_restored(cached.file.source, cached.manifest, workspace.path, target)
-                    kept = size - _lend(pack, let_in or (lambda _: None), step, cancellation)
+                    kept = size - _lend(pack, let_in, confirm, step, cancellation)
                 else:
                     assert isinstance(cached.file.path, Path)
                     copy_blocks(
@@ -377,12 +378,21 @@ def _bring_set(cached: CachedPack, folder: Path, step: ProgressStep, cancellatio
 
 
 def _lend(
-    pack: PartialPack, let_in: Callable[[PartialPack], object], step: ProgressStep, cancellation: Cancellation
+    pack: PartialPack,
+    let_in: Callable[[PartialPack], object] | None,
+    confirm: Callable[[], object],
+    step: ProgressStep,
+    cancellation: Cancellation,
 ) -> int:
-    """Let readers in and bring all of a pack; returns how many bytes were fetched for that."""
+    """Bring all of a pack, and let readers in as soon as it is confirmed; returns how many bytes were fetched."""
+
+    def open_doors() -> None:
+        if let_in is not None:
+            confirm()
+            let_in(pack)
+
     try:
-        let_in(pack)
-        fetched = pack.fill(step, cancellation)
+        fetched = pack.fill(step, cancellation, begun=open_doors)
     except BaseException as error:
         pack.end(error)
         raise
@@ -431,9 +441,8 @@ def find_current(call: StageCall, source: SourceOnce, cache: Cache) -> CurrentPa
             return None
         found = f"found '{cached.label.rpartition('/')[2]}'"
         # What the comparison asks of a mount takes about a second for a folder of some thousand files, and longer the
-        # more there are; the copy takes longer. Whoever is let in must not see rows of another state, and a download
-        # would take the disk's room from the copy.
-        if call.let_in is None and not exceeds_limit(request, cached) and not comes_whole(request.source):
+        # more there are; the copy takes longer. A download would take the disk's room from the copy.
+        if not exceeds_limit(request, cached) and not comes_whole(request.source):
             step.note = found
             return CurrentPack(cached, identity, Comparison(call, source, identity))
         freshness = compare_source(call, source, identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -103,3 +104,47 @@ def test_a_call_that_is_cancelled_meanwhile_ends(
     never.set()
     monkeypatch.undo()
     assert cached("second", progress=False).report.origin == "cache"
+
+
+def copied(folder: Path) -> list[Path]:
+    """Return unfinished copies of a pack of which something is here."""
+    return [path for path in folder.rglob("*.h5") if ".copy" in str(path) and path.stat().st_blocks]
+
+
+def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
+    cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The copy begins while the source is asked; the dataset, from which batches come, waits for the answer."""
+    handed_out, seen = threading.Event(), []
+    list_names = FolderTree.listing_stamp
+
+    def listing_stamp(tree: FolderTree) -> Any:
+        deadline = time.monotonic() + WAIT_S
+        while not copied(tmp_path / "second") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Long enough to be handed out, if nothing held it back.
+        seen.append((bool(copied(tmp_path / "second")), handed_out.wait(0.3)))
+        return list_names(tree)
+
+    monkeypatch.setattr(FolderTree, "listing_stamp", listing_stamp)
+    staged = cached("second", streaming=True, progress=False)
+    handed_out.set()
+    assert seen == [(True, False)]
+    assert sum(len(y) for _, y in staged.loader("train", 5)) == 20
+    staged.wait(progress=False)
+    assert staged.report.origin == "cache"
+    assert "names, sizes and times of all files are unchanged" in staged.report.steps[-1].note
+
+
+def test_of_an_earlier_state_nothing_is_handed_out_and_nothing_stays(
+    cached: Callable[..., StagedDataset], photos: Path, make_images: MakeImages, tmp_path: Path
+) -> None:
+    """What was copied meanwhile is removed, and the rows come from the source."""
+    make_images(photos, 4, first=20)
+    staged = cached("second", streaming=True, progress=False)
+    assert sum(len(y) for _, y in staged.loader("train", 5)) == 24
+    staged = staged.wait(progress=False)
+    assert (staged.report.origin, staged.splits) == ("source", {"train": 24})
+    notes = {step.name: step.note for step in staged.report.steps}
+    assert notes["copy from cache"] == "stopped: made from an earlier state of the source"
+    assert not [path for path in (tmp_path / "second").rglob("*") if ".copy" in path.name]

@@ -202,8 +202,17 @@ class BlockwiseFile:
         self._wake()
         return expected
 
-    def fill(self, order: NDArray[np.int64], step: ProgressStep, cancellation: Cancellation) -> int:
+    def fill(
+        self,
+        order: NDArray[np.int64],
+        step: ProgressStep,
+        cancellation: Cancellation,
+        *,
+        begun: Callable[[], object] = lambda: None,
+    ) -> int:
         """Wait until all of it is here: in `order`, which names every block, but what readers need sooner comes first.
+
+        `begun` is called while the first blocks come; what it raises ends the filling.
 
         Returns:
             The number of bytes that were fetched since this was opened.
@@ -217,8 +226,9 @@ class BlockwiseFile:
         failures = part.failures.copy()
         # As a reader that is far behind all others: whatever anybody reads comes before.
         expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
-        patience = _Patience(part, self._stall_timeout_s, cancellation)
         try:
+            begun()
+            patience = _Patience(part, self._stall_timeout_s, cancellation)
             while True:
                 complete, here = self.complete, self.figures["here"]
                 step.advance(here - told)
