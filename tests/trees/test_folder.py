@@ -14,8 +14,8 @@ import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.retry import RetryPolicy
-from colabstage.trees.entries import is_junk
 from colabstage.trees import folder
+from colabstage.trees.entries import is_junk
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
 
 if TYPE_CHECKING:
