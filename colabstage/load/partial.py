@@ -143,8 +143,9 @@ class PartialPack:
 
     @property
     def complete(self) -> bool:
-        """Tell whether all of it is here, to stay."""
-        return self.file.complete
+        """Tell whether all of it is here, to stay, and where it will stay."""
+        # Who takes it for whole keeps its path, under which it is only until the copy has moved to its place.
+        return self.file.complete and (self._place in (None, self.path) or not self.path.exists())
 
     @property
     def window_units(self) -> int:

@@ -153,39 +153,54 @@ class StringArray(Sequence[str]):
 
     def is_utf8(self, *, only_ascii: bool = False) -> bool:
         """Tell whether the bytes of each string are UTF-8, or ASCII, as those that `cut_from` takes may not be."""
-        whole = self.packed()
-        if whole._data.isascii() or only_ascii:
-            return whole._data.isascii()
+        return all(piece._is_utf8(only_ascii=only_ascii) for piece in self._pieces())
+
+    def _is_utf8(self, *, only_ascii: bool) -> bool:
+        """Tell it of strings that are packed."""
+        if self._data.isascii() or only_ascii:
+            return self._data.isascii()
         try:
-            whole._data.decode(_CODEC)
+            self._data.decode(_CODEC)
         except UnicodeDecodeError:
             return False
         # Half a character at the end of one would be completed by the next.
         return not np.any((self.bytes_at(0) & 0xC0) == 0x80)
 
+    def _pieces(self) -> Iterator[StringArray]:
+        """Return all strings, packed: in one piece where they are, otherwise in pieces, so that they are never here
+        twice."""
+        if self._rows is None:
+            yield self
+            return
+        for first in range(0, len(self), _FOUND_TOGETHER):
+            yield StringArray(self._data, self._ends, self._rows[first : first + _FOUND_TOGETHER]).packed()
+
     def bytes_at(self, place: int) -> NDArray[np.uint8]:
         """Return uint8 `(N,)`: the byte at one place of each string, -1 for the last; 0 where a string is shorter."""
         whole = self.packed()
-        lengths = whole.lengths
-        has = lengths > place if place >= 0 else lengths >= -place
-        ends = whole._ends.astype(np.int64)[has]
+        data = np.frombuffer(whole._data, np.uint8)
         found = np.zeros(len(self), np.uint8)
-        at = ends - lengths[has] + place if place >= 0 else ends + place
-        found[has] = np.frombuffer(whole._data, np.uint8)[at]
+        for first, starts, ends in whole._bounds():
+            at = starts + place if place >= 0 else ends + place
+            has = np.flatnonzero((starts <= at) & (at < ends))
+            found[first + has] = data[at[has]]
         return found
+
+    def _bounds(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Return where strings that are packed begin and end, page by page, and the number of each page's first."""
+        for first in range(0, len(self), _PAGE_STRINGS):
+            ends = self._ends[first : first + _PAGE_STRINGS].astype(np.int64)
+            yield first, np.append(self._ends.item(first - 1) if first else 0, ends[:-1]), ends
 
     def last_of(self, mark: bytes) -> NDArray[np.int64]:
         """Return int64 `(N,)`: the last place of a character of ASCII in each string, in bytes; -1 where it is not in
         it."""
         whole = self.packed()
-        ends = whole._ends.astype(np.int64)
         data = np.frombuffer(whole._data, np.uint8)
         found = np.full(len(self), -1, np.int64)
-        for first in range(0, len(self), _PAGE_STRINGS):
-            page = ends[first : first + _PAGE_STRINGS]
-            starts = np.append(ends[first - 1] if first else 0, page[:-1])
-            places = np.flatnonzero(data[starts[0] : page[-1]] == mark[0]) + starts[0]
-            before = np.searchsorted(places, page) - 1
+        for first, starts, ends in whole._bounds():
+            places = np.flatnonzero(data[starts[0] : ends[-1]] == mark[0]) + starts[0]
+            before = np.searchsorted(places, ends) - 1
             has = before >= 0
             last = places[before[has]] - starts[has]
             found[first : first + _PAGE_STRINGS][has] = np.maximum(last, -1)
@@ -274,14 +289,14 @@ class StringArray(Sequence[str]):
 
     def encoded(self) -> Iterator[bytes]:
         """Return the bytes of each."""
-        whole = self.packed()
-        start = 0
-        for first in range(0, len(whole), _PAGE_STRINGS):
-            ends = (whole._ends[first : first + _PAGE_STRINGS].astype(np.int64) - start).tolist()
-            # Slices of bytes are bytes, and those of a bytearray would have to be copied once more.
-            data = bytes(whole._data[start : start + ends[-1]])
-            yield from [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-            start += len(data)
+        for piece in self._pieces():
+            start = 0
+            for first in range(0, len(piece), _PAGE_STRINGS):
+                ends = (piece._ends[first : first + _PAGE_STRINGS].astype(np.int64) - start).tolist()
+                # Slices of bytes are bytes, and those of a bytearray would have to be copied once more.
+                data = bytes(piece._data[start : start + ends[-1]])
+                yield from [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+                start += len(data)
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _PAGE_STRINGS):

@@ -491,8 +491,16 @@ class WholeFile:
         """Return that nobody has to fetch."""
         return None
 
-    def fill(self, order: NDArray[np.int64], step: ProgressStep, cancellation: Cancellation) -> int:
+    def fill(
+        self,
+        order: NDArray[np.int64],
+        step: ProgressStep,
+        cancellation: Cancellation,
+        *,
+        begun: Callable[[], object] = lambda: None,
+    ) -> int:
         """Wait for nothing, and return that nothing was fetched."""
+        begun()
         return 0
 
     def check(self) -> None:
