@@ -8,12 +8,13 @@ hashes detect, and blocks can be checked in parallel and repaired one by one.
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
-from colabstage.io.ownership import remove_vouched, sweep_orphans
+from colabstage.io.ownership import among_others, remove_vouched, sweep_orphans
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
@@ -125,21 +126,20 @@ def is_manifest(path: Path) -> bool:
 
 def is_as_written(file: Path) -> bool:
     """Tell whether a file is a pack that nobody has written to since, by its length and by its time or hashes."""
-    # A link is somebody's decision about where the file is kept, and not ours to replace.
-    if file.is_symlink() or not file.is_file():
-        return False
-    found = file.stat()
     try:
+        found = file.lstat()
         manifest = read_manifest(file)
-    except NewerFormatError:
+        # A link is somebody's decision about where the file is kept, and not ours to replace.
+        if not stat.S_ISREG(found.st_mode) or manifest is None or manifest.size != found.st_size:
+            return False
+        # The manifest is written after the file, so a file that was written to since then is the later of the two. A
+        # copy may not keep times, so a later file is not yet a changed one: its hashes decide.
+        if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
+            return True
+        return not damaged_blocks(file, manifest, threads=usable_cores())
+    # Another process may have cleared it away meanwhile.
+    except (FileNotFoundError, NotADirectoryError, NewerFormatError):
         return False
-    if manifest is None or manifest.size != found.st_size:
-        return False
-    # The manifest is written after the file, so a file that was written to since then is the later of the two. A copy
-    # may not keep times, so a later file is not yet a changed one: its hashes decide.
-    if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
-        return True
-    return not damaged_blocks(file, manifest, threads=usable_cores())
 
 
 def remove_manifest(file: Path) -> None:
@@ -161,12 +161,16 @@ def check_place_of_manifest(file: Path) -> None:
         TargetExistsError: there is such a file under the manifest's name.
     """
     beside = manifest_path(file)
-    if beside.exists() and not is_manifest(beside):
-        msg = (
-            f"'{beside}' exists and is not a manifest that colabstage wrote, but the manifest of '{file.name}' has to "
-            "go there. Rename it, or choose another name."
-        )
-        raise TargetExistsError(msg)
+
+    def check() -> None:
+        if beside.exists() and not is_manifest(beside):
+            msg = (
+                f"'{beside}' exists and is not a manifest that colabstage wrote, but the manifest of '{file.name}' has "
+                "to go there. Rename it, or choose another name."
+            )
+            raise TargetExistsError(msg)
+
+    among_others(check, beside)
 
 
 def write_manifest(file: Path, manifest: Manifest) -> None:

@@ -11,6 +11,9 @@ What is ours is told by evidence:
   something else.
 
 The rule for making is: write beside, verify, rename.
+
+A lock is no evidence, because many file systems grant it to everybody. So another process may do the same in the same
+place, and a refusal counts only of what stayed as it was while it was looked at (see `among_others`).
 """
 
 from __future__ import annotations
@@ -48,12 +51,54 @@ from colabstage.io.workspace import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _DEED_HEAD = b"colabstage deed 1"
+# How often what others change at the same time is judged anew; each time one of them has got on with its work.
+_LOOKS = 8
+# What is answered where something has just come or gone.
+_CAME_OR_WENT = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
 # Names that an error tells; more are counted.
 _TOLD = 3
+
+
+def among_others(act: Callable[[], T], *places: Path) -> T:
+    """Do something at places where other processes may do the same at the same time; return what `act` returns.
+
+    Between any two steps of `act` another process may put something there, replace it or clear it away. So it is done
+    anew when it misses what it has seen, or meets what was not there, and when it refuses what has changed since.
+
+    Args:
+        act: looks at the places and changes them; what it has done already, it can do again.
+        places: all that it judges.
+
+    Raises:
+        Exception: as `act`, when nothing has changed there, or it still fails after some times.
+    """
+    for _ in range(_LOOKS):
+        before = [_facts_of(place) for place in places]
+        try:
+            return act()
+        except OSError as error:
+            refused = isinstance(error, TargetExistsError)
+            if refused and [_facts_of(place) for place in places] == before:
+                raise
+            if not refused and error.errno not in _CAME_OR_WENT:
+                raise
+    return act()
+
+
+def _facts_of(path: Path) -> tuple[int, ...]:
+    """Return what changes when something comes, goes or is written; nothing for what is not there."""
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def sweep_orphans(
@@ -180,12 +225,14 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
         OSError: as the disk answers.
     """
     check_own(made)
-    with contextlib.suppress(FileNotFoundError):
-        # What went while it was looked at, because another process replaces it too, is in nobody's way.
-        if (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)) and os.path.lexists(target):
+
+    def check() -> None:
+        if os.path.lexists(target) and (stat.S_ISDIR(target.lstat().st_mode) or not replaces(target)):
             was = "is there already, and colabstage did not make it as it is now"
             msg = f"'{target}' {was}. Rename it, then try again."
             raise TargetExistsError(msg)
+
+    among_others(check, target)
     made.replace(target)
 
 
@@ -325,12 +372,16 @@ def put_folder(
     """
     check_own(made)
     listed = _take_inventory(made)
-    if not overwrite:
-        check_replaceable(target)
     deed = owned_name(target, DEED)
-    _write_deed(deed, listed)
-    announce(_digest(listed))
-    _swap(made, target)
+
+    def put() -> None:
+        if not overwrite:
+            check_replaceable(target)
+        _write_deed(deed, listed)
+        announce(_digest(listed))
+        _swap(made, target)
+
+    among_others(put, target)
     if not deed.exists():  # another thread that put the same there has cleared up
         _write_deed(deed, listed)
     for path, owner in list(owned_beside(target, DEED)):

@@ -85,7 +85,9 @@ class RecordFile(Generic[Record]):
         """Give what was announced its own name, if it is at `target` now; clear away what dead runs left."""
         # What does not fit stays: another process may be about to put it there.
         if self._announced(target) is not None:
-            rename_named(self.announced_path(target), self.path(target))
+            # Of several that settle it, one does.
+            with contextlib.suppress(FileNotFoundError):
+                rename_named(self.announced_path(target), self.path(target))
         self._sweep(target)
 
     def _announced(self, target: Path) -> Record | None:

@@ -155,6 +155,12 @@ def find_orphans(path: Path) -> list[Path]:
     return [entry for entry, owner in owned_beside(path, TEMP) if owner_is_alive(owner) is False]
 
 
+def is_worked_in(folder: Path, *, but: Path) -> bool:
+    """Return whether a process that lives, or whose death is not certain, has a temporary in `folder`, `but` apart."""
+    owned = [owner for entry, _, owner in find_owned(folder) if entry.suffix == TEMP and entry != but]
+    return any(owner_is_alive(owner) is not False for owner in owned)
+
+
 def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
     """Return what has an owned name for `path`, with the owner."""
     wanted = shortened(path.name)
@@ -242,9 +248,11 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[
 
     With `name`, only what stands in for a file or folder of that name; with `prefix`, for one that begins so.
     """
-    if not folder.is_dir():
+    try:
+        entries = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    owned = [(entry, found) for entry in list(folder.iterdir()) if (found := name_and_owner(entry)) is not None]
+    owned = [(entry, found) for entry in entries if (found := name_and_owner(entry)) is not None]
     return [
         (entry, folder / (name or base), owner)
         for entry, (base, owner) in owned
@@ -285,6 +293,21 @@ def put_back(target: Path) -> bool:
             if alive is False or (alive is None and time.time() - entry.lstat().st_ctime > _FOREIGN_RENAME_S):
                 entry.rename(target)
                 return True
+    return False
+
+
+def link_own(path: Path, to: Path) -> bool:
+    """Give a file that has one name a second one, in a temporary of ours; whether it has that.
+
+    So it can be gone on with while whoever else looks for it finds it. What has several names already is somebody's
+    copy, which must not change; some file systems know no links.
+    """
+    check_own(to)
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            to.hardlink_to(path)
+            return True
     return False
 
 
@@ -332,6 +355,10 @@ def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
     return handle
 
 
+# How often a dataset's folder is made again that others remove because it is empty.
+_TRIES = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """A folder to work in, made by `open_workspace`."""
@@ -365,6 +392,7 @@ def open_workspace(
     keeps: Callable[[Path, BaseException], bool] = always,
     answers: Callable[[Path], bool] = lambda _: True,
     empty: bool = False,
+    in_own_folder: bool = False,
 ) -> Iterator[Workspace]:
     """Yield a folder beside `target` to make it in; it goes when the block ends well.
 
@@ -378,6 +406,9 @@ def open_workspace(
         answers: asked first, when the block ends with an error, whether the disk answers at all: on a mount that hangs,
             clearing up would never end. What stays there is swept by the next call.
         empty: whether files are emptied before they are removed, as for `remove_own`.
+        in_own_folder: whether the folder that `target` is in is a dataset's own. Another process that fails removes
+            that where it is empty (`remove_empty`), and then it is made again; the folder that it is in never is,
+            because where a mount has gone that would be one on the disk below.
 
     Raises:
         OSError: the folder cannot be made.
@@ -389,7 +420,7 @@ def open_workspace(
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
     sweep_temporaries(find_owned(target.parent, name=target.name), empty=empty)
     if not resumed:
-        folder.mkdir()
+        _make(folder, in_own_folder=in_own_folder)
     try:
         yield Workspace(folder, resumed)
     except BaseException as error:
@@ -403,6 +434,16 @@ def open_workspace(
             remove_own(folder, empty=empty)
         raise
     remove_own(folder, empty=empty)
+
+
+def _make(folder: Path, *, in_own_folder: bool) -> None:
+    """Make a workspace's folder; what is in a folder keeps others from removing that."""
+    for _ in range(_TRIES if in_own_folder else 0):
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir()
+            return
+        folder.parent.mkdir(exist_ok=True)
+    folder.mkdir()
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +30,7 @@ from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, only_for, open_workspace, remove_own
+from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack
@@ -438,9 +437,7 @@ def _take_back(out: Path, workspace: Path) -> None:
     if manifest is None or data.exists() or not out.is_file() or out.stat().st_size != manifest.size:
         return
     if not damaged_blocks(out, manifest, threads=usable_cores()):
-        # A second name and not a move, so that `out` stays. On a file system without links it is packed again.
-        with suppress(OSError):
-            data.hardlink_to(out)
+        link_own(out, data)  # where that cannot be, it is packed again
 
 
 def space_for(out: Path) -> int:

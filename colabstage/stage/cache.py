@@ -21,10 +21,10 @@ from colabstage.errors import (
 from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
 from colabstage.h5.parts import PartName
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import move_vouched, put_file, remove_empty, whatever_is_there
+from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, only_for, open_workspace, remove_own
+from colabstage.io.workspace import cut_own, disk_use, is_worked_in, link_own, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
@@ -250,17 +250,22 @@ def restore_pack(
         if cached.shards:
             return _restore_set(cached, request, progress, cancellation, confirm)
         with open_workspace(
-            restore_name(request), keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
+            restore_name(request),
+            keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError),
+            in_own_folder=True,
         ) as workspace:
             temp, resumed = workspace.path / target.name, workspace.resumed
             # From a bucket, too, many blocks at once come faster than one after the other.
             by_blocks = let_in is not None or not isinstance(cached.file.path, Path)
             # Of bytes that come in another way nothing is noted; they are hashed.
             noted = by_blocks
-            if target.is_file() and not manifest_path(target).exists():
-                # An interrupted run had put the file in place, but not its manifest: every block is compared again.
-                remove_own(temp)
-                move_vouched(target, temp, whatever_is_there)
+            if (
+                not manifest_path(target).exists()
+                and not is_worked_in(request.folder, but=workspace.path)
+                and link_own(target, temp)
+            ):
+                # A run that died had put the file in place, but not its manifest: every block is compared again. One
+                # that lives is about to put the manifest there, and its readers must not see blocks of another pack.
                 resumed, noted = True, False
             if not noted:
                 remove_own(workspace.path / TABLE)
@@ -315,7 +320,7 @@ def _restore_set(
         kept += nbytes
 
     keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
-    with open_workspace(restore_name(request), keeps=keeps) as workspace:
+    with open_workspace(restore_name(request), keeps=keeps, in_own_folder=True) as workspace:
         here = min(disk_use(workspace.path), size) if workspace.resumed else 0
         # The shards and the file that is made of them, and whatever a mounted Drive caches.
         check_space(

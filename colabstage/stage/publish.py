@@ -49,7 +49,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import make_folder, target_file
-from colabstage.io.ownership import atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
+from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
@@ -194,7 +194,7 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
             kept = state.nbytes
             write_manifest(target, manifest)
         else:
-            _check_replaceable(target)
+            among_others(lambda: _check_replaceable(target), *_versions(target))
             kept = _copy(source, target, state, known, step=step, cancellation=cancellation)
     if not keep_previous:
         discard_version(previous_path(target))
@@ -346,6 +346,12 @@ def _check_replaceable(target: Path) -> None:
             raise TargetExistsError(msg)
 
 
+def _versions(target: Path) -> tuple[Path, ...]:
+    """Return all that publishing a file puts in its folder."""
+    previous = previous_path(target)
+    return target, manifest_path(target), previous, manifest_path(previous)
+
+
 def _has_manifest(file: Path) -> bool:
     """Return whether a manifest that colabstage wrote is beside a file, whatever it says."""
     beside = manifest_path(file)
@@ -365,7 +371,10 @@ def _find_published(
     source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
     """Return the manifest of `target` if it has the content of `source`, as after a run that was killed at its end."""
-    if not target.is_file() or target.stat().st_size != state.nbytes:
+    try:
+        if not target.is_file() or target.stat().st_size != state.nbytes:
+            return None
+    except FileNotFoundError:
         return None
     wanted = known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation)
     there = _manifest_of(target, state.nbytes)
@@ -429,7 +438,7 @@ def _copy(
             read_with_retry(lambda: _read_back(temp, manifest, cancellation), str(temp), policy=RetryPolicy())
             # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
             check_unchanged(source, state)
-            _replace(temp, target, manifest)
+            among_others(lambda: _replace(temp, target, manifest), *_versions(target))
     except (DamagedPackError, SourceReadError):
         # A source that is being written to looks damaged; then that is the cause to report.
         check_unchanged(source, state)
@@ -472,6 +481,14 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
     previous = previous_path(target)
     _check_replaceable(target)
     there = _manifest_of(target, target.stat().st_size) if target.exists() else None
+    if (
+        there is not None
+        and (there.block_bytes, there.hashes) == (manifest.block_bytes, manifest.hashes)
+        and not damaged_blocks(target, manifest, threads=usable_cores())
+    ):
+        # Another process published the same meanwhile. It stays, and so does the version before it.
+        write_manifest(target, manifest)
+        return
     if there is not None:
         discard_version(previous)
         write_manifest(previous, there)
@@ -598,11 +615,17 @@ def _vouched(version: Path) -> tuple[Manifest | None, str]:
 
 
 def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, *, overwrite: bool) -> None:
-    if target.exists() and _is_the_same(target, manifest):
+    def is_here() -> bool:
+        here = target.exists() and _is_the_same(target, manifest)
+        if not here and (target.is_dir() or (target.exists() and not overwrite)):
+            msg = (
+                f"'{target}' exists and is not '{version}'. Rename it, restore to another name, or pass overwrite=True."
+            )
+            raise TargetExistsError(msg)
+        return here
+
+    if among_others(is_here, target):
         return
-    if target.is_dir() or (target.exists() and not overwrite):
-        msg = f"'{target}' exists and is not '{version}'. Rename it, restore to another name, or pass overwrite=True."
-        raise TargetExistsError(msg)
     make_folder(target.parent)
     sweep_orphans(target.parent, name=target.name)
     # A mounted Drive caches whatever is read through it on the same disk.
@@ -610,7 +633,7 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
     check_space(target.parent, copies * manifest.size, f"The copy of '{version.name}'")
     with (
         progress.step(f"restore {version.name}", total=manifest.size, unit="B") as step,
-        atomic_path(target, replaces=lambda _: overwrite) as temp,
+        atomic_path(target, replaces=lambda there: overwrite or _is_the_same(there, manifest)) as temp,
     ):
         copy_blocks(
             version,

@@ -294,7 +294,7 @@ class _SetOfShards:
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             call.progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step,
             # After the error of mixed images, shards of another form are needed.
-            open_workspace(_workspace_of(request), keeps=unless(MixedImagesError)) as ws,
+            open_workspace(_workspace_of(request), keeps=unless(MixedImagesError), in_own_folder=True) as ws,
         ):
             if request.refresh:
                 # Of earlier calls there are none left in the cache.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError
+from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     BLOCK_BYTES,
     MANIFEST_VERSION,
     Manifest,
+    check_place_of_manifest,
     check_whole,
     damaged_blocks,
     manifest_of_bytes,
@@ -23,6 +24,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
+from colabstage.io.files import read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,3 +182,23 @@ def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:
     pack.unlink()
     with pytest.raises(SourceNotFoundError, match=r"photos\.h5"):
         check_whole(pack, manifest, threads=2)
+
+
+def test_a_manifest_that_goes_while_it_is_looked_at_is_in_nobodys_way(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where locks hold nobody off, another process that replaces the pack takes its manifest away for a moment."""
+    beside = manifest_path(pack)
+
+    def read_late(path: Path) -> object:
+        beside.unlink()
+        return read_json(path)
+
+    write_manifest(pack, manifest_of(pack))
+    monkeypatch.setattr("colabstage.h5.manifest.read_json", read_late)
+    check_place_of_manifest(pack)
+    monkeypatch.undo()
+    beside.write_text("a list of mine")
+    with pytest.raises(TargetExistsError, match="not a manifest"):
+        check_place_of_manifest(pack)
+    assert beside.read_text() == "a list of mine"

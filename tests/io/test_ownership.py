@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from colabstage.errors import TargetExistsError
 from colabstage.io import ownership, workspace
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
@@ -352,3 +354,102 @@ def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches:
         ownership.put_file(made, target, replaces=look)
         assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+class TestAmongOthers:
+    """Where locks hold nobody off, another process may do the same between any two steps."""
+
+    def test_a_refusal_counts_of_what_has_stayed(self, tmp_path: Path) -> None:
+        """What another has put there meanwhile is judged anew; what nobody touched is refused at once."""
+        target, made = tmp_path / "a.json", workspace.temp_beside(tmp_path / "a.json")
+        looks: list[bytes] = []
+
+        def look(path: Path) -> bool:
+            looks.append(path.read_bytes())
+            if looks == [b"strange"]:
+                path.write_bytes(b"ours, of another process")
+            return looks[-1] != b"strange"
+
+        target.write_bytes(b"strange")
+        made.write_bytes(b"new")
+        ownership.put_file(made, target, replaces=look)
+        assert target.read_bytes() == b"new"
+        assert looks == [b"strange", b"ours, of another process"]
+        made.write_bytes(b"newer")
+        with pytest.raises(TargetExistsError):
+            ownership.put_file(made, target, replaces=lambda path: path.read_bytes() != b"new")
+        assert target.read_bytes() == b"new"
+
+    def test_what_is_missing_for_good_is_told(self, tmp_path: Path) -> None:
+        """Nobody tries for ever."""
+        made = workspace.temp_beside(tmp_path / "a.json")
+        made.write_bytes(b"new")
+        with pytest.raises(FileNotFoundError):
+            ownership.put_file(made, tmp_path / "gone" / "a.json", replaces=ownership.whatever_is_there)
+        tries = []
+
+        def fail() -> None:
+            tries.append(1)
+            raise PermissionError(errno.EACCES, "no")
+
+        with pytest.raises(PermissionError):
+            ownership.among_others(fail, tmp_path)
+        assert tries == [1]
+
+    @pytest.mark.parametrize("theirs", ["made by another process", "somebody's"])
+    def test_a_folder_that_comes_at_the_last_moment(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
+    ) -> None:
+        """What another process made there is exchanged as if it had been there before; a stranger's stays."""
+        target, made, other = tmp_path / "out", workspace.temp_beside(tmp_path / "out"), tmp_path / "other"
+        for folder in (made, other):
+            folder.mkdir()
+            (folder / "a.bin").write_bytes(folder.name.encode())
+        looked = os.path.lexists
+
+        def come(path: Path) -> bool:
+            there = looked(path)
+            if path == target and not there:
+                monkeypatch.undo()
+                if theirs == "somebody's":
+                    other.rename(target)
+                else:
+                    ownership.put_folder(other.rename(workspace.temp_beside(target)), target)
+            return there
+
+        monkeypatch.setattr(os.path, "lexists", come)
+        if theirs == "somebody's":
+            with pytest.raises(TargetExistsError, match="not made by colabstage"):
+                ownership.put_folder(made, target)
+            assert (target / "a.bin").read_bytes() == b"other"
+        else:
+            ownership.put_folder(made, target)
+            assert (target / "a.bin").read_bytes() == made.name.encode()
+            assert ownership.look_at(target).is_as_made
+
+
+def test_a_second_name_is_given_to_what_has_one(tmp_path: Path) -> None:
+    """A file with several names is somebody's copy, and a link leads to something else; neither gets one of ours."""
+    target, folder = tmp_path / "a.h5", workspace.temp_beside(tmp_path / "a.h5")
+    folder.mkdir()
+    target.write_bytes(b"pack")
+    assert workspace.link_own(target, folder / "1")
+    assert (folder / "1").samefile(target)
+    assert not workspace.link_own(target, folder / "2")
+    (tmp_path / "link").symlink_to(target)
+    assert not workspace.link_own(tmp_path / "link", folder / "3")
+    assert not workspace.link_own(tmp_path / "none", folder / "4")
+    with pytest.raises(ValueError, match="not a temporary"):
+        workspace.link_own(target, tmp_path / "mine")
+    assert [entry.name for entry in folder.iterdir()] == ["1"]
+
+
+def test_a_folder_that_somebody_living_works_in(tmp_path: Path) -> None:
+    """Dead owners' temporaries do not count, nor the one that asks."""
+    mine = workspace.temp_beside(tmp_path / "data.h5.copy")
+    mine.mkdir()
+    dead_owners_temp(tmp_path / "data.h5")
+    assert not workspace.is_worked_in(tmp_path, but=mine)
+    other = workspace.temp_beside(tmp_path / "data.h5")
+    other.mkdir()
+    assert workspace.is_worked_in(tmp_path, but=mine)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colabstage.io.ownership import remove_empty
 from colabstage.io.workspace import (
     Journal,
     Workspace,
@@ -171,6 +172,34 @@ class TestWorkspace:
         assert len(list(tmp_path.iterdir())) == kept
         with open_workspace(tmp_path / "target") as workspace:
             assert workspace.resumed == kept
+
+
+class TestInOwnFolder:
+    """A dataset's folder, which whoever fails there removes when it is empty."""
+
+    def test_it_may_go_while_others_begin_in_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is made again, and stays as long as somebody works in it."""
+        place = tmp_path / "photos"
+        place.mkdir()
+
+        def sweep_late(*_: Any, **__: Any) -> None:
+            remove_empty(place)
+            assert not place.exists()
+
+        monkeypatch.setattr("colabstage.io.workspace.sweep_temporaries", sweep_late)
+        with open_workspace(place / "photos.h5", in_own_folder=True) as workspace:
+            remove_empty(place)
+            assert list(place.iterdir()) == [workspace.path]
+
+    def test_the_folder_that_it_is_in_is_not_made(self, tmp_path: Path) -> None:
+        """Where a mount has gone, that would be one on the disk below."""
+        place = tmp_path / "mount" / "photos"
+        with pytest.raises(FileNotFoundError), open_workspace(place / "photos.h5", in_own_folder=True):
+            pass
+        place.parent.mkdir()
+        with pytest.raises(FileNotFoundError), open_workspace(place / "photos.h5"):
+            pass
+        assert list(place.parent.iterdir()) == []
 
 
 class TestOnMounts:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import TargetExistsError
+from colabstage.io.ownership import rename_named
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import FETCHED, fetch_files
 
@@ -69,3 +70,19 @@ def test_an_extraction_that_died_before_its_record_is_not_done_again(tmp_path: P
     (target / "b" / "more.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(TargetExistsError):
         extract_archive(tmp_path / "a.zip", target, progress=False)
+
+
+def test_two_may_settle_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where locks hold nobody off, another process may give it its name first."""
+    (tmp_path / "a.bin").write_bytes(b"a" * 1000)
+    target = tmp_path / "here" / "it"
+    fetch_files(tmp_path / "a.bin", target, progress=False)
+    unsettle(target)
+
+    def settled_before(path: Path, to: Path) -> None:
+        rename_named(path, to)
+        rename_named(path, to)
+
+    monkeypatch.setattr("colabstage.io.records.rename_named", settled_before)
+    FETCHED.settle(target)
+    assert names(target.parent) == [".it.colabstage.json", "it"]

@@ -18,7 +18,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
 from colabstage.simulate.knobs import DriveFaults, OpFault
-from colabstage.stage.publish import previous_path, publish_file, restore_file
+from colabstage.stage.publish import FileState, check_unchanged, previous_path, publish_file, restore_file
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -290,3 +290,40 @@ def test_each_operation_that_fails_once_leaves_a_whole_version(
     assert target.read_bytes() == checkpoint.read_bytes()
     check_manifest(target)
     assert [name for name in names(my_drive) if name.startswith(".")] == []
+
+
+def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing locks a place on a Drive: what is the same stays, and so does the version before it."""
+    source, there = tmp_path / "model.pt", tmp_path / "there" / "model.pt"
+    for content in (b"old", b"new"):
+        source.write_bytes(content * 1000)
+
+        def unchanged(file: Path, state: FileState) -> None:
+            monkeypatch.undo()
+            publish_file(source, there, progress=False)
+            check_unchanged(file, state)
+
+        monkeypatch.setattr("colabstage.stage.publish.check_unchanged", unchanged)
+        publish_file(source, there, progress=False)
+        assert there.read_bytes() == content * 1000
+        check_manifest(there)
+    check_manifest(previous_path(there))
+    assert previous_path(there).read_bytes() == b"old" * 1000
+
+
+def test_another_may_restore_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes are in nobody's way; others are."""
+    source, there, back = tmp_path / "model.pt", tmp_path / "there" / "model.pt", tmp_path / "back.pt"
+    source.write_bytes(b"new" * 1000)
+    publish_file(source, there, progress=False)
+    for content in (b"new", b"old"):
+        back.unlink(missing_ok=True)
+        monkeypatch.setattr(
+            "colabstage.stage.publish.check_space", lambda *_, content=content: back.write_bytes(content * 1000)
+        )
+        if content == b"new":
+            assert restore_file(there, back, progress=False).path.read_bytes() == content * 1000
+        else:
+            with pytest.raises(TargetExistsError):
+                restore_file(there, back, progress=False)
+            assert back.read_bytes() == content * 1000

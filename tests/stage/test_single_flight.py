@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
+from colabstage.io.workspace import open_workspace
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.request import lock_path, make_request
 from colabstage.stage.run import stage_dataset
@@ -40,10 +41,10 @@ def test_the_lock_of_a_dead_run_goes_with_the_next_call(tmp_path: Path, make_ima
         assert list(request.folder.parent.iterdir()) == [request.folder]
 
 
-def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, Any]]:
+def stage_at_once(source: Path, local_dir: Path, locks: str, *cache: Path) -> list[dict[str, Any]]:
     """What four processes report that begin together."""
     with ExitStack() as stack:
-        command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks]
+        command = [sys.executable, str(_SCRIPT), str(source), str(local_dir), locks, *map(str, cache)]
         processes = [
             stack.enter_context(
                 subprocess.Popen(
@@ -61,7 +62,7 @@ def stage_at_once(source: Path, local_dir: Path, locks: str) -> list[dict[str, A
             process.stdin.write("go\n")
             process.stdin.flush()
         answers = [process.communicate(timeout=90) for process in processes]
-    assert [process.returncode for process in processes] == [0] * _COUNT, [wrong for _, wrong in answers]
+    assert [process.returncode for process in processes] == [0] * _COUNT, "\n".join(wrong for _, wrong in answers)
     return [json.loads(said) for said, _ in answers]
 
 
@@ -111,3 +112,37 @@ def test_with_locks_that_hold_nobody_off_nothing_breaks(images: Path, drive: Sim
     """All four work at once on one place, and end with the same whole pack, here and in the cache."""
     truth = stage_dataset(images, local_dir=tmp_path / "truth", cache_dir=None, progress=False).path.read_bytes()
     check_all(stage_at_once(images, tmp_path / "fast", "none"), truth, drive, tmp_path / "fast")
+
+
+def test_four_restore_at_once_without_locks(make_images: MakeImages, tmp_path: Path) -> None:
+    """Each copies the cached pack and finds it at its place; also where a dead run left it without its manifest."""
+    source, cache = make_images(tmp_path / "photos", 12), tmp_path / "cache"
+    first = stage_dataset(source, local_dir=tmp_path / "first", cache_dir=cache, progress=False).path
+    truth = first.read_bytes()
+    for attempt in ("anew", "after a dead run"):
+        here = tmp_path / attempt / "fast"
+        if attempt == "after a dead run":
+            pack = here / first.parent.name / first.name
+            pack.parent.mkdir(parents=True)
+            pack.write_bytes(truth[:-1] + b"?")
+        found = stage_at_once(source, here, "none", cache)
+        assert {answer["origin"] for answer in found} <= {"cache", "local"}
+        (path,) = {Path(answer["path"]) for answer in found}
+        assert path.read_bytes() == truth
+        assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.json", "stage.json"]
+
+
+def test_a_pack_that_somebody_is_placing_is_left_to_it(make_images: MakeImages, tmp_path: Path) -> None:
+    """Between its two renames the pack has no manifest yet; its bytes and its name stay as they are."""
+    source, cache = make_images(tmp_path / "photos", 12), tmp_path / "cache"
+    staged = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False).path
+    truth = staged.read_bytes()
+    # Another pack of the same source: what that process is about to vouch for.
+    staged.write_bytes(truth[:-1] + bytes([truth[-1] ^ 1]))
+    manifest_path(staged).unlink()
+    theirs = staged.read_bytes()
+    with staged.open("rb") as placed, open_workspace(staged):
+        again = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False)
+        assert again.report.origin == "cache"
+        assert placed.read() == theirs
+        assert staged.read_bytes() == truth

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -347,8 +348,20 @@ def test_a_mount_that_never_appears_is_given_up_with_the_way_around(
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), mounts=True))
     monkeypatch.setenv("TBE_RUNTIME_ADDR", service.colab_environment()["TBE_RUNTIME_ADDR"])
     monkeypatch.setenv("COLAB_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
-    with pytest.raises(SourceReadError, match="DISABLE_COLAB_CACHE=1"):
-        fetch(CATS, out, stall_s=3.0)
+    waits_since: list[float] = []
+
+    def waited_s() -> float:
+        # Its process takes seconds to start, more where the machine is busy; that time does not pass here.
+        if not waits_since and any("Mounting files to" in log.read_text() for log in out.rglob("log.txt")):
+            waits_since.append(time.monotonic())
+        return time.monotonic() - waits_since[0] if waits_since else 0.0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kaggle, "time", SimpleNamespace(monotonic=waited_s))
+        with pytest.raises(SourceReadError, match="DISABLE_COLAB_CACHE=1"):
+            fetch(CATS, out, stall_s=1.0)
+    assert waits_since
+    assert time.monotonic() - waits_since[0] > 1.0
     monkeypatch.setenv("DISABLE_COLAB_CACHE", "1")
     assert read_tree(fetch(CATS, out).path) == FILES
 
