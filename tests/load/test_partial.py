@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -266,6 +267,47 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     with pytest.raises(SourceReadError, match="Nothing has come"), silent.hold(np.array([3])):
         pass
     silent.close()
+
+
+class Broken:
+    """A file whose first block fails at once while it is broken, and any other once it is told to."""
+
+    facts = RemoteFacts("nobody", "data.h5", None)
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.broken = content, True
+        self.asked, self.told = threading.Event(), threading.Event()
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        assert length is not None
+        if self.broken:
+            if offset:
+                self.asked.set()
+                assert self.told.wait(30)
+            raise SourceReadError("It broke off")
+        yield self.content[offset : offset + length]
+
+    def close(self) -> None: ...
+
+
+def test_who_asks_again_is_not_failed_by_what_was_under_way(pack: Pack, tmp_path: Path) -> None:
+    """A try that began before the failure was told may end long after it, when the source is as it was again."""
+    manifest = read_manifest(pack.path)
+    assert manifest is not None
+    files = FileSet([FileOfSet(local_source(pack.path), "data.h5", manifest)])
+    source = Broken(pack.path.read_bytes())
+    file = BlockwiseFile(files, tmp_path, LIMIT, openers=[lambda: source])
+    file.wish(np.array([3]))
+    assert source.asked.wait(30)
+    with pytest.raises(SourceReadError, match="It broke off"), file.hold(np.array([0])):
+        pass
+    source.broken = False
+    late = threading.Timer(0.2, source.told.set)
+    late.start()
+    with file.hold(np.array([0, 3])):
+        assert file.state[[0, 3]].all()
+    late.join()
+    file.close()
 
 
 def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp_path: Path) -> None:

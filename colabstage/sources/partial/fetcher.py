@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
-from colabstage.io.files import hash_block, write_json
+from colabstage.io.files import hash_block, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
@@ -207,7 +207,7 @@ class Fetcher:
         except Exception as error:  # noqa: BLE001 - as above
             if not self._stop.is_set():
                 for block in np.flatnonzero(self._part.wanted).tolist():
-                    self._fail(block, error)
+                    self._fail(block, error, time.monotonic())
 
     def tick(self, *, woken: bool) -> None:
         """Begin to fetch what there is room for; `woken`: whether something has changed for certain."""
@@ -299,7 +299,7 @@ class Fetcher:
         return True
 
     def _fetch(self, block: int) -> None:
-        part = self._part
+        part, began = self._part, time.monotonic()
         try:
             if part.state[block] == UNPROVED:
                 with self._writing:
@@ -313,7 +313,7 @@ class Fetcher:
             with self._writing:
                 # Whoever continues with this part, perhaps at once, is not told of what was stopped here.
                 if not self._stop.is_set():
-                    self._fail(block, error)
+                    self._fail(block, error, began)
         finally:
             self._in_flight.discard(block)
             self._wake.set()
@@ -390,11 +390,11 @@ class Fetcher:
             if self._remotes.get(number) is remote:
                 del self._remotes[number]
 
-    def _fail(self, block: int, error: BaseException) -> None:
+    def _fail(self, block: int, error: BaseException, began: float) -> None:
         part = self._part
         self._rest[block] = time.monotonic() + _REST_S
         with contextlib.suppress(OSError):
-            write_json(failure_path(self._folder, block), error_to_json(error))
+            write_json(_failure_path(self._folder, block), [error_to_json(error), began])
         # In this order: whoever waits asks no more once it has seen the failure.
         part.wanted[block] = 0
         part.failures[block] += 1
@@ -445,6 +445,13 @@ def _let_go_after_fork(fetcher: weakref.ref[Fetcher]) -> None:
         one._lock = -1
 
 
-def failure_path(folder: Path, block: int) -> Path:
-    """Return where the error of a block that could not be fetched is left for whoever waits for it."""
+def read_failure(folder: Path, block: int) -> tuple[object, float]:
+    """Return why a block could not be fetched, as `error_to_json` wrote it, and when that try began (monotonic)."""
+    raw = read_json(_failure_path(folder, block))
+    if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[1], float):
+        return None, time.monotonic()
+    return raw[0], raw[1]
+
+
+def _failure_path(folder: Path, block: int) -> Path:
     return folder / f"failure-{block}.json"

@@ -23,10 +23,9 @@ from colabstage.errors import (
     error_from_json,
     error_to_json,
 )
-from colabstage.io.files import read_json
 from colabstage.io.progress import start_at
 from colabstage.io.units import format_bytes
-from colabstage.sources.partial.fetcher import Expected, become_fetcher, failure_path
+from colabstage.sources.partial.fetcher import Expected, become_fetcher, read_failure
 from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, PAGE_BYTES, WHOLE, LocalPart
 from colabstage.sources.partial.plan import Visits
 from colabstage.sources.remote_files import remote_opener
@@ -96,6 +95,7 @@ class BlockwiseFile:
         # The table counts on from one call to the next.
         self._fetched_before, self._evicted_before = (int(self._part.counters[one]) for one in (FETCHED, EVICTED))
         self._ended: BaseException | None = None
+        self._failure_told_at = 0.0
         self._step: ProgressStep | None = None
         self._told = 0
         self.paths = self._part.paths
@@ -223,7 +223,7 @@ class BlockwiseFile:
         """
         part, told = self._part, self.figures["here"]
         start_at(step, told)
-        failures = part.failures.copy()
+        failures = part.failures[order].copy()
         # As a reader that is far behind all others: whatever anybody reads comes before.
         expected = self.expect(Visits(order, far := _FAR + np.arange(len(order)), far))
         try:
@@ -235,8 +235,8 @@ class BlockwiseFile:
                 told = here
                 if complete:
                     return int(part.counters[FETCHED]) - self._fetched_before
-                if len(failed := np.flatnonzero(part.failures != failures)):
-                    raise self._failure(int(failed[0]))
+                if (failed := self._failed(order, failures)) is not None:
+                    raise self._failure(failed)
                 time.sleep(_FILL_LOOK_S)
                 self._take_over_in_time()
                 self._check(patience)
@@ -360,10 +360,9 @@ class BlockwiseFile:
         self._wake()
         while len(missing := self._missing(blocks, edges)):
             self.check()
-            failed = needed[part.failures[needed] != failures]
-            if len(failed):
+            if (failed := self._failed(needed, failures)) is not None:
                 part.wanted[needed] = 0
-                raise self._failure(int(failed[0]))
+                raise self._failure(failed)
             # Said again each time: wishes are forgotten, for those of somebody who was killed must keep no block for
             # ever. What only lends an edge may be let go as soon as it was here.
             part.wanted[needed] = 0
@@ -380,8 +379,17 @@ class BlockwiseFile:
             words = f"Nothing has come from '{self.files.label}' for {self._stall_timeout_s:.0f} s."
             raise self._with_what_is_here(SourceReadError(words))
 
+    def _failed(self, blocks: NDArray[np.int64], failures: NDArray[Any]) -> int | None:
+        """Return one of `blocks` that has failed since `failures` were counted, which are counted anew."""
+        now = self._part.failures[blocks]
+        failed = blocks[now != failures].tolist()
+        failures[:] = now
+        # Who asks again is not failed by what was still under way when the failure before was told.
+        return next((block for block in failed if read_failure(self._folder, block)[1] >= self._failure_told_at), None)
+
     def _failure(self, block: int) -> Exception:
-        kind, words = error_from_json(read_json(failure_path(self._folder, block)), SourceReadError)
+        self._failure_told_at = time.monotonic()
+        kind, words = error_from_json(read_failure(self._folder, block)[0], SourceReadError)
         return self._with_what_is_here(kind(words))
 
     def _with_what_is_here(self, error: Exception) -> Exception:
