@@ -70,7 +70,7 @@ def read_base(target: Path) -> PackInfo:
     return read_info(target)
 
 
-def dataset_of(part: Path) -> Path:
+def dataset_of_part(part: Path) -> Path:
     """Return the dataset that a file belongs to: `NAME.h5` for `NAME.h5`, for a shard, and for an appended file."""
     name = PartName.of(part)
     return part.with_name(f"{name.stem}{name.suffix}")
@@ -228,7 +228,7 @@ def pack_dataset(
                 )
                 raise OptionError(msg)
             require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
-            return _append(source, dataset_of(Path(append_to)), packing, shown)
+            return _append(source, dataset_of_part(Path(append_to)), packing, shown)
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
             raise OptionError(msg)

@@ -208,7 +208,7 @@ class _Streams(io.RawIOBase):
         return bytes(data)
 
 
-class ReadAhead:
+class PiecesAhead:
     """Pieces made by a thread of its own while the caller uses those before; a context manager and an iterator.
 
     Args:
@@ -299,7 +299,7 @@ def unpack_into(
     try:
         with (
             path.open("xb", buffering=0) as out,
-            ReadAhead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
+            PiecesAhead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
                 # Each piece is checked before it is written: a bomb must not fill the disk first.

@@ -22,7 +22,7 @@ from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
 from colabstage.stage.report import StageReport
 from colabstage.trees.open import open_tree, recognise
-from colabstage.ui.samples import channels_first, open_source, read_labels, sample_kind
+from colabstage.ui.samples import channels_first, open_splits, read_labels, sample_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +99,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
         MissingDependencyError: matplotlib is not installed.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
-    source = open_source(data)
+    source = open_splits(data)
     labels = {split: read_labels(source, split) for split in source.rows}
     # One split without classes is enough to refuse: half a figure would be read as all of it.
     why = next((one.why_none for one in labels.values() if one.why_none), None)
@@ -176,7 +176,7 @@ def plot_image_sizes(
 
 
 def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.int64], int]:
-    source = open_source(data)
+    source = open_splits(data)
     reader = source.reader(next(iter(source.rows)) if split is None else split)
     # Spread over all rows, because files are often sorted by class, and classes differ in size.
     rows = np.unique(np.linspace(0, max(0, len(reader) - 1), min(most, len(reader))).astype(np.int64))

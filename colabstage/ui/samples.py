@@ -115,7 +115,7 @@ class ShownSplits:
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
 
-def open_source(data: Samples) -> ShownSplits:
+def open_splits(data: Samples) -> ShownSplits:
     """Look at what there is; no sample is read.
 
     Raises:

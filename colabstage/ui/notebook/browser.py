@@ -18,7 +18,7 @@ from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
 from colabstage.ui.notebook.form import as_images, show_with_picture
 from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
-from colabstage.ui.samples import Sample, SplitClasses, open_source, read_labels, read_samples
+from colabstage.ui.samples import Sample, SplitClasses, open_splits, read_labels, read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -320,7 +320,7 @@ def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 
     if type(page_size) is not int or not 1 <= page_size <= _MOST_ON_A_PAGE:
         msg = f"page_size={page_size!r} cannot work; expected a whole number from 1 to {_MOST_ON_A_PAGE}."
         raise OptionError(msg)
-    source = open_source(data)
+    source = open_splits(data)
     usual = "train" if "train" in source.rows else next(iter(source.rows))
     first = usual if split is None else split
     source.reader(first)

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colabstage.ui.samples import SplitClasses, class_name, open_source, read_labels
+from colabstage.ui.samples import SplitClasses, class_name, open_splits, read_labels
 from tests.ui.packs import CLASSES, masks, photos, write_boxed, write_pack
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def labels_of(path: Path) -> SplitClasses:
     """The labels of `train`."""
-    return read_labels(open_source(path), "train")
+    return read_labels(open_splits(path), "train")
 
 
 def found(labels: SplitClasses) -> dict[str, list[int]]:

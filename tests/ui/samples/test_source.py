@@ -10,7 +10,7 @@ import pytest
 
 from colabstage.errors import OptionError, SourceNotFoundError, SplitNotFoundError
 from colabstage.load.reading.reader import SplitReader
-from colabstage.ui.samples import open_source, read_samples
+from colabstage.ui.samples import open_splits, read_samples
 from tests.ui.packs import photos, write_boxed, write_pack
 
 
@@ -25,17 +25,17 @@ def test_every_way_to_say_it(tmp_path: Path) -> None:
     path = write_pack(tmp_path / "a.h5", photos(20), np.arange(20))
     staged = StagedDataset(path, None, StageReport(), read_info(path))
     for data in (path, str(path), str(tmp_path / "*.h5"), staged):
-        source = open_source(data)
+        source = open_splits(data)
         assert source.rows == {"train": 20, "test": 2}
         np.testing.assert_array_equal(source.reader("test").read_x([1])[0], photos(2)[1])
-    assert open_source(dataset_h5(path, split="test")).rows == {"test": 2}
+    assert open_splits(dataset_h5(path, split="test")).rows == {"test": 2}
 
 
 def test_several_files_are_one(tmp_path: Path) -> None:
     """Splits have the rows of all."""
     for number in (1, 2):
         write_pack(tmp_path / f"d-{number}.h5", photos(20), np.arange(20))
-    source = open_source(tmp_path / "d-*.h5")
+    source = open_splits(tmp_path / "d-*.h5")
     assert source.rows == {"train": 40, "test": 4}
     assert "1 more" in source.name
 
@@ -44,15 +44,15 @@ def test_several_files_are_one(tmp_path: Path) -> None:
 def test_something_else_is_refused(data: Any) -> None:
     """The message says what to pass."""
     with pytest.raises(OptionError, match="stage_dataset returns, a dataset_h5, or the path"):
-        open_source(data)
+        open_splits(data)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     """A file, or a split, that is not there is the usual error."""
     with pytest.raises(SourceNotFoundError):
-        open_source(tmp_path / "none.h5")
+        open_splits(tmp_path / "none.h5")
     with pytest.raises(SplitNotFoundError, match=r"'train' \(20 samples\)"):
-        open_source(write_pack(tmp_path / "a.h5", photos(20), None)).reader("dev")
+        open_splits(write_pack(tmp_path / "a.h5", photos(20), None)).reader("dev")
 
 
 def test_plain_files_have_no_samples(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_plain_files_have_no_samples(tmp_path: Path) -> None:
     from colabstage.stage.report import StageReport
 
     with pytest.raises(OptionError, match="keep='pack'"):
-        open_source(StagedDataset(tmp_path, tmp_path, StageReport(), None))
+        open_splits(StagedDataset(tmp_path, tmp_path, StageReport(), None))
 
 
 def test_image_files_are_decoded_no_larger_than_shown(tmp_path: Path) -> None:
     """Each keeps its proportions; its own size is known for its boxes."""
-    source = open_source(write_boxed(tmp_path / "a.h5").path)
+    source = open_splits(write_boxed(tmp_path / "a.h5").path)
     small = read_samples(source, "train", [3, 0], longest_px=28)
     assert [sample.x.shape for sample in small] == [(17, 28, 3), (20, 28, 3)]
     assert [sample.size for sample in small] == [(34, 56), (40, 56)]

@@ -18,7 +18,7 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.ui.notebook.browser import Browsing, bar_order
 from colabstage.ui.notebook.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
-from colabstage.ui.samples import Sample, open_source
+from colabstage.ui.samples import Sample, open_splits
 from tests.ui.packs import PACKS, photos, write_boxed
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def tags_of(html: str) -> list[str]:
 
 def browsing(path: Path, page_size: int = 8) -> Browsing:
     """Where one begins in a file."""
-    return Browsing(open_source(path), "train", page_size)
+    return Browsing(open_splits(path), "train", page_size)
 
 
 def samples_of(state: Browsing) -> list[Sample]:
