@@ -356,7 +356,8 @@ class Fetcher:
                 if size is not None and size != expected:
                     msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
                     raise SourceChangedError(msg)
-                most = _MOST_CONNECTIONS if self._part.gives_back else _WHOLE_CONNECTIONS
+                many = self._part.gives_back or remote.facts.eager
+                most = _MOST_CONNECTIONS if many else _WHOLE_CONNECTIONS
                 self._connections = max(1, min(most, remote.facts.connections))
                 while len(self._remotes) >= _MOST_OPEN:
                     oldest = self._remotes.pop(next(iter(self._remotes)))
