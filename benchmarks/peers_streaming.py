@@ -7,7 +7,7 @@ Every library has the same images in its own format, as raw pixels. Each run is 
 folder; it trains for two epochs, shuffled. The peers have the shards, workers, read-ahead and shuffling with which they
 were quickest in the first epoch, of those tried; `_peers.py` says how to build their environment. Under a limit these
 are settings with which they need few shards at once, and shuffle less: by default MosaicML Streaming wants nearly all
-of them for each batch. A run that is not done after a minute is ended, and what it had done by then is told.
+of them for each batch. A run that is not done after 45 s is ended, and what it had done by then is told.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TRIED: dict[str, list[dict[str, Any]]] = {
         {"shard": 8_000_000, "workers": 2, "ahead": 1_280, "shuffle": "py1e"},
     ],
 }
-# Under a limit what wants few shards here at once: of the other settings none finished an epoch within a minute.
+# Under a limit what wants few shards here at once: of other settings none finished an epoch in a trial.
 TRIED_LIMITED: dict[str, list[dict[str, Any]]] = {
     "LitData": [
         {"shard": 8_000_000, "workers": 2, "ahead": 2},
@@ -65,7 +65,7 @@ TRIED_LIMITED: dict[str, list[dict[str, Any]]] = {
     ],
 }
 # A run, with its imports and both epochs; and writing a library's format.
-_RUN_S, _STORE_S = 60.0, 300.0
+_RUN_S, _STORE_S = 45.0, 300.0
 EPOCHS = 2
 
 
