@@ -18,7 +18,7 @@ VENV_COLAB := .venv-colab
 VENV_WHEEL := .venv-wheel
 VENV_LIBRARIES := .venv-libraries
 # Modules are compiled when they are first imported: to compile all of torch here takes two thirds of the time.
-PIP_INSTALL := -m pip install -qq --no-compile --constraint constraints.txt
+INSTALL := scripts/install.py --constraint constraints.txt
 NO_TORCH := echo "If pip found no torch: constraints.txt allows its CPU build only, so pip must be configured with a place"; \
   echo "that has CPU builds (extra-index-url or find-links)."
 # BENCH=name picks one benchmark, or several; all of them otherwise.
@@ -95,13 +95,13 @@ $(VENV313)/bin/pip:
 # Apart from the rest, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' || { $(NO_TORCH); exit 1; }
+	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' || { $(NO_TORCH); exit 1; }
 	@touch $@
 
 # One call of pip, because each looks at everything anew.
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "Installing colabstage with what its tests need (torch and TensorFlow are most of it) into $(VENV), once: two minutes or three ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
+	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
 	  --group notebooks || { $(NO_TORCH); exit 1; }
 	@touch $@ $(VENV)/.demo
 
@@ -115,36 +115,36 @@ $(VENV)/.compiled: $(VENV)/.tested
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing the tools that check into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group check
+	@$(VENV)/bin/python $(INSTALL) --group check
 	@touch $@
 
 # What only `make test-all` and benchmarks use.
 $(VENV)/.large: pyproject.toml constraints.txt $(VENV)/.tested
 	@echo "Installing JAX, Lightning, Accelerate and MkDocs into $(VENV) ..."
-	@$(VENV)/bin/python $(PIP_INSTALL) --group large
+	@$(VENV)/bin/python $(INSTALL) --group large
 	@touch $@
 
 # With the package, because the reference is made of it.
 $(VENV)/.site: pyproject.toml constraints.txt $(VENV)/.installed
-	@$(VENV)/bin/python $(PIP_INSTALL) --group site
+	@$(VENV)/bin/python $(INSTALL) --group site
 	@touch $@
 
 # Without torch, so that the tests show what works without it.
 $(VENV313)/.installed: pyproject.toml constraints.txt | $(VENV313)/bin/pip
 	@echo "Installing colabstage without torch into $(VENV313) ..."
-	@$(VENV313)/bin/python $(PIP_INSTALL) --group test --editable '.[fuse]'
+	@$(VENV313)/bin/python $(INSTALL) --group test --editable '.[fuse]'
 	@touch $@
 
 # With the versions of Colab's image, where they are older than what pip would take.
 $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt | $(VENV_COLAB)/bin/pip
 	@echo "Installing colabstage with the versions of Colab's image into $(VENV_COLAB) ..."
-	@$(VENV_COLAB)/bin/python $(PIP_INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
+	@$(VENV_COLAB)/bin/python $(INSTALL) --constraint constraints-colab.txt --editable '.[demo]' --group test --group notebooks
 	@touch $@
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.
 $(VENV_LIBRARIES)/.installed: pyproject.toml | $(VENV_LIBRARIES)/bin/pip
 	@echo "Installing colabstage with fast.ai, timm and ultralytics into $(VENV_LIBRARIES), 6 GB with their torch ..."
-	@$(VENV_LIBRARIES)/bin/python -m pip install -qq --no-compile --group libraries --editable .
+	@$(VENV_LIBRARIES)/bin/python scripts/install.py --group libraries --editable .
 	@touch $@
 
 python313:

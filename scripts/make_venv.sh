@@ -19,5 +19,6 @@ trap 'rm -rf "$folder"' ERR INT TERM
   }
   uv venv --quiet --seed --python "$python" "$folder"
 }
-# Dependency groups came with 25.1.
-"$folder/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
+# Dependency groups came with 25.1. uv is what scripts/install.py would rather install with.
+"$folder/bin/python" -m pip install -qq --no-compile --upgrade 'pip>=25.1' uv ||
+  "$folder/bin/python" -m pip install -qq --upgrade 'pip>=25.1'
