@@ -29,6 +29,8 @@ KILLS ?= 60
 
 # FILES=path, or several, or `changed` (what git says): `make check` then tests what these can break, and no more.
 FILES ?=
+# UNTIL=seconds since 1970: `make test` runs no longer, and says what it knows by then.
+UNTIL ?=
 # What `make check` runs of the tests: test, or test-all.
 TESTS ?= test
 
@@ -40,8 +42,8 @@ help: ## show these lines
 demo: $(VENV)/.demo $(VENV)/.fuse ## train from a simulated Drive, straight and staged; prints the comparison
 	$(VENV)/bin/colabstage demo
 
-test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: about nine minutes on two cores
-	@$(VENV)/bin/python scripts/run_tests.py
+test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: seven or eight minutes on two cores
+	@$(VENV)/bin/python scripts/run_tests.py $(if $(UNTIL),--until $(UNTIL))
 
 test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
@@ -94,13 +96,13 @@ $(VENV313)/bin/pip:
 
 # Apart from the rest, so that whoever tries the demo waits for nothing else.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: a minute or two ..."
+	@echo "Installing colabstage with what the demo needs (torch is most of it) into $(VENV), once: about a minute ..."
 	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' || { $(NO_TORCH); exit 1; }
 	@touch $@
 
 # One call of pip, because each looks at everything anew.
 $(VENV)/.tested: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "Installing colabstage with what its tests need (torch and TensorFlow are most of it) into $(VENV), once: two minutes or three ..."
+	@echo "Installing colabstage with what its tests need (torch and TensorFlow are most of it) into $(VENV), once: a minute or two ..."
 	@$(VENV)/bin/python $(INSTALL) --editable '.[demo]' --group test --group arrow --group tensorflow \
 	  --group notebooks || { $(NO_TORCH); exit 1; }
 	@touch $@ $(VENV)/.demo

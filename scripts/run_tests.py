@@ -7,18 +7,23 @@ A few tests that fail are tried once more, alone: many wait for other processes,
 something else. Those that pass then are named in the last lines, because each is a fault of the test, or a rare one of
 ours, and are written down in `build/second_tries.txt`: the second time that happens to a test, the run fails.
 
+With `--until`, which `.ci/run` gives, nothing goes on beyond that moment: what still runs then is interrupted early
+enough for pytest to tell what failed so far, and the run fails.
+
 What every test and fixture cost is written to `build/durations.jsonl`; `make slowest` reads it.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,6 +33,9 @@ DURATIONS = ROOT / "build/durations.jsonl"
 SECOND_TRIES = ROOT / "build/second_tries.txt"
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
 PASS_TIMEOUT_S = 1500
+# Of what ends all: so long pytest has to tell what it knows when it is interrupted, and what runs alone has to itself.
+TELL_S = 15
+ALONE_S = 60
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
 # More failures than these have a reason that is not the machine's.
 MOST_TRIED_AGAIN = 4
@@ -109,34 +117,49 @@ def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
     return Outcome(max(total - failed - errors - skipped, 0), failed, errors, skipped, broken), names
 
 
-def run_pytest(python: Path, folder: Path, options: list[str]) -> tuple[Outcome, tuple[str, ...]]:
-    """Run tests, with reports and pytest's memory of failures in `folder`; their output goes to ours."""
+def run_pytest(
+    python: Path, folder: Path, options: list[str], until: float = math.inf
+) -> tuple[Outcome, tuple[str, ...]]:
+    """Run tests, with reports and pytest's memory of failures in `folder`; their output goes to ours.
+
+    Nothing runs beyond `until`, on the clock of `time.monotonic`.
+    """
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [str(python), "-P", "-m", "pytest", "-q", f"--junitxml={report}", "-o", f"cache_dir={folder}/cache"]
     with subprocess.Popen([*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        start = time.monotonic()
+        stopped = False
         try:
-            exit_code = process.wait(PASS_TIMEOUT_S)
+            exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - TELL_S - start), 0))
         except subprocess.TimeoutExpired:
-            print(f"Stopped after {PASS_TIMEOUT_S} s.", flush=True)
-            exit_code = 1
+            print(f"\nStopped after {time.monotonic() - start:.0f} s.", flush=True)
+            process.send_signal(signal.SIGINT)
+            exit_code, stopped = 1, True
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(TELL_S)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return read_report(report, exit_code)
+    outcome, failed = read_report(report, exit_code)
+    if stopped:
+        print(f"Failed by then: {', '.join(failed) or 'nothing'}", flush=True)
+    return outcome, failed
 
 
-def run_pass(python: Path, selection: list[str], side_by_side: int = 0) -> Outcome:
+def run_pass(python: Path, selection: list[str], side_by_side: int = 0, until: float = math.inf) -> Outcome:
     """Run the tests that pytest's options select, by so many processes, and a few that failed once more, by one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # A process that has run out of tests takes some of another's: a few tests take a hundred times as long as most.
         processes = ["-n", str(side_by_side), "--dist", "worksteal", "-p", "tests.longest_first"]
-        first, failed = run_pytest(python, folder, [*selection, *processes])
-        if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN:
+        first, failed = run_pytest(python, folder, [*selection, *processes], until)
+        if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN or time.monotonic() > until - 2 * TELL_S:
             return first
         print(f"\n== again, alone: {', '.join(failed)}", flush=True)
-        second, again = run_pytest(python, folder, [*selection, "--last-failed", "--last-failed-no-failures=none"])
+        second, again = run_pytest(
+            python, folder, [*selection, "--last-failed", "--last-failed-no-failures=none"], until
+        )
     return settle(first, failed, second, again)
 
 
@@ -148,7 +171,7 @@ def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tupl
     return Outcome(first.passed + second.passed, second.failed, second.errors, first.skipped, first.broken, passed)
 
 
-def run_setup(setup: Setup, *, everything: bool) -> Outcome:
+def run_setup(setup: Setup, *, everything: bool, until: float = math.inf) -> Outcome:
     """Run what is to run in one environment: side by side, then alone."""
     python = ROOT / setup.folder / "bin/python"
     options = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
@@ -157,14 +180,14 @@ def run_setup(setup: Setup, *, everything: bool) -> Outcome:
     # Twice as many as cores, since tests wait for half of their time; more than four only fight for the disk.
     workers = min(2 * len(os.sched_getaffinity(0)), 4)
     print(f"\n== {setup.title}: side by side", flush=True)
-    outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers)
+    outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers, until - ALONE_S)
     if setup.alone:
         # Of all files, pytest would import those as well that have none of them, and their libraries.
         files = [
             str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
         ]
         print(f"\n== {setup.title}: alone", flush=True)
-        outcome += run_pass(python, [*options, "-m", f"alone{marks}", *files])
+        outcome += run_pass(python, [*options, "-m", f"alone{marks}", *files], until=until)
     return outcome
 
 
@@ -181,13 +204,16 @@ def main() -> int:
     """Run everything, print the sum, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--all", action="store_true", help="what `make test-all` runs")
-    everything = parser.parse_args().all
+    parser.add_argument("--until", type=float, metavar="TIME", help="seconds since 1970, after which nothing runs")
+    arguments = parser.parse_args()
+    everything: bool = arguments.all
     start = time.monotonic()
+    until = math.inf if arguments.until is None else start + arguments.until - time.time()
     DURATIONS.unlink(missing_ok=True)
-    outcome = run_setup(FIRST, everything=everything)
+    outcome = run_setup(FIRST, everything=everything, until=until)
     for setup in OTHERS if everything else ():
         if (ROOT / setup.folder / ".installed").exists():
-            outcome += run_setup(setup, everything=True)
+            outcome += run_setup(setup, everything=True, until=until)
         else:
             print(f"\n{setup.hint or f'{setup.title}: not set up here.'}", flush=True)
     repeated = had_before(outcome.shaky, SECOND_TRIES)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from scripts import run_tests
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
-from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, Outcome, Setup, had_before, run_pass, settle
+from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, TELL_S, Outcome, Setup, had_before, run_pass, settle
 from scripts.touched_tests import costs_of, places_of, too_many, users_of
 from tests.longest_first import longest_first
 
@@ -26,11 +28,12 @@ def test_shaky():
 """
 
 
-def outcome_of(folder: Path, code: str) -> Outcome:
+def outcome_of(folder: Path, code: str, side_by_side: int = 0, until: float = math.inf) -> Outcome:
     """Of the tests in `code`, and one more that passes."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_made.py").write_text(f"def test_good(): pass\n\n{code}")
-    return run_pass(Path(sys.executable), [f"--rootdir={folder}", "-c", f"{folder}/pytest.ini", str(folder)])
+    where = [f"--rootdir={folder}", "-c", f"{folder}/pytest.ini", str(folder)]
+    return run_pass(Path(sys.executable), where, side_by_side, until)
 
 
 @pytest.mark.slow
@@ -85,6 +88,27 @@ def test_a_module_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import no_such_module\n")
     found = outcome_of(tmp_path, "")
     assert (found.errors, found.good) == (1, False)
+
+
+@pytest.mark.long
+def test_what_hangs_is_stopped_in_time_and_what_failed_before_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With processes side by side, and by the moment that was set; nothing is tried again then."""
+    until = time.monotonic() + TELL_S + 20
+    hangs = "\ndef test_hangs():\n    import time\n    time.sleep(300)\n\ndef test_hangs_too(): test_hangs()\n"
+    found = outcome_of(tmp_path, f"def test_bad(): assert False\n{hangs}", 2, until)
+    assert time.monotonic() < until + 1
+    assert (found.failed, found.good) == (1, False)
+    said = capfd.readouterr().out
+    assert "Failed by then: test_made::test_bad" in said
+    assert "again, alone" not in said
+
+
+def test_without_time_nothing_runs_and_that_is_no_good_outcome(tmp_path: Path) -> None:
+    """As after a pass that took all of it."""
+    found = outcome_of(tmp_path, "", until=time.monotonic())
+    assert (found.passed, found.good) == (0, False)
 
 
 def test_what_needs_a_second_try_in_two_runs_is_told(tmp_path: Path) -> None:
