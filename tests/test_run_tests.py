@@ -247,7 +247,8 @@ def test_the_second_run_with_the_same_shaky_test_fails(
     """By its exit code and in its last lines; each kind of run says what the other has that it has not."""
     outcomes = {FIRST.folder: Outcome(passed=3, shaky=("a::b",))}
 
-    def ran(setup: Setup, *, everything: bool) -> Outcome:
+    def ran(setup: Setup, *, everything: bool, until: float) -> Outcome:
+        assert until == math.inf
         return outcomes.get(setup.folder, Outcome(passed=1))
 
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)

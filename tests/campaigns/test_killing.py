@@ -25,7 +25,7 @@ _KILLS = {"live": 10}
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in names()])
 def test_killed_work_ends_in_verified_data(name: str, tmp_path: Path) -> None:
     """Kills leave nothing, the old or the whole; what was finished is not done again; the end is the truth."""
-    kills = _KILLS.get(name, 3)
+    kills = _KILLS.get(name, 2)
     outcome = run_campaign(name, tmp_path, kills=kills, seed=5, small=True)
     assert outcome.kills >= kills
     assert sum(outcome.states.values()) == outcome.kills

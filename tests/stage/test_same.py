@@ -562,10 +562,10 @@ class TestOnDrive:
     def test_the_middle_of_an_array(self, drive: SimulatedDrive, my_drive: Path, verify: str) -> None:
         """Its size and both its ends are the same; its time is another one."""
         place = drive.cloud / "MyDrive" / "x.npy"
-        rows = np.zeros((40_000, 16), np.uint8)
+        rows = np.zeros((40, 16_000), np.uint8)
         np.save(place, rows)
         stage(my_drive / "x.npy")
-        rows[20_000] = 9
+        rows[20, :16] = 9
         np.save(place, rows)
         later(place)
         staged = stage(my_drive / "x.npy", verify=verify)
