@@ -35,7 +35,7 @@ def disk_sampled(folder: Path) -> Iterator[list[int]]:
     taken, stop = [0], threading.Event()
 
     def look() -> None:
-        while not stop.wait(0.01):
+        while not stop.wait(0.002):
             taken.append(disk_use(folder))
 
     thread = threading.Thread(target=look)
