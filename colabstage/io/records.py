@@ -79,7 +79,7 @@ class RecordFile(Generic[Record]):
         self._store(self.path(target), record)
         # Only now: in between, either of the two describes what is there.
         remove_named(self.announced_path(target))
-        self._sweep(target)
+        self.sweep(target)
 
     def settle(self, target: Path) -> None:
         """Give what was announced its own name, if it is at `target` now; clear away what dead runs left."""
@@ -88,7 +88,12 @@ class RecordFile(Generic[Record]):
             # Of several that settle it, one does.
             with contextlib.suppress(FileNotFoundError):
                 rename_named(self.announced_path(target), self.path(target))
-        self._sweep(target)
+        self.sweep(target)
+
+    def sweep(self, target: Path) -> None:
+        """Clear away what dead runs were about to write as the record of a target."""
+        for path in (self.path(target), self.announced_path(target)):
+            sweep_orphans(target.parent, name=path.name)
 
     def _announced(self, target: Path) -> Record | None:
         record = self._load(self.announced_path(target))
@@ -104,10 +109,6 @@ class RecordFile(Generic[Record]):
     def _store(self, path: Path, record: Record) -> None:
         key, number = self.version
         write_json(path, {key: number, **self.to_json(record)})
-
-    def _sweep(self, target: Path) -> None:
-        for path in (self.path(target), self.announced_path(target)):
-            sweep_orphans(target.parent, name=path.name)
 
 
 def read_fields(kind: type[Record], raw: Any) -> Record | None:

@@ -242,6 +242,8 @@ def settle_record(target: Path, record: FetchRecord) -> None:
     """Finish what runs left that died once the work was in place, by them or by an earlier one."""
     if FETCHED.announced_path(target).exists():
         FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
+    else:
+        FETCHED.sweep(target)
     sweep_orphans(target.parent, name=target.name)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from colabstage.errors import TargetExistsError
 from colabstage.io.ownership import rename_named
+from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import FETCHED, fetch_files
 
@@ -42,6 +43,20 @@ def test_a_fetch_that_died_before_its_record_is_not_done_again(tmp_path: Path, k
     again = fetch_files(wanted, target, progress=False)
     assert again.fetched_bytes == 0
     assert names(here) == before
+
+
+def test_a_record_that_was_never_whole_goes_with_the_next_call(tmp_path: Path) -> None:
+    """Somebody died while announcing, and the next one after its record had its name, before it cleared up."""
+    (tmp_path / "a.bin").write_bytes(b"a" * 1000)
+    target = tmp_path / "here" / "it"
+    fetch_files(tmp_path / "a.bin", target, progress=False)
+    before = names(target.parent)
+    for record in (FETCHED.path(target), FETCHED.announced_path(target)):
+        half = temp_beside(record)
+        half.write_bytes(b"{")
+        leave_for_next(half)
+    fetch_files(tmp_path / "a.bin", target, progress=False)
+    assert names(target.parent) == before
 
 
 def test_an_announced_record_does_not_vouch_for_something_else(tmp_path: Path) -> None:
