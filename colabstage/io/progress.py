@@ -338,13 +338,13 @@ class LateStep:
         self._step: ProgressStep | None = None
 
     def advance(self, amount: int = 1) -> None:
-        self._count(amount, ProgressStep.advance)
+        self._count(amount, lambda step: step.advance(amount))
 
     def start_at(self, amount: int) -> None:
         """Count what was done before, as `start_at`."""
-        self._count(amount, start_at)
+        self._count(amount, lambda step: start_at(step, amount))
 
-    def _count(self, amount: int, told: Callable[[ProgressStep, int], object]) -> None:
+    def _count(self, amount: int, tell: Callable[[ProgressStep], object]) -> None:
         with self._lock:
             # What came twice is no further copy.
             if self._done >= self._total > 0:
@@ -353,7 +353,7 @@ class LateStep:
                 self._step = self._progress.step(self._name, total=self._total, unit="B")
                 self._step.__enter__()
             self._done += amount
-            told(self._step, amount)
+            tell(self._step)
             if self._done >= self._total:
                 self._step.__exit__(None, None, None)
                 self._step = None
