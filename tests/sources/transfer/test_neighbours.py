@@ -9,7 +9,7 @@ import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
 from colabstage.io.progress import Cancellation
-from colabstage.sources.transfer.neighbours import Neighbours, Stretch, cut_stretches
+from colabstage.sources.transfer.neighbours import CoalescedRange, Neighbours, coalesce
 
 SIZE = 4_000_000
 CONTENT = bytes(range(256)) * (SIZE // 256 + 1)
@@ -34,14 +34,14 @@ class Archive:
 
 
 def test_ranges_are_joined_as_far_as_they_are_close_and_short() -> None:
-    """No stretch is longer than a megabyte, none has a large gap, and together they have every range."""
-    cut = cut_stretches(MEMBERS)
+    """No coalesced range is longer than a megabyte, none has a large gap, and together they have every range."""
+    cut = coalesce(MEMBERS)
     assert sum(one.members for one in cut) == len(MEMBERS)
     assert all(one.end - one.begin <= 1 << 20 for one in cut)
-    assert cut[-1] == Stretch(3_900_000, 3_904_000, 1)
+    assert cut[-1] == CoalescedRange(3_900_000, 3_904_000, 1)
     assert len(cut) == 4
-    assert cut_stretches([(0, 10), (200_000, 200_010)]) == [Stretch(0, 10, 1), Stretch(200_000, 200_010, 1)]
-    assert cut_stretches([]) == []
+    assert coalesce([(0, 10), (200_000, 200_010)]) == [CoalescedRange(0, 10, 1), CoalescedRange(200_000, 200_010, 1)]
+    assert coalesce([]) == []
 
 
 def test_each_stretch_is_fetched_once_by_many_readers() -> None:
@@ -54,7 +54,7 @@ def test_each_stretch_is_fetched_once_by_many_readers() -> None:
     assert found[-1] is None
     assert neighbours.read(3_500_000, 3_500_100) is None
     assert neighbours.read(2_990_000, 3_200_000) is None
-    assert sorted(archive.asked) == [one[:2] for one in neighbours.stretches]
+    assert sorted(archive.asked) == [one[:2] for one in neighbours.coalesced]
     neighbours.close()
     assert neighbours.read(*MEMBERS[0]) is None
 
@@ -87,8 +87,8 @@ def test_who_waits_can_be_stopped() -> None:
 
 @pytest.mark.parametrize(("connections", "worth"), [(16, True), (15, False)])
 def test_stretches_are_used_only_where_they_bring_more_at_a_time(connections: int, worth: bool) -> None:
-    """Thirty-two readers who each ask alone have as many members under way as sixteen stretches of two."""
+    """Thirty-two readers who each ask alone have as many members under way as sixteen coalesced ranges of two."""
     pairs = [(begin + more, begin + more + 1000) for begin in range(0, 9_000_000, 900_000) for more in (0, 2000)]
     neighbours = Neighbours(pairs, Archive().fetch, connections=connections, readers=32)
-    assert bool(neighbours.stretches) is worth
+    assert bool(neighbours.coalesced) is worth
     neighbours.close()
