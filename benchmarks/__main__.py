@@ -127,7 +127,8 @@ def lost(sections: dict[str, str]) -> str:
     lines = []
     for name, section in sorted(sections.items()):
         output = output_of(section)
-        lines += [f"- `{name}`: {line}" for line in _chart.losses(_chart.find_tables(output))]
+        quicker = [*_chart.losses(_chart.find_tables(output)), *_chart.lost_times(output)]
+        lines += [f"- `{name}`: {line}" for line in quicker]
         missed = [line for line in output.splitlines() if line.startswith("MISS")]
         if not missed and _MISSED in section:
             missed = ["MISS  see its section"]

@@ -95,6 +95,38 @@ def losses(tables: list[Table]) -> list[str]:
     return found
 
 
+def lost_times(output: str) -> list[str]:
+    """Who took less time than colabstage, and how many times as fast it was.
+
+    Looks at tables of seconds with a row "colabstage", under a head whose first cell is empty, as `peers_streaming`
+    prints them; what was only tried is no contender.
+    """
+    found: list[str] = []
+    title, columns, rows = "", [""], dict[str, list[str]]()
+    for line in [*output.splitlines(), ""]:
+        cells = re.split(r"\s{2,}", line.strip())
+        if line.startswith("  ") and len(cells) > 1:
+            columns, rows = cells, {}
+        elif len(cells) > len(columns) > 1 and not line.startswith("tried:"):
+            rows[cells[0]] = cells[1:]
+        elif rows or (line and len(cells) == 1):
+            found += [f"{one} ({title})" for one in _quicker(columns, rows)]
+            title, columns, rows = (line or title), [""] if rows else columns, {}
+    return found
+
+
+def _quicker(columns: list[str], rows: dict[str, list[str]]) -> list[str]:
+    """Return which cells of others' rows have fewer seconds than those of the row "colabstage"."""
+    ours = rows.pop("colabstage", [])
+    seconds = re.compile(r"(\d+\.\d+) s")
+    return [
+        f"{name}: {column} {float(us[1]) / float(them[1]):.2f} times as fast as colabstage"
+        for name, cells in rows.items()
+        for column, mine, other in zip(columns, ours, cells, strict=False)
+        if (us := seconds.fullmatch(mine)) and (them := seconds.fullmatch(other)) and float(them[1]) < float(us[1])
+    ]
+
+
 def draw(title: str, tables: list[Table]) -> str:
     """One SVG with a panel for each table."""
     label_width = max(len(row.name) for table in tables for row in table.rows) * _LETTER + 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from benchmarks._chart import Row, draw, find_tables, losses
+from benchmarks._chart import Row, draw, find_tables, losses, lost_times
 
 _OUTPUT = """\
 2 cores; 3 s to start
@@ -51,3 +51,30 @@ def test_bars_are_as_long_as_the_medians() -> None:
     last = [float(bar.get("width", "0")) for bar in picture.iter(f"{space}rect")][-2:]
     assert abs(last[0] / last[1] - 2) < 0.01
     assert set(widths) == {"bound", "ours", "peer"}
+
+
+_TIMES = """\
+all of it may stay here
+
+                           first batch    epoch 1    fetched
+tried: Peer, 2 workers          1.00 s     1.00 s     1.00 x
+
+colabstage                      2.50 s     6.50 s     1.00 x
+Peer                            5.00 s     7.00 s     0.50 x
+
+the disk may hold half
+
+                           first batch    epoch 1    fetched
+tried: Peer, 2 workers          1.00 s          -     1.00 x
+
+colabstage                      2.50 s     6.50 s     1.00 x
+Peer                            2.00 s          -     1.00 x  not finished: 1 of 1
+
+all of it took 3 s
+"""
+
+
+def test_whoever_took_less_time_is_named() -> None:
+    """Neither what was tried counts, nor what did not finish, nor bytes."""
+    told = "Peer: first batch 1.25 times as fast as colabstage (the disk may hold half)"
+    assert lost_times(_TIMES) == [told]
