@@ -95,6 +95,13 @@ def test_nothing_big_is_tracked() -> None:
     assert {path.name: path.stat().st_size for path in tracked() if path.stat().st_size > MAX_BYTES} == {}
 
 
+def test_the_package_holds_modules_and_no_leftovers() -> None:
+    """What an editor or a tool leaves beside a module would be in everybody's wheel."""
+    inside = [path for path in tracked() if path.is_relative_to(ROOT / "colabstage")]
+    assert len(inside) > 100
+    assert [path.name for path in inside if path.suffix != ".py" and path.name != "py.typed"] == []
+
+
 @pytest.mark.parametrize(
     "text", ["cd /" + "home/ada/data", "'/" + "root/.cache'", "(/" + "work/x)", "https://py" + "pi.org"]
 )
