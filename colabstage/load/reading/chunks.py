@@ -492,7 +492,6 @@ class ChunkBytes:
         self._source = source
         self._side = (facts.chunks or (1,))[0]
         self._fill = int(facts.fill)
-        self.length = facts.shape[0]
 
     def read(self, start: int, stop: int) -> bytes:
         """Read the bytes from `start` up to `stop`."""

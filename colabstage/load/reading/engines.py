@@ -502,17 +502,13 @@ class H5pyEngine:
         order = np.argsort(place, kind="stable")
         # edges[i] : edges[i + 1] of `order` are the places that the i-th wanted row goes to.
         edges = np.searchsorted(place[order], np.arange(len(wanted) + 1))
-        for start, stop in self._parts(wanted):
-            pool.cancellation.check()
-            first = int(wanted[start])
-            block = self._dataset[first : int(wanted[stop - 1]) + 1]
-            targets = order[edges[start] : edges[stop]]
-            out[targets] = block[wanted[place[targets]] - first]
-
-    def _parts(self, wanted: NDArray[np.intp]) -> list[tuple[int, int]]:
-        """Split ascending rows into parts `(start, stop)`, each read from its first row to its last in one go."""
         longest = max(1, _SCRATCH_BYTES // max(1, self._facts.row_bytes))
-        return [(start, start + length) for start, _, length in row_runs(wanted, longest)]
+        # Each run of neighbours in one go.
+        for start, first, length in row_runs(wanted, longest):
+            pool.cancellation.check()
+            block = self._dataset[first : first + length]
+            targets = order[edges[start] : edges[start + length]]
+            out[targets] = block[wanted[place[targets]] - first]
 
 
 class ByteSwappedEngine:

@@ -113,6 +113,14 @@ class ReadFile(_CheckedFile):
                 raise cut_off(self.path, start + len(target), start + done)
             done += count
 
+    def read(self, start: int, stop: int) -> bytes:
+        """Read the bytes from `start` up to `stop`, of the file that was opened; raises as `check` and `read_into`."""
+        self.check()
+        # Bytes of its own, because decoders keep what they are given for a while.
+        target = np.empty(stop - start, np.uint8)
+        self.read_into(start, target)
+        return target.tobytes()
+
     def read_blocks(self, start: int, target: NDArray[np.uint8]) -> Iterator[None]:
         """Read as `read_into`, in large blocks, with a pause after each."""
         for block in range(0, len(target), _BLOCK_BYTES):

@@ -65,17 +65,13 @@ from colabstage.load.reading.memory import (
     spare_memory,
 )
 from colabstage.load.reading.rows import (
-    ArrayBytes,
     BoxTargets,
     EncodedRows,
-    H5pyBytes,
     H5pyRagged,
     KeptRagged,
-    RaggedFiles,
     RaggedRows,
-    RangedFiles,
-    ReadBytes,
     check_images,
+    check_offsets,
     keep_rows,
     read_keys,
 )
@@ -83,7 +79,7 @@ from colabstage.machine.mounts import mount_of, slow_reason
 from colabstage.machine.resources import read_resources, usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -93,7 +89,7 @@ if TYPE_CHECKING:
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.engines import StorageFacts
-    from colabstage.load.reading.rows import EncodedBytes, RaggedSource
+    from colabstage.load.reading.rows import RaggedSource
 
 # What decides by itself what a row is; engines copy rows of one shape.
 _OwnRows = EncodedRows | RaggedRows | BoxTargets
@@ -537,28 +533,43 @@ class OpenFile:
     def _encoded(self, source: FieldSource, *, in_memory: bool, resizer: Resizer) -> EncodedRows:
         """Make the reader of rows that are image files, resized by `resizer`; with `in_memory` their bytes are all read
         now."""
-        label = f"{source.info.name} in '{self._path}'"
-        if source.heap and source.coding is not None:
+        label, count, coding = f"{source.info.name} in '{self._path}'", source.info.rows, source.coding
+        if source.heap and coding is not None:
             rows = self._ragged_source(source, in_memory=in_memory)
-            return EncodedRows(label, RaggedFiles(rows, source.info.rows), source.coding, resizer=resizer)
-        if source.offsets is None or source.coding is None:
+            return EncodedRows(
+                label, lambda row: bytes(rows.read(np.array([row], np.intp))[0]), count, coding, resizer=resizer
+            )
+        if source.offsets is None or coding is None:
             msg = f"{source.info.name} is not a field of encoded rows."
             raise TypeError(msg)
         offsets = self._offsets(source.offsets)
-        data: EncodedBytes
+        read = self._bytes_of(source.facts, source.choice, in_memory=in_memory)
+        check_offsets(offsets, source.facts.shape[0], label, "bytes")
+        return EncodedRows(
+            label, lambda row: read(int(offsets[row]), int(offsets[row + 1])), count, coding, resizer=resizer
+        )
+
+    def _bytes_of(self, facts: StorageFacts, choice: EngineChoice, *, in_memory: bool) -> Callable[[int, int], bytes]:
+        """Return what reads a long dataset of bytes, from one place up to another; with `in_memory` all is read now."""
         if in_memory:
-            data = ArrayBytes(self._load(source.facts, source.choice), None)
-        elif source.choice.name == "mapped":
-            data = ArrayBytes(
-                mapped_table(self._mapped(source.facts), source.facts).reshape(-1), self._mapped(source.facts)
-            )
-        elif source.choice.name == "read":
-            data = ReadBytes(self._read(source.facts), source.facts)
-        elif source.facts.chunks is not None:
-            data = ChunkBytes(self._chunks(source.facts, source.choice), source.facts)
-        else:
-            data = H5pyBytes(self._h5[source.facts.name])
-        return EncodedRows(label, RangedFiles(label, offsets, data), source.coding, resizer=resizer)
+            values = self._load(facts, choice)
+            return lambda start, stop: values[start:stop].tobytes()
+        if choice.name == "mapped":
+            mapped = self._mapped(facts)
+            data = mapped_table(mapped, facts).reshape(-1)
+
+            def take(start: int, stop: int) -> bytes:
+                mapped.check()
+                return data[start:stop].tobytes()
+
+            return take
+        if choice.name == "read":
+            file, begin = self._read(facts), facts.offset or 0
+            return lambda start, stop: file.read(begin + start, begin + stop)
+        if facts.chunks is not None:
+            return ChunkBytes(self._chunks(facts, choice), facts).read
+        dataset = self._h5[facts.name]
+        return lambda start, stop: bytes(dataset[start:stop].tobytes())
 
     def ragged(self, source: FieldSource, *, in_memory: bool) -> RaggedRows:
         """Make the reader of rows of variable length; with `in_memory` all are read now.

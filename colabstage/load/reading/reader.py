@@ -104,13 +104,14 @@ class SplitReader:
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
         self.arrival, self.fields, self.split = arrival, fields, split
+        # A single file says itself what is wrong with it.
+        with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields)
+        parts = tuple(
+            SplitPart(path, split, decode=decode, beside_bytes=beside, arrival=arrival, fields=fields, resizer=resizer)
+            for path, beside in with_split
+        )
         if len(paths) == 1:
-            parts: tuple[SplitPart, ...] = (
-                SplitPart(paths[0], split, decode=decode, arrival=arrival, fields=fields, resizer=resizer),
-            )
             paths = (parts[0].path,)
-        else:
-            parts = _open_parts(paths, split, decode=decode, arrival=arrival, fields=fields, resizer=resizer)
         self.path, self.paths = paths[0], paths
         self.in_memory = False
         self._ends = np.cumsum([len(part) for part in parts])
@@ -399,22 +400,14 @@ class SplitReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _open_parts(
-    paths: tuple[Path, ...],
-    split: str,
-    *,
-    decode: bool,
-    arrival: Arrival | None,
-    fields: NamedFields | None,
-    resizer: Resizer,
-) -> tuple[SplitPart, ...]:
-    """Open several files that are to be read as one, once it is sure that they can be.
+def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields | None) -> list[tuple[Path, int]]:
+    """Return those of several files that have a split, once it is sure that they can be read as one, each with the
+    length of the others' inputs.
 
     Raises:
         PackFormatError: a file's samples are not like those of the others; the message names the difference.
         DamagedPackError: the files are shards of different sets.
         SplitNotFoundError: none has the split.
-        ColabstageError: whatever else `SplitPart` raises.
     """
     # All headers before any engine: that files differ is told in a moment, however many there are.
     infos = [read_info(path, fields) for path in paths]
@@ -425,19 +418,8 @@ def _open_parts(
         msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. They have {there}."
         raise SplitNotFoundError(msg)
     check_schemas(having, split)
-    total = sum(info.split(split).x.nbytes for info in having)
-    return tuple(
-        SplitPart(
-            info.path,
-            split,
-            decode=decode,
-            beside_bytes=total - info.split(split).x.nbytes,
-            arrival=arrival,
-            fields=fields,
-            resizer=resizer,
-        )
-        for info in having
-    )
+    sizes = [info.split(split).x.nbytes for info in having]
+    return [(info.path, sum(sizes) - nbytes) for info, nbytes in zip(having, sizes, strict=True)]
 
 
 def _check_one_set(infos: list[PackInfo]) -> None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from colabstage.images.options import ImageOptions
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts
-    from colabstage.load.reading.memory import MappedFile, ReadFile
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
@@ -57,113 +56,41 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
         out[...] = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR)).reshape(out.shape)
 
 
-class EncodedBytes(Protocol):
-    """Read a long dataset of bytes at random."""
+def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:
+    """Make sure that offsets ascend inside the `count` values that they are of, which `what` names.
 
-    @property
-    def length(self) -> int:
-        """Return how many bytes there are."""
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Read the bytes from `start` up to `stop`."""
-
-
-class ArrayBytes:
-    """Read bytes of a one-dimensional array: own memory, or a mapped file, which is checked before each read."""
-
-    def __init__(self, data: NDArray[np.uint8], file: MappedFile | None) -> None:
-        self._data = data
-        self._file = file
-        self.length = len(data)
-
-    def read(self, start: int, stop: int) -> bytes:
-        if self._file is not None:
-            self._file.check()
-        return self._data[start:stop].tobytes()
-
-
-class ReadBytes:
-    """Read bytes of a contiguous dataset from the disk when they are asked for."""
-
-    def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
-        self._file = file
-        self._start = facts.offset or 0
-        self.length = facts.nbytes
-
-    def read(self, start: int, stop: int) -> bytes:
-        self._file.check()
-        # Bytes of its own, because decoders keep what they are given for a while.
-        target = np.empty(stop - start, np.uint8)
-        self._file.read_into(self._start + start, target)
-        return target.tobytes()
-
-
-class H5pyBytes:
-    """Read bytes of a dataset that cannot be mapped."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-        self.length = int(dataset.shape[0])
-
-    def read(self, start: int, stop: int) -> bytes:
-        return bytes(self._dataset[start:stop].tobytes())
-
-
-class RowFiles(Protocol):
-    """Read the files of rows. May be called from several threads at once."""
-
-    @property
-    def count(self) -> int:
-        """Return how many there are."""
-
-    def read(self, row: int) -> bytes:
-        """Read one of them."""
-
-
-class RangedFiles:
-    """Read files that lie one behind the other."""
-
-    def __init__(self, label: str, offsets: NDArray[np.int64], data: EncodedBytes) -> None:
-        """Take `label`, where they are, for messages. `offsets`: `(N + 1,)`, file i is bytes `offsets[i]` up to
-        `offsets[i + 1]` of `data`.
-
-        Raises:
-            DamagedPackError: the offsets do not ascend, or reach outside.
-        """
-        if len(offsets) and (offsets[0] < 0 or offsets[-1] > data.length or bool((np.diff(offsets) < 0).any())):
-            msg = (
-                f"The offsets of {label} do not ascend inside its {data.length:,} bytes. Stage or copy the file again."
-            )
-            raise DamagedPackError(msg)
-        self._offsets = offsets
-        self._data = data
-        self.count = max(0, len(offsets) - 1)
-
-    def read(self, row: int) -> bytes:
-        return self._data.read(int(self._offsets[row]), int(self._offsets[row + 1]))
+    Raises:
+        DamagedPackError: they do not.
+    """
+    if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
+        msg = f"The offsets of {label} do not ascend inside its {count:,} {what}. Stage or copy the file again."
+        raise DamagedPackError(msg)
 
 
 class EncodedRows:
     """Decode image or mask files when they are read. From several threads at once."""
 
     def __init__(
-        self, label: str, files: RowFiles, options: ImageOptions | MaskOptions, *, resizer: Resizer = "pillow"
+        self,
+        label: str,
+        read_bytes: Callable[[int], bytes],
+        count: int,
+        options: ImageOptions | MaskOptions,
+        *,
+        resizer: Resizer = "pillow",
     ) -> None:
-        """Take `label`, where the rows are, for messages. `options`: whether they are images or masks, and what is made
-        of them. `resizer`: what brings images to the size of the options; Pillow where torch cannot."""
+        """Take `label`, where the rows are, for messages. `read_bytes`: reads the file of one of `count` rows, as
+        it was packed; from several threads at once. `options`: whether they are images or masks, and what is made of
+        them. `resizer`: what brings images to the size of the options; Pillow where torch cannot."""
         self._label = label
-        self._files = files
+        self.read_bytes = read_bytes
         self._options = options
         resizes = not isinstance(options, MaskOptions) and options.size is not None
         self._resizer: Resizer = "torch" if resizer == "torch" and resizes and can_torch_resize() else "pillow"
         self._own = threading.local()
         self._room = PixelRoom()
         # Height and width of each row's image once its header was read, 0 before.
-        self._sizes = np.zeros((files.count, 2), np.int32)
-
-    def read_bytes(self, row: int) -> bytes:
-        """Read the file of one row, as it was packed."""
-        return self._files.read(row)
+        self._sizes = np.zeros((count, 2), np.int32)
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
         """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
@@ -302,10 +229,7 @@ class BoxTargets:
         Raises:
             DamagedPackError: the offsets do not ascend, or reach outside.
         """
-        count = columns[BOXES][1].shape[0]
-        if len(offsets) and (offsets[0] < 0 or offsets[-1] > count or bool((np.diff(offsets) < 0).any())):
-            msg = f"The offsets of {label} do not ascend inside its {count:,} boxes. Stage or copy the file again."
-            raise DamagedPackError(msg)
+        check_offsets(offsets, columns[BOXES][1].shape[0], label, "boxes")
         self._offsets = offsets
         self._columns = columns
         self._image = image
@@ -462,18 +386,6 @@ class RaggedRows:
         except UnicodeDecodeError as error:
             msg = f"Row {row} of {self._label} is not UTF-8 text ({error}). Write it again with h5py.string_dtype()."
             raise DecodeError(msg) from error
-
-
-class RaggedFiles:
-    """Read rows of bytes that are image files, as `EncodedRows` takes them."""
-
-    def __init__(self, source: RaggedSource, count: int) -> None:
-        self._source = source
-        self.count = count
-
-    def read(self, row: int) -> bytes:
-        """Read the file of one row."""
-        return bytes(self._source.read(np.array([row], np.intp))[0])
 
 
 def check_images(dataset: Any, path: Path) -> None:
