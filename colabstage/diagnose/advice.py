@@ -149,7 +149,7 @@ def judge(facts: ProfileFacts) -> Verdict:
             f"Of loading, {WHAT[stage]} {takes} most: {share:.0%}. Whether training waits for it shows with step=."
         )
         return Verdict("input-bound", stage, _threads_wait(facts) or "work", sentence)
-    now_s = facts.cycle_s + facts.epoch_start_s
+    now_s = facts.batch_s
     lost = max(0.0, 1 - facts.step_alone_s / now_s)
     if lost < _LOST:
         return _not_input(facts)
@@ -241,7 +241,7 @@ class Advice:
     """One sentence."""
     cycle_s: float
     """Seconds from batch to batch, then."""
-    gain: float
+    gain: float = 1.0
     """How many times faster that is than now."""
     at_most: bool = False
     """Whether this is only a bound, because what would take the old stage's place has not been tried."""
@@ -261,8 +261,7 @@ def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
     kind = facts.setting.kind
     # By whose loader it is, because advice is written in its arguments.
     found = {"torch": _torch, "colabstage": _ours, "keras": _keras, "tf.data": _tf, "iterable": _iterable}[kind](facts)
-    now_s = now(facts)
-    worth = [replace(advice, gain=now_s / advice.cycle_s) for advice in found if advice.cycle_s > 0]
+    worth = [replace(advice, gain=facts.batch_s / advice.cycle_s) for advice in found if advice.cycle_s > 0]
     kept = [advice for advice in worth if advice.gain >= _LEAST_GAIN]
     best = max((advice.gain for advice in kept if not advice.at_most), default=0.0)
 
@@ -273,19 +272,8 @@ def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
     return tuple(sorted(kept, key=rank))
 
 
-def now(facts: ProfileFacts) -> float:
-    """Return the seconds from batch to batch as things are, with each batch's part of its epoch's start."""
-    return facts.cycle_s + facts.epoch_start_s
-
-
 def _cores(facts: ProfileFacts) -> str:
     return f"of {_plural(facts.costs.core_count, 'core')} here {facts.costs.cores:.1f} can be had now"
-
-
-def _room(facts: ProfileFacts, workers: int) -> str:
-    if workers <= facts.costs.core_count:
-        return _cores(facts)
-    return f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
 
 
 def _torch(facts: ProfileFacts) -> Iterator[Advice]:
@@ -300,7 +288,7 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     ahead = max(2, setting.prefetch)
     workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
-    before_s = cycle_with_processes(facts, setting.workers, ahead) if setting.processes else now(facts)
+    before_s = cycle_with_processes(facts, setting.workers, ahead) if setting.processes else facts.batch_s
     # Where processes run already, the model's own answer for them says what another number of them changes.
     if workers == setting.workers or (setting.processes and cycle_s > 0.9 * before_s):
         return
@@ -310,11 +298,15 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
         options["prefetch_factor"], cycle_s = longer, longer_s
     if setting.processes:
         cycle_s *= facts.cycle_s / before_s
+    room = _cores(facts)
+    if workers > facts.costs.core_count:
+        room = (
+            f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
+        )
     yield Advice(
         f"DataLoader(..., {_pasted(options)})",
-        f"{_plural(workers, 'process')} would make batches while the step runs; {_room(facts, workers)}",
+        f"{_plural(workers, 'process')} would make batches while the step runs; {room}",
         max(cycle_s, facts.step_alone_s or 0.0) + _restart_s(facts, cycle_s),
-        1.0,
         options=options,
     )
 
@@ -334,7 +326,6 @@ def _longer_queue(facts: ProfileFacts) -> Iterator[Advice]:
             f"DataLoader(..., prefetch_factor={ahead})",
             f"batches come in bursts, and {setting.workers * setting.prefetch} of them do not bridge the slow ones",
             cycle_s + facts.epoch_start_s,
-            1.0,
             options={"prefetch_factor": ahead},
         )
 
@@ -346,7 +337,6 @@ def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
             "DataLoader(..., persistent_workers=True)",
             "the processes are started again in every epoch",
             facts.cycle_s + min(facts.epoch_start_s, _restart_s(facts, facts.cycle_s)),
-            1.0,
             options={"persistent_workers": True},
         )
 
@@ -381,7 +371,6 @@ def _advise_packing(facts: ProfileFacts, call: str) -> Iterator[Advice]:
             f'pack_dataset(loader.dataset, "data.h5"); {argument}' if itself else argument,
             why,
             cycle_s,
-            1.0,
             at_most=is_large,
             packs=setting.h5_file is None,
         )
@@ -439,7 +428,6 @@ def _by_batches(facts: ProfileFacts) -> Iterator[Advice]:
         "make_loader(..., batch_transform=f)",
         "one call for a batch, on the device, instead of one for each sample; its own time comes on top",
         max(without_s, facts.costs.gather_s),
-        1.0,
         at_most=True,
     )
 
@@ -457,7 +445,6 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
                 'make_loader(..., strategy="memory")',
                 "the split is read once, front to back, and fits the memory",
                 in_background(facts, load_s, cpu_s),
-                1.0,
                 options={"strategy": "memory"},
             )
     if not setting.processes and transform_s + decode_s > _WORTH * facts.serial_s:
@@ -467,7 +454,6 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
             f"make_loader(..., {_pasted(options)})",
             f"{_plural(workers, 'process')} would run what is called for each sample; {_cores(facts)}",
             cycle_s,
-            1.0,
             options=options,
         )
     yield from _by_batches(facts)
@@ -493,7 +479,6 @@ def _keras(facts: ProfileFacts) -> Iterator[Advice]:
             f"PyDataset.__init__({_pasted(options)})",
             f"{_plural(workers, kind)} would make batches while the step runs; {why}",
             cycle_s,
-            1.0,
             options=options,
         )
     yield from _advise_packing(facts, "to_keras({data}, {batch})")
@@ -514,14 +499,13 @@ def _tf(facts: ProfileFacts) -> Iterator[Advice]:
         options["prefetch"] = True
     if words:
         cycle_s = in_background(facts, load_s, facts.cpu_s)
-        yield Advice("  ".join(words), f"links of the chain would work side by side; {_cores(facts)}", cycle_s, 1.0,
-                     options=options)  # fmt: skip
+        why = f"links of the chain would work side by side; {_cores(facts)}"
+        yield Advice("  ".join(words), why, cycle_s, options=options)
     if facts.serial_s > step_s and (setting.batches or 0) * setting.batch_bytes < facts.costs.free_memory_bytes / 3:
         yield Advice(
             ".cache()  (after the last .map that draws nothing at random)",
             "from the second epoch on; all batches together fit the memory",
             in_background(facts, facts.costs.gather_s, facts.costs.gather_s),
-            1.0,
             at_most=True,
         )
     yield from _advise_packing(facts, "to_tf_data({data}, {batch})")
@@ -533,7 +517,6 @@ def _iterable(facts: ProfileFacts) -> Iterator[Advice]:
             "CudaDataLoader(loader, device)",
             "a thread would make the next batches while the step runs",
             in_background(facts, facts.load_s, facts.cpu_s),
-            1.0,
             options={"background": True},
         )
     yield from _advise_processes(facts)

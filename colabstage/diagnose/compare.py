@@ -20,7 +20,6 @@ import numpy as np
 from colabstage.errors import (
     CancelledError,
     DecodeError,
-    DriveDisconnectedError,
     LayoutError,
     OptionError,
     SourceReadError,
@@ -37,7 +36,7 @@ from colabstage.io.units import format_bytes, format_count, format_duration, for
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
-from colabstage.machine.mounts import mount_of, probe_mount, slow_reason
+from colabstage.machine.mounts import mount_of, require_answer, slow_reason
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.pack.job import open_samples
@@ -49,10 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
-    from colabstage.images.options import ImageOptions
-    from colabstage.io.progress import Progress
+    from colabstage.io.progress import Progress, ProgressStep
     from colabstage.layouts.table import SampleSource
 
 Way = Literal["source", "again", "local", "pack"]
@@ -65,7 +62,8 @@ _AGAIN_PART = 0.15
 _OTHER_PART = 0.08
 # Fast ways are measured over several passes, for at least this long.
 _LEAST_S = 1.0
-_PROBE_S = 15.0
+# More than can be made in that time.
+_MOST_PASSES = 1_000_000
 # Files that were read stay in memory until they are written, so that writing does not count as reading.
 _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
@@ -298,28 +296,13 @@ def compare_sources(
             raise OptionError(msg)
     options = PackOptions(**arguments)
     place = Path(path).expanduser()
-    slow = _check_answers(place)
+    # Before anything is listed, because a mount that hangs keeps whoever lists it.
+    require_answer(place)
+    slow = slow_reason(mount_of(place))
     local = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser()
     with _temporary_folder(local) as folder:
-        run = _Comparing(options, folder, num_workers, batch_size, budget_s, resolve_progress(progress))
-        return run.compare(place, slow or "the local disk", samples, seed)
-
-
-def _check_answers(path: Path) -> str | None:
-    """Return why the path is on a slow mount, `None` for a local disk.
-
-    Raises:
-        DriveDisconnectedError: that mount does not answer.
-    """
-    slow = slow_reason(mount_of(path))
-    if slow is None:
-        return None
-    # Asked before anything is listed, because a mount that hangs keeps whoever lists it.
-    probe = probe_mount(path, _PROBE_S)
-    if probe.state in {"alive", "missing"}:
-        return slow
-    msg = f"'{path}' is on {slow}, which does not answer ({probe.reason}). Mount it again; doctor() says what is wrong."
-    raise DriveDisconnectedError(msg)
+        run = _Comparing(options, folder, num_workers, budget_s, resolve_progress(progress))
+        return run.compare(place, slow or "the local disk", samples, batch_size, seed)
 
 
 @contextlib.contextmanager
@@ -340,114 +323,151 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
             remove_empty(place)  # unless somebody else has begun to use it
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One pass over the sample's files."""
-
-    samples: int
-    """How many samples were read."""
-    seconds: float
-    """How long that took."""
-    nbytes: int
-    """The bytes of their files."""
-    broken: int = 0
-    """How many could not be decoded."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Comparing:
-    """One comparison: its options, and a local folder that is its own."""
+    """One comparison, with a temporary folder on the local disk that is its own."""
 
-    options: PackOptions
-    """How samples are packed."""
-    folder: Path
-    """The temporary folder on the local disk."""
-    workers: int
-    """How many files are read at once."""
-    batch_size: int
-    """How many samples a batch of the pack has."""
-    seconds: float
-    """About how long all passes may take."""
-    progress: Progress
-    """Where the steps are shown."""
+    def __init__(self, options: PackOptions, folder: Path, workers: int, seconds: float, progress: Progress) -> None:
+        self._options, self._folder, self._progress = options, folder, progress
+        self._workers, self._seconds = workers, seconds
+        self._broken = 0
 
-    def compare(self, path: Path, place: str, samples: int, seed: int) -> SourceComparison:
+    def compare(self, path: Path, place: str, samples: int, batch_size: int, seed: int) -> SourceComparison:
         """Read in every way and put the figures together."""
         from colabstage.images.decode import encode_jpeg
 
         # Once beforehand, so that the decoders are imported before the clock starts.
-        decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self.options.image)
-        with open_samples(path, self.options, beside=self.folder / "unpacked") as opened:
+        decode_image(encode_jpeg(np.zeros((8, 8, 3), np.uint8), 90), self._options.image)
+        with open_samples(path, self._options, beside=self._folder / "unpacked") as opened:
             inputs = opened.table.inputs
             if not isinstance(inputs, Images) or inputs.decoded:
                 raise _no_image_files(str(path))
             source = inputs.source
-            rows = len(source)
+            rows, sizes = len(source), source.sizes
+
+            def read(index: int) -> bytes:
+                # Retries count as time: who trains from a mount has them too.
+                content = read_with_retry(lambda: source.read(index), source.name(index))
+                if not isinstance(content, bytes):
+                    raise _no_image_files(source.name(index))
+                return content
+
+            def cost(index: int) -> int:
+                return int(sizes[index])
+
             # Drawn at random, because neighbours in a folder are often read ahead together and of one size.
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
             # What was read is kept, so that all other ways read the same images.
             kept: dict[int, bytes] = {}
-            first = self._read(source, chosen, "from the source", _SOURCE_PART, keep=kept)
+            with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
+                seconds = self._seconds * _SOURCE_PART
+                first = self._read(
+                    "source", f"{place}, first epoch", chosen, read, seconds, step=step, cost=cost, keep=kept
+                )
+            broken = self._broken
             # Later epochs find what the mount's client keeps on the local disk, which is the fair comparison.
-            again = self._read(source, list(kept), "once more", _AGAIN_PART)
+            with self._progress.step("read once more", total=len(kept), unit="images") as step:
+                seconds = self._seconds * _AGAIN_PART
+                again = self._read("again", f"{place}, later epochs", list(kept), read, seconds, step=step, cost=cost)
         files = self._write_down(kept, source)
-        local = self._read_repeatedly(files)
-        packed, encoding, pack_bytes = self._read_pack()
+        with self._progress.step("read local files", total=None, unit="images") as step:
+            # Pass after pass: a few hundred local files are read too quickly for one to be measured well.
+            local = self._read(
+                "local",
+                "files on the local disk",
+                range(_MOST_PASSES * len(files)),
+                lambda index: files[index % len(files)].read_bytes(),
+                min(_LEAST_S, self._seconds * _OTHER_PART),
+                step=step,
+            )
+        packed, encoding, pack_bytes = self._read_pack(batch_size)
         whole_pack = round(pack_bytes * rows / len(kept))
         return SourceComparison(
             path=path,
             place=place,
             dataset_samples=rows,
             compared=len(kept),
-            rates=(
-                SourceRate("source", f"{place}, first epoch", first.samples, first.seconds, first.nbytes),
-                SourceRate("again", f"{place}, later epochs", again.samples, again.seconds, again.nbytes),
-                SourceRate("local", "files on the local disk", local.samples, local.seconds, local.nbytes),
-                SourceRate("pack", "a pack on the local disk", packed.samples, packed.seconds, packed.nbytes),
-            ),
-            num_workers=self.workers,
-            image_size=self.options.image.size,
+            rates=(first, again, local, packed),
+            num_workers=self._workers,
+            image_size=self._options.image.size,
             pack_bytes=whole_pack,
             encoding=encoding,
-            notes=tuple(_comparison_notes(first.broken, encoding, whole_pack, self.options)),
+            notes=tuple(_comparison_notes(broken, encoding, whole_pack, self._options)),
         )
 
     def _read(
         self,
-        source: SampleSource,
-        chosen: Sequence[int],
-        what: str,
-        part: float,
+        way: Way,
+        title: str,
+        items: Sequence[int],
+        read: Callable[[int], bytes],
+        seconds: float,
         *,
+        step: ProgressStep,
+        cost: Callable[[int], int] = lambda _: 0,
         keep: dict[int, bytes] | None = None,
-    ) -> _Pass:
-        """Read and decode files with several threads, until all are done or the time is up."""
-        sizes = source.sizes
+    ) -> SourceRate:
+        """Read and decode items by several threads, each one after the other as a worker process does, until all are
+        done, the time is up, or as many bytes are kept as may be.
 
-        def read(index: int) -> bytes:
-            # Retries count as time: who trains from a mount has them too.
-            content = read_with_retry(lambda: source.read(index), source.name(index))
-            if not isinstance(content, bytes):
-                raise _no_image_files(source.name(index))
-            return content
+        Raises:
+            SourceReadError: nothing came for a minute, or until the time was up.
+            Everything that `read` and decoding raise.
+        """
+        own = threading.local()
+        enough = Cancellation()
+        done = nbytes = 0
+        began = last = time.perf_counter()
 
-        with self.progress.step(f"read {what}", total=len(chosen), unit="images") as step:
-            return _timed_pass(
-                chosen,
-                read,
-                self.options.image,
-                workers=self.workers,
-                seconds=self.seconds * part,
-                cost=lambda index: int(sizes[index]),
-                keep=keep,
-                advance=step.advance,
+        def work(index: int) -> bytes | None:
+            data = read(index)
+            # Memory for decoding is used again, as a worker process of a loader uses its own.
+            if not hasattr(own, "scratch"):
+                own.scratch = bytearray()
+            try:
+                decode_image(data, self._options.image, scratch=own.scratch)
+            except DecodeError:
+                return None
+            return data
+
+        def count(index: int, data: bytes | None) -> None:
+            nonlocal done, nbytes, last
+            # The end is when the last image came and not when the pipeline has ended, whose threads take a moment.
+            last = time.perf_counter()
+            step.advance(1)
+            if data is None:
+                self._broken += 1
+                return
+            done += 1
+            nbytes += len(data)
+            if keep is not None:
+                keep[index] = data
+            if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
+                enough.cancel()
+
+        # Decoding is a part of reading here, as in a worker process; the one worker only counts what comes.
+        limits = PipelineLimits(
+            readers=self._workers,
+            max_readers=self._workers,
+            workers=1,
+            budget_bytes=_KEPT_BYTES,
+            stall_timeout_s=max(_STALL_S, seconds),
+        )
+        with contextlib.suppress(CancelledError):
+            run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
+        if not done:
+            msg = (
+                f"None of {self._broken} images could be decoded. Give the folder or archive that holds the images."
+                if self._broken
+                else f"No image could be read in {seconds:.0f} seconds. Give more time (budget_s=…), or ask doctor()."
             )
+            raise SourceReadError(msg)
+        return SourceRate(way, title, done, last - began, nbytes)
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that can be packed."""
         # Copies and a pack of them, at most.
-        check_space(self.folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
-        folder = self.folder / "files" / "images"
+        check_space(self._folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
+        folder = self._folder / "files" / "images"
         # Below two folders, so that it is an image folder with one class.
         folder.mkdir(parents=True)
         files = []
@@ -459,150 +479,45 @@ class _Comparing:
             files.append(file)
         return files
 
-    def _read_repeatedly(self, files: Sequence[Path]) -> _Pass:
-        """Read local copies, pass after pass, for long enough."""
-        passes: list[_Pass] = []
-        deadline = time.monotonic() + self.seconds * _OTHER_PART
-        with self.progress.step("read local files", total=None, unit="images") as step:
-            # A few hundred local files are read too quickly for one pass to be measured well.
-            while not passes or (time.monotonic() < deadline and sum(one.seconds for one in passes) < _LEAST_S):
-                passes.append(
-                    _timed_pass(
-                        range(len(files)),
-                        lambda index: files[index].read_bytes(),
-                        self.options.image,
-                        workers=self.workers,
-                        seconds=self.seconds * _OTHER_PART,
-                        cost=lambda _: 0,
-                        advance=step.advance,
-                    )
-                )
-        return _Pass(
-            sum(one.samples for one in passes), sum(one.seconds for one in passes), sum(one.nbytes for one in passes)
-        )
-
-    def _read_pack(self) -> tuple[_Pass, str, int]:
+    def _read_pack(self, batch_size: int) -> tuple[SourceRate, str, int]:
         """Pack the local copies and read batches of them at random.
 
         Returns:
             What was read, how the pack stores images, and how many bytes it has.
         """
+        pack = self._folder / "pack.h5"
+        # The copies are in folders of classes, however the samples were found.
         report = pack_dataset(
-            self.folder / "files",
-            self.folder / "pack.h5",
-            options=self.options,
-            # The copies are in folders of classes, however the samples were found.
-            layout="image_folder",
-            progress=self.progress,
+            self._folder / "files", pack, options=self._options, layout="image_folder", progress=self._progress
         )
-        reader = SplitReader(self.folder / "pack.h5")
-        try:
-            with (
-                ThreadPool(usable_cores()) as pool,
-                self.progress.step("read the pack", total=None, unit="images") as step,
-            ):
-                done = self._read_batches(reader.read_x, reader.read_y, len(reader), pool, step.advance)
-        finally:
-            reader.close()
-        nbytes = round(report.nbytes * done.samples / len(reader))
-        return _Pass(done.samples, done.seconds, nbytes), report.encoding, report.nbytes
-
-    def _read_batches(
-        self,
-        read_x: Callable[..., NDArray[np.generic] | list[NDArray[np.generic]]],
-        read_y: Callable[..., object],
-        rows: int,
-        pool: ThreadPool,
-        advance: Callable[[int], None],
-    ) -> _Pass:
-        order = np.random.default_rng(0)
-        # The first batch opens the file and allocates the memory that all are read into, like a loader's buffers.
-        batch = min(self.batch_size, rows)
-        first = read_x(np.arange(batch), None, pool=pool)
-        out = first if isinstance(first, np.ndarray) else None
-        done, began = 0, time.perf_counter()
-        deadline = began + min(_LEAST_S, self.seconds * _OTHER_PART)
-        while time.perf_counter() < deadline:
-            permutation = order.permutation(rows)
-            # Whole batches alone: a last one that is short would be timed like the others.
-            for start in range(0, rows - batch + 1, batch):
-                chosen = permutation[start : start + batch]
-                read_x(chosen, out, pool=pool)
-                read_y(chosen, pool=pool)
-                done += batch
-                advance(batch)
-                if time.perf_counter() > deadline:
-                    break
-        return _Pass(done, time.perf_counter() - began, 0)
-
-
-def _timed_pass(
-    items: Sequence[int],
-    read: Callable[[int], bytes],
-    image: ImageOptions,
-    *,
-    workers: int,
-    seconds: float,
-    cost: Callable[[int], int],
-    advance: Callable[[int], None],
-    keep: dict[int, bytes] | None = None,
-) -> _Pass:
-    """Read and decode items by `workers` threads, each one after the other as a worker process does, until all are
-    done, the time is up, or as many bytes are kept as may be.
-
-    Raises:
-        SourceReadError: nothing came for a minute, or until the time was up.
-        Everything that `read` and decoding raise.
-    """
-    own = threading.local()
-    enough = Cancellation()
-    done = broken = nbytes = 0
-    began = last = time.perf_counter()
-
-    def work(index: int) -> bytes | None:
-        data = read(index)
-        # Memory for decoding is used again, as a worker process of a loader uses its own.
-        if not hasattr(own, "scratch"):
-            own.scratch = bytearray()
-        try:
-            decode_image(data, image, scratch=own.scratch)
-        except DecodeError:
-            return None
-        return data
-
-    def count(index: int, data: bytes | None) -> None:
-        nonlocal done, broken, nbytes, last
-        # The end is when the last image came and not when the pipeline has ended, whose threads take a moment..
-        last = time.perf_counter()
-        advance(1)
-        if data is None:
-            broken += 1
-            return
-        done += 1
-        nbytes += len(data)
-        if keep is not None:
-            keep[index] = data
-        if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
-            enough.cancel()
-
-    # Decoding is a part of reading here, as in a worker process; the one worker only counts what comes.
-    limits = PipelineLimits(
-        readers=workers,
-        max_readers=workers,
-        workers=1,
-        budget_bytes=_KEPT_BYTES,
-        stall_timeout_s=max(_STALL_S, seconds),
-    )
-    with contextlib.suppress(CancelledError):
-        run_pipeline(items, read=work, use=count, cost=cost, limits=limits, cancellation=enough)
-    if not done:
-        msg = (
-            f"None of {broken} images could be decoded. Give the folder or archive that holds the images."
-            if broken
-            else f"No image could be read in {seconds:.0f} seconds. Give more time with seconds=…, or ask doctor()."
-        )
-        raise SourceReadError(msg)
-    return _Pass(done, last - began, nbytes, broken)
+        order, done = np.random.default_rng(0), 0
+        with (
+            contextlib.closing(SplitReader(pack)) as reader,
+            ThreadPool(usable_cores()) as pool,
+            self._progress.step("read the pack", total=None, unit="images") as step,
+        ):
+            rows = len(reader)
+            # The first batch opens the file and allocates the memory that all are read into, like a loader's buffers.
+            batch = min(batch_size, rows)
+            first = reader.read_x(np.arange(batch), None, pool=pool)
+            out = first if isinstance(first, np.ndarray) else None
+            began = time.perf_counter()
+            deadline = began + min(_LEAST_S, self._seconds * _OTHER_PART)
+            while time.perf_counter() < deadline:
+                permutation = order.permutation(rows)
+                # Whole batches alone: a last one that is short would be timed like the others.
+                for start in range(0, rows - batch + 1, batch):
+                    chosen = permutation[start : start + batch]
+                    reader.read_x(chosen, out, pool=pool)
+                    reader.read_y(chosen, pool=pool)
+                    done += batch
+                    step.advance(batch)
+                    if time.perf_counter() > deadline:
+                        break
+            seconds = time.perf_counter() - began
+        nbytes = round(report.nbytes * done / rows)
+        rate = SourceRate("pack", "a pack on the local disk", done, seconds, nbytes)
+        return rate, report.encoding, report.nbytes
 
 
 def _no_image_files(name: str) -> LayoutError:

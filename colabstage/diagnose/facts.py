@@ -165,6 +165,11 @@ class ProfileFacts:
         return self.start_s / self.setting.batches if self.setting.batches else 0.0
 
     @property
+    def batch_s(self) -> float:
+        """Return the seconds from batch to batch as things are, with each batch's part of its epoch's start."""
+        return self.cycle_s + self.epoch_start_s
+
+    @property
     def consumer_wait_share(self) -> float:
         """Return the part of the run, 0 to 1, that the consumer waits for batches."""
         return min(1.0, self.wait_s / self.cycle_s) if self.cycle_s > 0 else 0.0

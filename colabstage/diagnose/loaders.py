@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from colabstage.diagnose.facts import StageName
 
 # Reading the annotations of more takes longer than an answer is worth.
@@ -96,9 +99,9 @@ def profiled_iterable(loader: Any) -> ProfiledLoader:
     workers = _count_of(loader, "num_workers") or _count_of(loader, "num_threads") or (1 if ours else 0)
     setting = Setting("iterable", workers=workers, prefetch=2 if workers else 0, batches=_length(loader))
     known = known_stages(getattr(inner, "dataset", None), getattr(loader, "dataset", None))
-    profiled = ProfiledLoader(setting, lambda: iter(loader), known=known, once=once, roots=() if ours else (loader,))
+    roots = () if ours or once else (loader,)
+    profiled = ProfiledLoader(setting, lambda: iter(loader), known=known, once=once, roots=roots)
     if once:
-        profiled.roots = ()
         profiled.notes.append("The loader can be iterated only once: the batches that were measured are gone from it.")
     return profiled
 
@@ -430,7 +433,10 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
         per_batch = 1
         for other in later:
             per_batch *= int(getattr(other, "_batch_size", 1))
-        took_s, cpu_s = _time_of(_copy_or_same(link), per_batch, seconds / len(links))
+        copied = link
+        with contextlib.suppress(Exception):  # as in profiled_tf, which says so
+            copied = _rebuilt(link)
+        took_s, cpu_s = _time_of(copied, per_batch, seconds / len(links))
         name = type(link).__name__
         stage = _stage(link, name)
         # Measuring scatters: a link that seems to take less than what comes before it takes nothing.
@@ -443,95 +449,59 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
     return tuple(StageCost(name, *cost) for name, cost in costs.items() if cost[0] > 0)
 
 
-def _copy_or_same(link: Any) -> Any:
-    try:
-        return _rebuilt(link)
-    except Exception:  # noqa: BLE001 - as in profiled_tf, which says so
-        return link
-
-
 def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
     """Return the seconds, and core seconds, that this beginning of the pipeline takes for one batch."""
+    import numpy as np
+
     # From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
     # buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
     deadline = time.monotonic() + seconds
-    few = _Beginning.of(dataset, per_batch)
-    few.run()
     count = per_batch
-    many = _Beginning.of(dataset, 2 * count)
-    while many.elements == 2 * count and many.run().seconds < seconds / 8 and time.monotonic() < deadline:
+    few, _ = _beginning(dataset, count)
+    few()
+    many, made = _beginning(dataset, 2 * count)
+    while made == 2 * count and many()[0] < seconds / 8 and time.monotonic() < deadline:
         count *= 2
-        few, many = many, _Beginning.of(dataset, 2 * count)
-    if many.elements < 2 * count:
+        few, (many, made) = many, _beginning(dataset, 2 * count)
+    if made < 2 * count:
         # It ends before: half of it and all of it, in whole batches.
-        count = many.elements // (2 * per_batch) * per_batch
+        count = made // (2 * per_batch) * per_batch
         if not count:
-            return many.run().of(per_batch)
-        few, many = _Beginning.of(dataset, count), _Beginning.of(dataset, 2 * count)
-    short, long = few.run(), many.run()
+            took_s, took_cpu_s = (many() * per_batch / max(1, made)).tolist()
+            return took_s, took_cpu_s
+        few, many = _beginning(dataset, count)[0], _beginning(dataset, 2 * count)[0]
+    short, long = few(), many()
     tries = 1
     while tries < _LEAST_TRIES or time.monotonic() < deadline:
-        short, long = short.least(few.run()), long.least(many.run())
+        short, long = np.minimum(short, few()), np.minimum(long, many())
         tries += 1
     # What comes once only adds to a run, so a batch costs no more than the mean of either; where it seems to, something
     # else was running during one of them.
-    alone = [run.of(per_batch) for run in (long.less(short), long, short)]
-    return min(seconds for seconds, _ in alone), min(cpu_s for _, cpu_s in alone)
+    ways = [np.maximum(0, long - short) / count, long / (2 * count), short / count]
+    took_s, took_cpu_s = (np.min(ways, axis=0) * per_batch).tolist()
+    return took_s, took_cpu_s
 
 
-@dataclass(frozen=True, slots=True)
-class _RunTimes:
-    """What a run of so many elements took, in seconds and core seconds."""
+def _beginning(dataset: Any, count: int) -> tuple[Callable[[], NDArray[np.float64]], int]:
+    """Return what goes through the first `count` elements of a dataset, all where it has fewer, in TensorFlow, and
+    throws them away: it returns the seconds and core seconds, float64 `(2,)`. And how many elements it makes."""
+    import numpy as np
+    import tensorflow as tf
 
-    seconds: float
-    """By the clock."""
-    cpu_s: float
-    """Of all cores."""
-    elements: int
-    """How many elements came."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    # They would run a map in as many threads as autotuning finds best at the moment.
+    options.experimental_optimization.apply_default_optimizations = False
+    taken = dataset.take(count)
+    known = int(taken.cardinality())
+    elements = known if known >= 0 else int(taken.reduce(np.int64(0), lambda number, *_: number + 1))
+    # Traced here, so that a run is no more than the work; by one thread, whatever TensorFlow would try.
+    thrown_away = taken.filter(lambda *_: False).with_options(options)
 
-    def least(self, other: _RunTimes) -> _RunTimes:
-        """Return the shorter times of two runs of as many elements."""
-        return _RunTimes(min(self.seconds, other.seconds), min(self.cpu_s, other.cpu_s), self.elements)
-
-    def less(self, other: _RunTimes) -> _RunTimes:
-        """Return what a shorter run leaves of this one."""
-        elements = self.elements - other.elements
-        return _RunTimes(max(0.0, self.seconds - other.seconds), max(0.0, self.cpu_s - other.cpu_s), elements)
-
-    def of(self, elements: int) -> tuple[float, float]:
-        """Return the seconds and core seconds of so many elements."""
-        scale = elements / max(1, self.elements)
-        return self.seconds * scale, self.cpu_s * scale
-
-
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    """The first so many elements of a dataset, or all where it has fewer, made and thrown away in TensorFlow."""
-
-    thrown_away: Any
-    """The dataset, which filters out all that it makes."""
-    elements: int
-    """How many it makes."""
-
-    @classmethod
-    def of(cls, dataset: Any, count: int) -> _Beginning:
-        """Trace it here, so that a run is no more than the work; by one thread, whatever TensorFlow would try."""
-        import numpy as np
-        import tensorflow as tf
-
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        # They would run a map in as many threads as autotuning finds best at the moment.
-        options.experimental_optimization.apply_default_optimizations = False
-        taken = dataset.take(count)
-        known = int(taken.cardinality())
-        elements = known if known >= 0 else int(taken.reduce(np.int64(0), lambda number, *_: number + 1))
-        return cls(taken.filter(lambda *_: False).with_options(options), elements)
-
-    def run(self) -> _RunTimes:
-        """Go through it once."""
+    def run() -> NDArray[np.float64]:
         began, began_cpu = time.perf_counter(), time.process_time()
-        for _ in self.thrown_away:
+        for _ in thrown_away:
             pass
-        return _RunTimes(time.perf_counter() - began, time.process_time() - began_cpu, self.elements)
+        return np.array([time.perf_counter() - began, time.process_time() - began_cpu])
+
+    return run, elements

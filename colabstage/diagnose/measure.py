@@ -16,11 +16,11 @@ import threading
 import time
 import zlib
 from array import array
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.loaders import ProfiledLoader
     from colabstage.io.progress import Clock
 
+_Run = TypeVar("_Run")
 # Shares of the time: the loader alone, loader and step together, the step alone, the stages alone.
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _LEAST_BATCHES = 3
@@ -62,32 +63,6 @@ _LEAST_CORES = 0.1
 _TRIALS = 7
 # A few hundred bytes written into a pipe or read out of it, with the thread that does it.
 _PIPE_S = 0.0002
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
-    """What to run, and for how long."""
-
-    step: Callable[[Any], object] | None
-    """The step, called with each batch; `None` measures the loader alone."""
-    seconds: float
-    """About how long all runs may take."""
-    device: Any = None
-    """Where each batch goes before the step; `None` leaves it where it is."""
-    watch_gpu: bool = True
-    """Whether the GPU's utilisation is sampled during the run, where there is one."""
-    clock: Clock = SYSTEM_CLOCK
-    """The clock for batches and steps; stacks are sampled in real time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured."""
-
-    facts: ProfileFacts
-    """The times."""
-    spans: tuple[Span, ...]
-    """The batches of the run together."""
 
 
 class _TimedBatches:
@@ -131,8 +106,25 @@ class _TimedBatches:
             end_iterator(iterator)
 
 
-def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
-    """Run the loader, and the step, within about `options.seconds`.
+def measure(
+    profiled: ProfiledLoader,
+    step: Callable[[Any], object] | None,
+    seconds: float,
+    *,
+    device: Any = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> tuple[ProfileFacts, tuple[Span, ...]]:
+    """Run the loader, and the step.
+
+    Args:
+        profiled: the loader.
+        step: called with each batch; `None` measures the loader alone.
+        seconds: about how long all runs may take.
+        device: where each batch goes before the step; `None` leaves it where it is.
+        clock: the clock for batches and steps; stacks are sampled in real time.
+
+    Returns:
+        The times, and the batches of the run together.
 
     Raises:
         OptionError: the loader has no batch.
@@ -140,15 +132,15 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
     # Separate runs, because sampling stacks slows a loader down, and would change the times that count.
     parts = [
         _PARTS[0],
-        _PARTS[1] if options.step is not None or options.device is not None else 0.0,
-        _PARTS[2] if options.step is not None else 0.0,
+        _PARTS[1] if step is not None or device is not None else 0.0,
+        _PARTS[2] if step is not None else 0.0,
         _PARTS[3],
     ]
-    alone, together, step, stages = tuple(options.seconds * part / sum(parts) for part in parts)
-    feed = _TimedBatches(profiled.start, once=profiled.once, clock=options.clock)
-    with _closing(feed, profiled):
+    alone, together, repeated, stages = tuple(seconds * part / sum(parts) for part in parts)
+    feed = _TimedBatches(profiled.start, once=profiled.once, clock=clock)
+    with closing(profiled), closing(feed):
         gaps, batch = _run_alone(feed, alone)
-        spans, transfer_s, gpu_busy = _run_together(feed, options, batch, together)
+        spans, transfer_s, gpu_busy = _run_together(feed, step, device, batch, together)
     samples, size = batch_size_of(batch)
     setting = replace(
         profiled.setting,
@@ -161,26 +153,22 @@ def measure(profiled: ProfiledLoader, options: MeasureOptions) -> Measured:
         can_pack=profiled.can_pack(),
     )
     ahead = setting.workers * setting.prefetch
-    # Without the first batches, which were prepared before they were asked for, if enough others are left.
-    load_s = _mean(gaps[ahead:] if len(gaps) > 3 * ahead else gaps[len(gaps) // 3 :])
+    load_s = _mean(_settled(gaps, ahead))
     facts = ProfileFacts(setting, (), load_s, load_s, load_s, start_s=max(0.0, _mean(feed.first_s) - load_s))
-    facts = _with_run(facts, spans, ahead)
-    if options.step is not None:
-        alone_s, cpu_s = _run_step(options.step, _move_to(batch, options.device), step, options.clock.now)
+    if kept := _settled(spans, ahead):
+        wait_s = _mean([span.given_s - span.asked_s for span in kept])
+        busy_s = _mean([span.done_s - span.given_s for span in kept])
+        facts = replace(facts, cycle_s=wait_s + busy_s, wait_s=wait_s, busy_s=busy_s)
+    if step is not None:
+        alone_s, cpu_s = _run_step(step, _move_to(batch, device), repeated, clock.now)
         facts = replace(facts, step_alone_s=alone_s, step_cpu_s=cpu_s)
-    facts = replace(
-        _with_stages(facts, profiled, gaps, stages, options.clock), transfer_s=transfer_s, gpu_busy=gpu_busy
-    )
-    return Measured(replace(facts, costs=_costs(facts, batch)), tuple(spans))
+    facts = replace(_with_stages(facts, profiled, gaps, stages, clock), transfer_s=transfer_s, gpu_busy=gpu_busy)
+    return replace(facts, costs=_costs(facts, batch)), tuple(spans)
 
 
-@contextmanager
-def _closing(feed: _TimedBatches, profiled: ProfiledLoader) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        feed.close()
-        profiled.close()
+def _settled(runs: list[_Run], ahead: int) -> list[_Run]:
+    """Leave out the first batches, which were prepared before they were asked for, if enough others are left."""
+    return runs[ahead:] if len(runs) > 3 * ahead else runs[len(runs) // 3 :]
 
 
 def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
@@ -210,20 +198,20 @@ def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
 
 
 def _run_together(
-    feed: _TimedBatches, options: MeasureOptions, batch: Any, seconds: float
+    feed: _TimedBatches, step: Callable[[Any], object] | None, device: Any, batch: Any, seconds: float
 ) -> tuple[list[Span], float | None, float | None]:
     """Take batches and do the step with each, as a training loop does."""
     if seconds == 0:
         return [], None, None
-    step = options.step or (lambda _: None)
-    transfer_s = None if options.device is None else _transfer_s(batch, options.device)
+    step = step or (lambda _: None)
+    transfer_s = None if device is None else _transfer_s(batch, device)
     # Once without measuring, because the first step compiles, allocates and warms up.
-    step(_move_to(batch, options.device))
-    if not options.watch_gpu or gpu_problem() is not None:
-        return _spans(feed, step, options.device, seconds), transfer_s, None
+    step(_move_to(batch, device))
+    if gpu_problem() is not None:
+        return _spans(feed, step, device, seconds), transfer_s, None
     # Five samples a second are enough for a mean, and hardly disturb the loop.
     with GpuMonitor(_GPU_EVERY_S, live=False) as monitor:
-        spans = _spans(feed, step, options.device, seconds)
+        spans = _spans(feed, step, device, seconds)
     # The busiest one, because a step usually uses one GPU, and others on the machine are idle.
     shares = [one.utilisation for one in monitor.figures if one.utilisation is not None]
     return spans, transfer_s, max(shares, default=None)
@@ -272,15 +260,10 @@ def _run_step(
 def _move_to(batch: Any, device: Any) -> Any:
     if device is None:
         return batch
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: _move_to(part, device) for name, part in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_move_to(part, device) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_move_to(part, device) for part in batch)
-    return batch
+    from colabstage.load.batches import map_leaves
+
+    # Only torch has devices, so it is there.
+    return map_leaves(batch, lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part)
 
 
 def _transfer_s(batch: Any, device: Any) -> float:
@@ -304,17 +287,6 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _with_run(facts: ProfileFacts, spans: list[Span], ahead: int) -> ProfileFacts:
-    # Without the batches that were ready before the run began, if enough others are left.
-    kept = spans[ahead:] if len(spans) > 3 * ahead else spans[len(spans) // 3 :]
-    if not kept:
-        return facts
-    count = len(kept)
-    wait_s = sum(span.given_s - span.asked_s for span in kept) / count
-    busy_s = sum(span.done_s - span.given_s for span in kept) / count
-    return replace(facts, cycle_s=wait_s + busy_s, wait_s=wait_s, busy_s=busy_s)
-
-
 def _with_stages(
     facts: ProfileFacts, profiled: ProfiledLoader, gaps: list[float], seconds: float, clock: Clock
 ) -> ProfileFacts:
@@ -325,7 +297,7 @@ def _with_stages(
         # It is used up, and cannot run again with a sampler.
         return replace(facts, stages=_shares(sampler, facts.load_s), produced_s=tuple(gaps))
     feed = _TimedBatches(profiled.alone or profiled.start, once=False, clock=clock)
-    with _closing(feed, profiled):
+    with closing(profiled), closing(feed):
         # Half of the time without a sampler, for the true time of a batch; half with it, for the shares of the stages.
         untouched = [] if profiled.alone is None else _run_alone(feed, seconds / 2)[0]
         with sampler:
@@ -496,9 +468,9 @@ def measure_pickling(batch: Any) -> float:
     return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
 
 
-def _best_of(work: Callable[[], object], times: int = _TRIALS) -> float:
+def _best_of(work: Callable[[], object]) -> float:
     seconds = []
-    for _ in range(times):
+    for _ in range(_TRIALS):
         began = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began)

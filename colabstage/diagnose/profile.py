@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.diagnose.advice import advise, judge
 from colabstage.diagnose.facts import STAGES
 from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
-from colabstage.diagnose.measure import MeasureOptions, measure
+from colabstage.diagnose.measure import measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
@@ -92,7 +92,7 @@ class LoaderProfile:
     @property
     def batch_s(self) -> float:
         """Return the seconds from batch to batch, including each one's share of the start of an epoch."""
-        return self.facts.cycle_s + self.facts.epoch_start_s
+        return self.facts.batch_s
 
     @property
     def samples_per_s(self) -> float:
@@ -273,11 +273,10 @@ def profile_loader(
         profiled = profiled_loader(loader)
         stack.enter_context(preserve_attributes(profiled.roots))
         put_back = stack.enter_context(preserve_training(step))
-        measured = measure(profiled, MeasureOptions(step, float(budget_s), device))
+        facts, spans = measure(profiled, step, budget_s, device=device)
     if put_back:
         profiled.notes.append(put_back)
-    facts = measured.facts
-    return LoaderProfile(facts, judge(facts), advise(facts), measured.spans, tuple(profiled.notes))
+    return LoaderProfile(facts, judge(facts), advise(facts), spans, tuple(profiled.notes))
 
 
 def profiled_loader(loader: object) -> ProfiledLoader:

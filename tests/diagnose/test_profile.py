@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from benchmarks.bottlenecks import PIPELINES, is_named
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.advice import judge
-from colabstage.diagnose.measure import MeasureOptions, _spans, _TimedBatches, measure
+from colabstage.diagnose.measure import _spans, _TimedBatches, measure
 from colabstage.diagnose.profile import profiled_loader
 from tests.clocks import ManualClock
 
@@ -213,7 +213,7 @@ def test_the_bound_follows_from_what_loader_and_step_take(load_s: float, step_s:
     """Side by side; the measured times are exact, so the verdict changes where it says."""
     clock = ManualClock()
     loader = PrefetchingLoader(clock, load_s)
-    facts = measure(profiled_loader(loader), MeasureOptions(lambda _: clock.sleep(step_s), 4.0, clock=clock)).facts
+    facts, _ = measure(profiled_loader(loader), lambda _: clock.sleep(step_s), 4.0, clock=clock)
     assert facts.load_s == pytest.approx(load_s)
     assert facts.step_alone_s == pytest.approx(step_s)
     assert facts.cycle_s == pytest.approx(max(load_s, step_s))
@@ -252,7 +252,9 @@ def test_it_ends_when_its_time_is_over(batch_s: float, seconds: float, most_s: f
     began = clock.now()
     measure(
         profiled_loader(PrefetchingLoader(clock, batch_s)),
-        MeasureOptions(lambda _: clock.sleep(batch_s), seconds, clock=clock),
+        lambda _: clock.sleep(batch_s),
+        seconds,
+        clock=clock,
     )
     assert seconds - 4 * batch_s <= clock.now() - began <= most_s
 

@@ -135,7 +135,7 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
             time.sleep(min(_REDRAW_S, left))
             if shown:
                 # One line that replaces itself; the terminal's history keeps only the summary.
-                print(f"\r\x1b[K{monitor.strip().splitlines()[0]}", end="", file=sys.stderr, flush=True)
+                print(f"\r\x1b[K{monitor.sparklines().splitlines()[0]}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         pass  # seen enough
     finally:

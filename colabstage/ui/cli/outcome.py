@@ -36,12 +36,17 @@ _COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
 _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 # Messages are written once, in Python's words; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
-    r"\b(?P<name>append_to|batch_size|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
+    r"\b(?P<name>append_to|batch_size|budget_s|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
     r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|step|verify)="
     r"(?P<value>True|None|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
     r"|ImageSize\(height=\d+, width=\d+\)|…|(?=[\s.,;:]))"
 )
-_FLAGS = {"everything": "--all", "older_than_days": "--older-than DAYS", "step": "--step-ms MS"}
+_FLAGS = {
+    "budget_s": "--seconds S",
+    "everything": "--all",
+    "older_than_days": "--older-than DAYS",
+    "step": "--step-ms MS",
+}
 # The verbs that are commands as well. A call's own arguments are those of Python, so only the command is named.
 _VERBS = {
     "stage_dataset": "stage",
