@@ -17,7 +17,7 @@ from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
-from colabstage.sources.transfer.connections import RetryBudget, final_error
+from colabstage.sources.transfer.connections import RetryBudget
 from colabstage.trees.entries import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
@@ -356,11 +356,8 @@ class ObjectTree(Tree):
 
     def _rest(self, error: TransientError, budget: RetryBudget, arrived: int) -> None:
         """Wait before the next try; raise what failed when there have been enough."""
-        tries = budget.count(moved=False, arrived=arrived, slow=error.slow)
-        if tries >= self._retry.attempts:
-            raise final_error(error, self.label, tries) from error
         # As long as the service asks, but a minute at most: longer looks like hanging.
-        self._clock.sleep(max(budget.wait_s(self._retry.first_wait_s), min(error.wait_s or 0.0, 60.0)))
+        self._clock.sleep(min(budget.next_wait_s(error, self.label, self._retry, arrived=arrived), 60.0))
 
 
 def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:

@@ -41,7 +41,7 @@ from colabstage.sources.parse import (
     expand_pattern,
     is_on_drive,
 )
-from colabstage.sources.remote import MountedFile, given_up
+from colabstage.sources.remote import MountedFile, given_up, pieces_of
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
@@ -67,7 +67,6 @@ OpenSource: TypeAlias = "SourcePart | OpenList"
 # Folder listings on a Drive mount take 0.3 s and more each. As with reads, about twenty at once are answered at full
 # rate, and some more keep those places taken while what has come is looked at.
 SLOW_LISTERS = SLOW_READERS
-_HASH_BYTES = 8 * 1024 * 1024
 
 
 def copy_name(address: str, name: str) -> str:
@@ -347,7 +346,6 @@ class SourcePart(Closing):
             raise not_one_file(self.source.label)
         # Taken before the bytes are read, so that a file which changes meanwhile shows as changed.
         identity = self.identity
-        hasher = checksum.new_hasher()
         content = self._content
         # From the copy, where there is one: each part would otherwise be a request of its own, and all of it is copied
         # anyway.
@@ -356,16 +354,14 @@ class SourcePart(Closing):
         if walk is not None:
             # There may be no room for a copy: all of it is read once for this, and none is kept.
             read = walk.pread
-        for offset in range(0, content.size, _HASH_BYTES):
-            self.opening.cancellation.check()
-            hasher.update(read(_HASH_BYTES, offset))
+        digest = checksum.digest_of(pieces_of(read, content.size, self.opening.cancellation))
         if walk is not None:
             walk.end()
-        if hasher.hexdigest() != checksum.digest:
+        if digest != checksum.digest:
             # The next call would continue with it, and fail in the same way.
             self.discard()
             msg = (
-                f"'{self.source.label}' arrived complete, but its {checksum.algorithm} is {hasher.hexdigest()}, not "
+                f"'{self.source.label}' arrived complete, but its {checksum.algorithm} is {digest}, not "
                 f"{checksum.digest}. Nothing was staged. Compare the checksum with its publisher's."
             )
             raise ChecksumMismatchError(msg)

@@ -25,10 +25,10 @@ from colabstage.io.retry import RetryPolicy, is_transient, read_with_retry, tran
 from colabstage.machine.mounts import is_slow_mount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from colabstage.io.progress import Clock
+    from colabstage.io.progress import Cancellation, Clock
 
 # Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
@@ -68,6 +68,20 @@ class Checksum:
         # Some builds refuse MD5 otherwise, which is what most services tell.
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
+    def digest_of(self, pieces: Iterable[bytes]) -> str:
+        """Return the digest of this kind that all pieces have together."""
+        hasher = self.new_hasher()
+        for piece in pieces:
+            hasher.update(piece)
+        return hasher.hexdigest()
+
+
+def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancellation) -> Iterator[bytes]:
+    """Yield what `read(length, offset)` gives from the beginning to the end."""
+    for offset in range(0, size, _PIECE_BYTES):
+        cancellation.check()
+        yield read(_PIECE_BYTES, offset)
+
 
 def check_file(path: Path, checksum: Checksum, label: str) -> None:
     """Hash a whole file that is here.
@@ -75,13 +89,11 @@ def check_file(path: Path, checksum: Checksum, label: str) -> None:
     Raises:
         ChecksumMismatchError: it is another one than the checksum's.
     """
-    hasher = checksum.new_hasher()
     with path.open("rb") as file:
-        while data := file.read(_PIECE_BYTES):
-            hasher.update(data)
-    if hasher.hexdigest() != checksum.digest:
+        digest = checksum.digest_of(iter(lambda: file.read(_PIECE_BYTES), b""))
+    if digest != checksum.digest:
         msg = (
-            f"'{label}' arrived complete, but its {checksum.algorithm} is {hasher.hexdigest()}, not {checksum.digest}. "
+            f"'{label}' arrived complete, but its {checksum.algorithm} is {digest}, not {checksum.digest}. "
             "It was not kept. Compare the checksum with its publisher's."
         )
         raise ChecksumMismatchError(msg)

@@ -7,22 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import xxhash
-
-from colabstage.errors import OptionError, SourceChangedError, SourceReadError
+from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.pipeline import DaemonPool
+from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
-from colabstage.sources.remote import MountedFile, TransientError, given_up
-from colabstage.sources.transfer.connections import (
-    RetryBudget,
-    closing_pieces,
-    final_error,
-    read_directly,
-    sleep_unless,
-)
+from colabstage.sources.remote import MountedFile, given_up
+from colabstage.sources.transfer.connections import read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
 from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
@@ -31,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
     from colabstage.sources.remote import RemoteFacts, RemoteFile
@@ -137,12 +129,9 @@ class RemoteFileTree(Tree):
         """
         data = self.read_part(entry, 0, entry.size) if self.gives_parts(entry) else b"".join(self.chunks(entry))
         checksum = self.facts[entry.name].checksum
-        if checksum is not None:
-            hasher = checksum.new_hasher()
-            hasher.update(data)
-            if hasher.hexdigest() != checksum.digest:
-                msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
-                raise SourceReadError(msg)
+        if checksum is not None and checksum.digest_of([data]) != checksum.digest:
+            msg = f"'{entry.name}' of '{self.label}' is damaged: its {checksum.algorithm} is not {checksum.digest}."
+            raise SourceReadError(msg)
         return data
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
@@ -161,42 +150,13 @@ class RemoteFileTree(Tree):
             yield from super().chunks(entry)
             return
         with self._at_service(entry) as file:
-            yield from self._stream(file)
+            yield from read_through(file, policy=self._policy, cancellation=Cancellation())
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be asked for, or only all of it from its beginning."""
         if entry.name not in self.facts:
             raise unknown_entry(self.label, entry.name)
         return self.facts[entry.name].ranges
-
-    def _stream(self, file: RemoteFile) -> Iterator[bytes]:
-        """Yield all of a file in one pass; where it breaks off, what has come is compared and passed over next time."""
-        seen, done, budget = xxhash.xxh3_64(), 0, RetryBudget()
-        while True:
-            again, passed = xxhash.xxh3_64(), 0
-            try:
-                with closing_pieces(file.read_range(0, None)) as pieces:
-                    for piece in pieces:
-                        known = min(len(piece), done - passed)
-                        again.update(piece[:known])
-                        passed += known
-                        # By hash, so that what came before need not be kept in memory.
-                        if known and passed == done and again.digest() != seen.digest():
-                            raise _became_another(file)
-                        if known < len(piece):
-                            new = piece[known:]
-                            seen.update(new)
-                            done, passed = done + len(new), passed + len(new)
-                            yield new
-                if passed < done:
-                    raise _became_another(file)
-                return
-            except TransientError as error:
-                tries = budget.count(moved=False, arrived=done, slow=error.slow)
-                if tries >= self._policy.attempts:
-                    raise final_error(error, file.facts.label, tries) from error
-                wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
-                sleep_unless(lambda: False, wait_s)
 
     @contextlib.contextmanager
     def _at_service(self, entry: FileEntry) -> Iterator[RemoteFile]:
@@ -225,7 +185,8 @@ class RemoteFileTree(Tree):
         try:
             # Nothing but reading it all tells its length, which a plan needs.
             if file.facts.size is None:
-                return replace(file.facts, size=sum(map(len, self._stream(file))))
+                whole = read_through(file, policy=self._policy, cancellation=Cancellation())
+                return replace(file.facts, size=sum(map(len, whole)))
             return file.facts
         finally:
             file.close()
@@ -240,11 +201,6 @@ class RemoteFileTree(Tree):
             for one, source in zip(self.facts.values(), sources, strict=True)
         ]
         return [replace(one, md5=told.get(one.address, "")) for one in found]
-
-
-def _became_another(file: RemoteFile) -> SourceChangedError:
-    msg = f"'{file.facts.label}' became another file while it was read. Wait until it is complete, then try again."
-    return SourceChangedError(msg)
 
 
 def list_files(

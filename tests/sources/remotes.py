@@ -136,11 +136,11 @@ class _Saying(NullProgress):
 
 
 def main() -> None:
-    """Fetch: remotes.py TARGET SIZE SEED BYTES_PER_S prints bytes as they come, then "kept BLOCKS sent BYTES"."""
+    """Fetch: remotes.py TARGET SIZE SEED BYTES_PER_S prints bytes as they come, then "kept BYTES sent BYTES"."""
     target, size, seed, bytes_per_s = sys.argv[1:]
     source = MemoryFile(random_bytes(int(size), int(seed)), bytes_per_s=float(bytes_per_s), connections=2)
     done = fetch_file(source, Path(target), step=_Saying(), cancellation=Cancellation(), policy=RetryPolicy(attempts=2))
-    sys.stdout.write(f"kept {done.kept_blocks} sent {source.sent}\n")
+    sys.stdout.write(f"kept {done.kept_bytes} sent {source.sent}\n")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ _END_S = 5.0
 class Transfer:
     """One file on its way into a `PartialFile`. `start` once, `close` at the end; everything else from any thread.
 
-    `kept_blocks`, `kept_bytes`: finished by an earlier run and used by this one.
+    `kept_bytes`: finished by an earlier run and used by this one.
     """
 
     def __init__(
@@ -60,16 +60,15 @@ class Transfer:
     ) -> None:
         facts = source.facts
         assert facts.size is not None
-        self.kept_blocks = self.kept_bytes = 0
+        self.kept_bytes = 0
         self._source = source
         self._label = facts.label
         self._size = facts.size
-        self._ranges = facts.ranges
         self._partial = partial
         self._blocks = partial.blocks
         self._step = step
         self._policy = policy
-        self._connections = connections if facts.ranges else 1
+        self._connections = connections
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -98,7 +97,7 @@ class Transfer:
         """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes."""
         with self._lock:
             self._wanted = list(byte_ranges)
-            if self._plan is not None and self._ranges:
+            if self._plan is not None:
                 self._plan.prefer(self._wanted)
 
     def close(self) -> None:
@@ -218,17 +217,14 @@ class Transfer:
         with self._lock:
             for offset, length in kept:
                 self._arrived.add(offset, offset + length)
-            self.kept_blocks = self._noted = len(kept)
+            self._noted = len(kept)
             self.kept_bytes = self._arrived.total
             gaps = self._arrived.missing(self._size)
             missing = self._size - self._arrived.total
             # A connection costs a round trip or more: for a small rest that is more than it brings.
             connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
-            # Without ranges all of it is one range.
-            block_bytes = BLOCK_BYTES if self._ranges else max(1, self._size)
-            self._plan = RangeScheduler(gaps, connections=connections, block_bytes=block_bytes)
-            if self._ranges:
-                self._plan.prefer(self._wanted)
+            self._plan = RangeScheduler(gaps, connections=connections, block_bytes=BLOCK_BYTES)
+            self._plan.prefer(self._wanted)
             self._last_moved = self._clock.now()
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager
@@ -284,28 +280,12 @@ class Transfer:
         with self._lock:
             assert self._plan is not None
             self._plan.ask_again(byte_range, self._clock.now())
-            offset, length = (byte_range.position, byte_range.left) if self._ranges else (0, self._size)
-        with closing_pieces(self._source.read_range(offset, length)) as pieces:
+        with closing_pieces(self._source.read_range(byte_range.position, byte_range.left)) as pieces:
             for piece in pieces:
-                data = memoryview(piece)
-                if offset < byte_range.position:
-                    data = self._skip(data, offset, byte_range.position)
-                offset += len(piece)
-                if not self._take_in(byte_range, data, hashes):
+                if not self._take_in(byte_range, memoryview(piece), hashes):
                     return
         if byte_range.left:
             raise _ended_early(self._source.facts, byte_range.position)
-
-    def _skip(self, data: memoryview, offset: int, wanted: int) -> memoryview:
-        """Let go by what is here already, which a server without ranges sends once more: it has to be the same."""
-        known = min(len(data), wanted - offset)
-        if data[:known] != self._partial.read(known, offset):
-            msg = (
-                f"'{self._label}' became another file while it was read: byte {offset:,} and those after it are not "
-                "the ones that came the first time. Wait until it is complete, then try again."
-            )
-            raise SourceChangedError(msg)
-        return data[known:]
 
     def _take_in(self, byte_range: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
         """Write a piece in its place; returns whether the range continues."""
@@ -364,7 +344,7 @@ class Transfer:
             moved = byte_range.position > byte_range.begin
             arrived = self._arrived.total
             tries = budget.count(moved=moved, arrived=arrived, slow=error.slow)
-            wait_s = budget.wait_s(self._policy.first_wait_s) if error.wait_s is None else error.wait_s
+            wait_s = budget.wait_s(error, self._policy)
             spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
             if spent or (not moved and self._working > 1):
                 self._plan.finish(byte_range, self._clock.now())
@@ -408,9 +388,22 @@ class RetryBudget:
         self._arrived = arrived
         return self._tries
 
-    def wait_s(self, first_wait_s: float) -> float:
-        """Return seconds before the next try."""
-        return float(min(first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
+    def wait_s(self, error: TransientError, policy: RetryPolicy) -> float:
+        """Return seconds before the next try: the other side knows best when it can be asked again."""
+        if error.wait_s is not None:
+            return error.wait_s
+        return float(min(policy.first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
+
+    def next_wait_s(self, error: TransientError, label: str, policy: RetryPolicy, *, arrived: int) -> float:
+        """Count a failure of the only connection; return seconds before the next try.
+
+        Raises:
+            OSError: there have been enough; as `final_error`.
+        """
+        tries = self.count(moved=False, arrived=arrived, slow=error.slow)
+        if tries >= policy.attempts:
+            raise final_error(error, label, tries) from error
+        return self.wait_s(error, policy)
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
@@ -428,7 +421,8 @@ def stopped_error(label: str) -> SourceReadError:
 
 
 def _ended_early(facts: RemoteFacts, position: int) -> TransientError:
-    return TransientError(f"'{facts.label}' ends at byte {position:,} although it is listed with {facts.size:,}.")
+    why = "more had come before" if facts.size is None else f"it is listed with {facts.size:,}"
+    return TransientError(f"'{facts.label}' ends at byte {position:,} although {why}.")
 
 
 @contextlib.contextmanager
@@ -470,16 +464,51 @@ def read_directly(
             if got < length:
                 raise _ended_early(source.facts, offset + got)
         except TransientError as error:
-            tries = budget.count(moved=False, arrived=got, slow=error.slow)
-            if tries >= policy.attempts or stopped():
-                raise final_error(error, source.facts.label, tries) from error
-            wait_s = budget.wait_s(policy.first_wait_s) if error.wait_s is None else error.wait_s
-            sleep_unless(stopped, min(wait_s, _LONGEST_WAIT_S), clock)
+            wait_s = budget.next_wait_s(error, source.facts.label, policy, arrived=got)
+            deadline = clock.now() + min(wait_s, _LONGEST_WAIT_S)
+            while (left_s := deadline - clock.now()) > 0 and not stopped():
+                clock.sleep(min(left_s, LOOK_S))
+            if stopped():
+                raise stopped_error(source.facts.label) from error
     return data.getvalue()
 
 
-def sleep_unless(stopped: Callable[[], bool], seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Sleep, or return soon after `stopped` says so."""
-    deadline = clock.now() + seconds
-    while not stopped() and (left_s := deadline - clock.now()) > 0:
-        clock.sleep(min(left_s, LOOK_S))
+def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cancellation) -> Iterator[bytes]:
+    """Yield all of a source in one pass; the retry budget starts over with every byte.
+
+    Where it breaks off, a source without ranges sends what has come once more. That is compared by its hash, so that it
+    need not be kept, and passed over.
+
+    Raises:
+        SourceChangedError: it became another file meanwhile.
+        CancelledError: the caller asked to stop.
+        As `RemoteFile.read_range`, but no `TransientError`.
+    """
+    import xxhash
+
+    facts, budget = source.facts, RetryBudget()
+    seen, done = xxhash.xxh3_64(), 0
+    while True:
+        begin = at = done if facts.ranges else 0
+        again = xxhash.xxh3_64()
+        length = None if facts.size is None else facts.size - begin
+        try:
+            with closing_pieces(source.read_range(begin, length)) as pieces:
+                for piece in pieces:
+                    cancellation.check()
+                    known, at = piece[: max(0, done - at)], at + len(piece)
+                    again.update(known)
+                    if known and at >= done and again.digest() != seen.digest():
+                        msg = f"'{facts.label}' became another file while it was read. Wait until it is complete."
+                        raise SourceChangedError(msg)
+                    if new := piece[len(known) :]:
+                        seen.update(new)
+                        done += len(new)
+                        yield new
+            if at >= (done if facts.size is None else facts.size):
+                return
+            # A proxy may have cut it short, which is worth another try.
+            failure = _ended_early(facts, at)
+        except TransientError as error:
+            failure = error
+        cancellation.sleep(budget.next_wait_s(failure, facts.label, policy, arrived=done))

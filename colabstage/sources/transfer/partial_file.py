@@ -81,9 +81,9 @@ class BlockHashes:
                 self._hasher = None
         return done
 
-    def finish(self) -> str | None:
-        """Return the hash of a last block that is short, at the end of a file of unknown length."""
-        return None if self._hasher is None else self._hasher.hexdigest()
+    def finish(self) -> tuple[str, ...]:
+        """Return the hash of a last block that is short, if there is one, at the end of a file of unknown length."""
+        return () if self._hasher is None else (self._hasher.hexdigest(),)
 
 
 class PartialFile:

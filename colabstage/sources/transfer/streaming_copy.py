@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource
 
 
-# Where a source has no ranges, the first bytes can still be had without the rest: enough to tell what a file is.
-_HEAD_BYTES = 1024 * 1024
 # Who looks at a file reads here and there, often next to what was read last; a round trip costs as much as this takes.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
@@ -52,9 +50,8 @@ _MOST_END_BYTES = 4 * 1024 * 1024
 class StreamingCopy(Closing):
     """A `ByteSource` over a file on its way from `source`; a context manager that ends the copy.
 
-    Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. (Where
-    the source has no ranges, a read beyond the first megabyte starts the copy.) The bytes arrive under an owned
-    temporary name beside `target`; nothing ever is at `target` itself before `move_to`.
+    Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. The bytes
+    arrive under an owned temporary name beside `target`; nothing ever is at `target` itself before `move_to`.
     """
 
     def __init__(
@@ -83,14 +80,12 @@ class StreamingCopy(Closing):
             clock: by which silence is timed, and the waits before further tries.
 
         Raises:
-            SourceReadError: the source does not say how long the file is.
+            SourceReadError: the source does not say how long the file is, or gives no ranges of it.
         """
         facts = source.facts
-        if facts.size is None:
-            msg = (
-                f"'{facts.label}' does not say how long it is, so it cannot be read while it arrives. Fetch it as a "
-                "whole first."
-            )
+        if facts.size is None or not facts.ranges:
+            lack = "say how long it is" if facts.size is None else "give parts of itself"
+            msg = f"'{facts.label}' does not {lack}, so it cannot be read while it arrives. Fetch it as a whole first."
             raise SourceReadError(msg)
         self.label = facts.label
         self.size: int = facts.size
@@ -121,13 +116,8 @@ class StreamingCopy(Closing):
         self._end_begins = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
 
     @property
-    def kept_blocks(self) -> int:
-        """Return the number of blocks that an interrupted run had finished and this one uses."""
-        return 0 if self._transfer is None else self._transfer.kept_blocks
-
-    @property
     def kept_bytes(self) -> int:
-        """Return bytes in those blocks."""
+        """Return bytes of the blocks that an interrupted run had finished and this one uses."""
         return 0 if self._transfer is None else self._transfer.kept_bytes
 
     @property
@@ -184,10 +174,7 @@ class StreamingCopy(Closing):
             before.close()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
-
-        A source without ranges comes as it does.
-        """
+        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already."""
         with self._lock:
             self._wanted = list(byte_ranges)
             if self._transfer is not None:
@@ -204,14 +191,17 @@ class StreamingCopy(Closing):
         end = min(offset + length, self.size)
         if offset >= self.size:
             return b""
-        transfer = self._running(end)
+        with self._lock:
+            if self._closed:
+                raise stopped_error(self.label)
+            transfer = self._transfer
         if transfer is None:
             together = None if self._neighbours is None else self._neighbours.read(offset, end)
             return self._look(offset, end) if together is None else together
         partial = self._partial
         assert partial is not None
-        # Bytes that are far off are had sooner by a request of their own, where there are ranges.
-        if not transfer.wait_for(offset, end, patient=not self._source.facts.ranges, cancellation=self._cancellation):
+        # Bytes that are far off are had sooner by a request of their own.
+        if not transfer.wait_for(offset, end, patient=False, cancellation=self._cancellation):
             try:
                 return self._read_directly(offset, end)
             # A dead mount gives nothing by the copy either.
@@ -231,7 +221,7 @@ class StreamingCopy(Closing):
         self._transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
         return self._partial.read(end - offset, offset)
 
-    def wait(self, cancellation: Cancellation | None = None) -> None:
+    def wait(self) -> None:
         """Start if need be, and return once the whole file is here and each block is hashed and noted.
 
         Raises:
@@ -240,7 +230,7 @@ class StreamingCopy(Closing):
         """
         self.start()
         assert self._transfer is not None
-        self._transfer.wait(cancellation or self._cancellation)
+        self._transfer.wait(self._cancellation)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
         """End, and give the file another name, replacing what is there if `replaces` says so. Only after `wait`.
@@ -278,19 +268,8 @@ class StreamingCopy(Closing):
             self._transfer.close()
         return first
 
-    def _running(self, end: int) -> Transfer | None:
-        """Return the transfer, started if only it can bring the bytes before `end`."""
-        with self._lock:
-            if self._closed:
-                raise stopped_error(self.label)
-        if self._transfer is None and not self._source.facts.ranges and end > _HEAD_BYTES:
-            self.start()
-        return self._transfer
-
     def _look(self, offset: int, end: int) -> bytes:
         """Read before the copy has begun, and keep what comes along for the next look."""
-        if not self._source.facts.ranges:
-            return self._read_directly(offset, end)
         if (data := known_bytes(self._source, offset, end)) is not None:
             return data
         self._look_at_end()
@@ -329,13 +308,11 @@ class StreamingCopy(Closing):
             return None
 
     def _read_directly(self, offset: int, end: int) -> bytes:
-        # Without ranges the beginning comes along, at most a megabyte of it, and is thrown away.
-        skipped = 0 if self._source.facts.ranges else offset
         try:
-            data = read_directly(
+            return read_directly(
                 self._source,
-                offset - skipped,
-                end - offset + skipped,
+                offset,
+                end - offset,
                 policy=self._policy,
                 stopped=self._is_stopped,
                 clock=self._clock,
@@ -345,7 +322,6 @@ class StreamingCopy(Closing):
             if self._cancellation is not None:
                 self._cancellation.check()
             raise
-        return data[skipped:]
 
     def _is_stopped(self) -> bool:
         return self._closed or (self._cancellation is not None and self._cancellation.cancelled)

@@ -101,13 +101,12 @@ def test_file_is_exact_whatever_its_length(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path, step: Any, size: int, known: bool
 ) -> None:
     """All bytes, counted once, hashed by blocks; nothing else is left. Also where nobody says the length."""
-    source = MemoryFile(content[:size], size=size if known else None, checksum=sha256(content[:size]), version="v7")
+    source = MemoryFile(content[:size], size=size if known else None, checksum=sha256(content[:size]))
     done = fetch(source)
     assert target.read_bytes() == content[:size]
     assert names(target.parent) == ["data.bin"]
     assert done.block_hashes == tuple(hash_ranges(target, block_ranges(size, BLOCK), threads=1))
-    assert (done.path, done.nbytes, done.version) == (target, size, "v7")
-    assert (done.kept_bytes, done.kept_blocks, done.fetched_blocks) == (0, 0, -(-size // BLOCK))
+    assert (done.path, done.nbytes, done.kept_bytes) == (target, size, 0)
     assert step.total == size
     assert not source.closed
 
@@ -165,7 +164,7 @@ def test_interrupted_fetch_keeps_what_is_verified(
     step.total = 0
     source = MemoryFile(content, checksum=checksum)
     done = fetch(source)
-    assert (done.kept_blocks, done.fetched_blocks, done.kept_bytes) == (3, 3, 3 * BLOCK)
+    assert done.kept_bytes == 3 * BLOCK
     assert sent_once(source, SIZE - 3 * BLOCK)
     assert step.total == SIZE
     assert target.read_bytes() == content
@@ -182,7 +181,7 @@ def test_blocks_that_changed_on_the_disk_are_fetched_again(
         file.seek(BLOCK + 5)
         file.write(b"!!!")
     done = fetch(MemoryFile(content))
-    assert (done.kept_blocks, done.fetched_blocks) == (2, 4)
+    assert done.kept_bytes == 2 * BLOCK
     assert target.read_bytes() == content
 
 
@@ -196,7 +195,7 @@ def test_data_without_a_journal_counts_for_nothing(
     (journal.parent / "data").write_bytes(content)
     journal.write_bytes(first + b'\n{"block": 0, "xxh')
     source = MemoryFile(content)
-    assert fetch(source).kept_blocks == 0
+    assert fetch(source).kept_bytes == 0
     assert sent_once(source, SIZE)
 
 
@@ -208,7 +207,7 @@ def test_other_versions_are_not_gone_on_with(
     interrupt(fetch, content, 3, version="" if change == "unprovable" else "1")
     now = content[1:] if change == "content" else content
     source = MemoryFile(now, version={"version": "2", "content": "1", "unprovable": ""}[change])
-    assert fetch(source).kept_blocks == 0
+    assert fetch(source).kept_bytes == 0
     assert sent_once(source, len(now))
     assert target.read_bytes() == now
     assert names(target.parent) == ["data.bin"]
@@ -221,7 +220,7 @@ def test_living_owner_is_left_alone(fetch: Callable[..., FetchedFile], content: 
     theirs = temp_beside(target)  # by the owner's token, a living process's: this one's
     folder.rename(theirs)
     done = fetch(MemoryFile(content))
-    assert done.kept_blocks == 0
+    assert done.kept_bytes == 0
     assert theirs.is_dir()
     assert (theirs / "data").stat().st_size >= 3 * BLOCK
 
@@ -237,32 +236,54 @@ def test_cancelling_keeps_what_is_finished(
         fetch(MemoryFile(content, bytes_per_s=40e6, connections=2), cancellation=cancellation)
     step.notice = None
     assert target.read_bytes() == b"precious"
-    assert 2 <= fetch(MemoryFile(content)).kept_blocks <= 4
+    assert 2 * BLOCK <= fetch(MemoryFile(content)).kept_bytes <= 4 * BLOCK
     assert target.read_bytes() == content
 
 
-def test_source_that_changes_midway_is_begun_anew_once(
+def test_source_that_changes_midway_leaves_nothing(
     fetch: Callable[..., FetchedFile], content: bytes, target: Path
 ) -> None:
-    """With a way to open it again the new version comes whole; a second change is an error, and nothing is left."""
+    """What came of a state that nobody can ask for any more is not kept, and the old file stands."""
 
     def change(position: int) -> None:
         if position >= 2 * BLOCK:
             raise changed()
 
-    again: list[MemoryFile] = []
-
-    def reopen() -> MemoryFile:
-        again.append(MemoryFile(content[::-1], version="2", at=change if again else None))
-        return again[-1]
-
-    done = fetch(MemoryFile(content, connections=1, at=change), reopen=reopen)
-    assert target.read_bytes() == content[::-1]
-    assert (done.version, done.kept_blocks, again[0].closed) == ("2", 0, True)
+    target.write_bytes(b"precious")
     with pytest.raises(SourceChangedError):
-        fetch(MemoryFile(content, connections=1, at=change), reopen=reopen)
-    assert target.read_bytes() == content[::-1]
+        fetch(MemoryFile(content, connections=1, at=change))
+    assert target.read_bytes() == b"precious"
     assert names(target.parent) == ["data.bin"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_source_without_ranges_comes_in_one_stream_and_has_to_stay_the_same(
+    fetch: Callable[..., FetchedFile], content: bytes, target: Path, known: bool
+) -> None:
+    """One request for all of it. A cut costs what had come; what comes the second time is compared with it."""
+    size = SIZE if known else None
+    source = MemoryFile(content, size=size, ranges=False)
+    fetch(source)
+    assert source.requests == [(0, size)]
+
+    def swap(number: int, offset: int) -> int | None:
+        source.content = content if number == 0 else content[:-1000][::-1] + content[-1000:]
+        return 5 * MIB if number == 0 else None
+
+    source = MemoryFile(content, size=size, ranges=False, answer=swap)
+    with pytest.raises(SourceChangedError, match="became another file"):
+        fetch(source, target.with_name("b"))
+    assert source.requests == [(0, size), (0, size)]
+    assert names(target.parent) == ["data.bin"]
+
+
+def test_source_without_ranges_that_sends_less_than_it_says_is_an_error(
+    fetch: Callable[..., FetchedFile], content: bytes, target: Path
+) -> None:
+    """A length that lies is found: nothing is made up for the bytes that are missing."""
+    with pytest.raises(SourceReadError, match=rf"ends at byte {SIZE:,} although"):
+        fetch(MemoryFile(content, size=SIZE + 1, ranges=False))
+    assert names(target.parent) == []
 
 
 def test_stream_of_unknown_length_goes_on_after_a_cut(
@@ -340,8 +361,8 @@ def test_fetch_killed_again_and_again_repeats_nothing_that_was_verified(target: 
     with fetching(target, 0.0) as process:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    sent = SIZE - sum(length for _, length in block_ranges(SIZE, BLOCK)) + int(said.split()[-1])
-    assert f"kept {kept} " in said
+    *_, kept_bytes, _, sent = (int(word) if word.isdigit() else 0 for word in said.split())
+    assert (kept - 1) * BLOCK < kept_bytes <= kept * BLOCK
     assert SIZE - kept * BLOCK <= sent <= SIZE - (kept - 1) * BLOCK
     assert target.read_bytes() == content
     assert names(target.parent) == ["data.bin"]
