@@ -137,22 +137,11 @@ class SourceComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        return {
-            "path": str(self.path),
-            "place": self.place,
-            "dataset_samples": self.dataset_samples,
-            "compared": self.compared,
-            "num_workers": self.num_workers,
-            "image_size": None if self.image_size is None else list(self.image_size),
-            "encoding": self.encoding,
-            "pack_bytes": self.pack_bytes,
-            "speedup": self.speedup,
-            "rates": [
-                {**asdict(rate), "per_second": rate.per_second, "epoch_s": rate.epoch_s(self.dataset_samples)}
-                for rate in self.rates
-            ],
-            "notes": list(self.notes),
-        }
+        rates = [
+            {**asdict(rate), "per_second": rate.per_second, "epoch_s": rate.epoch_s(self.dataset_samples)}
+            for rate in self.rates
+        ]
+        return asdict(self) | {"path": str(self.path), "speedup": self.speedup, "rates": rates}
 
     def __str__(self) -> str:
         rows = [

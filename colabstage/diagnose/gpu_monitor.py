@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import html
 import logging
-import sys
 import threading
 import time
 import warnings
@@ -20,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError, OptionError
-from colabstage.io.page import COLOURS, new_figure, page
+from colabstage.io.page import COLOURS, in_notebook, new_figure, page
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.gpu import gpu_problem, open_gpus
 
@@ -252,13 +251,6 @@ def draw_svg(values: Sequence[float | None]) -> str:
     )
 
 
-def has_kernel() -> bool:
-    """Tell whether this process is a notebook's kernel, so that something can be shown below the cell."""
-    # Without importing IPython: where it is not imported, this is not a kernel.
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return getattr(get_shell() if get_shell else None, "kernel", None) is not None
-
-
 class GpuMonitor:
     """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
 
@@ -296,7 +288,7 @@ class GpuMonitor:
                 msg = f"GpuMonitor({name}={value!r}) cannot work; expected more than 0 seconds."
                 raise OptionError(msg)
         self._interval_s = interval_s
-        self._live = has_kernel() if live == "auto" else live
+        self._live = in_notebook() if live == "auto" else live
         self._timeout_s = timeout_s
         self._notice = (lambda problem: _log.warning("GpuMonitor: %s", problem)) if notice is None else notice
         self._run: _SamplingThread | None = None

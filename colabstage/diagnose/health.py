@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import platform
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +25,18 @@ from colabstage.io.files import read_json
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
-from colabstage.machine.mounts import current_folder, follow_links, list_mounts, mount_of, probe_mount, slow_reason
+from colabstage.machine.mounts import (
+    DRIVE_TYPE,
+    ask_children,
+    current_folder,
+    follow_links,
+    list_mounts,
+    mount_of,
+    probe_mount,
+    slow_reason,
+)
 from colabstage.machine.platforms import detect_platform, system_root
-from colabstage.machine.resources import free_space, read_resources
+from colabstage.machine.resources import free_shared_memory, free_space, read_resources
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,13 +47,10 @@ if TYPE_CHECKING:
 ProbeState = Literal["alive", "missing", "dead", "failing", "silent"]
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 _HDF5_SUFFIXES = {".h5", ".hdf5"}
-_END_S = 1.0
 # Of a deadline, for counting files: the rest is for starting the process, for its answer, and for what comes besides.
 _COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch", "gdown")
-_SHARED_MEMORY = Path("/dev/shm")  # where torch puts results of worker processes
 _DRIVE_CLIENT = "root/.config/Google/DriveFS"
-_DRIVE_TYPE = "fuse.drive"
 # A machine with more mounts than this is not a notebook; their probes would take each other's time.
 _MOST_MOUNTS = 16
 
@@ -219,32 +224,18 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
     # The child runs our code wherever it lies, also from a checkout that is not installed.
     root = str(Path(__file__).parents[2])
     places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # The current folder may be on the very mount that hangs.
-        cwd="/",
+    answers = ask_children(
+        [[sys.executable, "-m", __name__, os.fspath(path), str(timeout_s * _COUNTING_PART)]],
+        time.monotonic() + timeout_s,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
     )
-    try:
-        answer, complaint = child.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
+    if answers is None:
         return _unreachable(path, "no answer before the deadline")
-    finally:
-        # Kill the child if it still runs. One that hangs in the kernel for good is left to the kernel.
-        for stream in (child.stdout, child.stderr):
-            if stream is not None:
-                stream.close()
-        if child.poll() is None:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_END_S)
-    if child.returncode:
+    ((status, answer, complaint),) = answers
+    if status:
         # A traceback's last line says what went wrong.
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
-        return _unreachable(path, last[0] if last else f"exit code {child.returncode}")
+        return _unreachable(path, last[0] if last else f"exit code {status}")
     told = json.loads(answer)
     pack = told.pop("pack")
     return DatasetFacts(**told, pack=None if pack is None else PackFacts(**pack))
@@ -377,7 +368,7 @@ def inspect_machine(
             cores=resources.cores,
             memory_bytes=resources.memory_bytes,
             free_memory_bytes=resources.free_memory_bytes,
-            shared_memory_bytes=_free(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None,
+            shared_memory_bytes=free_shared_memory(),
             workers=workers,
             workers_from="asked" if workers_from == "asked" else "running",
             batch_size=batch_size,
@@ -468,7 +459,7 @@ def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
 
 def _probe(mount: Mount, timeout_s: float) -> MountFacts:
     # The folder that people use: the root of a Drive is answered without asking Google.
-    place = mount.mountpoint / "MyDrive" if mount.fstype == _DRIVE_TYPE else mount.mountpoint
+    place = mount.mountpoint / "MyDrive" if mount.fstype == DRIVE_TYPE else mount.mountpoint
     began = time.monotonic()
     answer = probe_mount(place, timeout_s)
     kind = slow_reason(mount) or mount.fstype

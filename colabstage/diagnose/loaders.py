@@ -126,12 +126,12 @@ def known_stages(*datasets: object) -> dict[CodeType, StageName]:
         layer, depth = dataset, 0
         while layer is not None and depth < 5:
             for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
-                _note(known, getattr(layer, name, None), "transform")
+                _learn(known, getattr(layer, name, None), "transform")
             layer, depth = getattr(layer, "dataset", None), depth + 1
     return known
 
 
-def _note(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
+def _learn(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
     members = getattr(function, "transforms", None)
     for part in (function, *(list(members) if isinstance(members, list | tuple) else [])):
         bound = getattr(part, "__func__", part)
@@ -159,7 +159,7 @@ def gives_the_same(dataset: Any) -> bool:
     return bool(same) and all(same)
 
 
-def source_of(dataset: Any) -> str | None:
+def named_folder(dataset: Any) -> str | None:
     """Return the folder that a dataset says it was made from, as torchvision's do; otherwise `None`."""
     layer = dataset
     for _ in range(5):
@@ -222,7 +222,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         # A copy has a place of its own, so the loader's stays where it is.
         return _profiled_ours(loader, copy.copy(loader))
     known = known_stages(loader.dataset)
-    _note(known, loader.collate_fn, "collate")
+    _learn(known, loader.collate_fn, "collate")
     workers = loader.num_workers
     setting = Setting(
         "torch",
@@ -232,7 +232,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         persistent=loader.persistent_workers,
         batches=_length(loader),
         h5_file=h5_behind(loader.dataset),
-        source=(source := source_of(loader.dataset)),
+        source=(source := named_folder(loader.dataset)),
     )
     return ProfiledLoader(
         setting,
@@ -262,8 +262,8 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
         strategy=plan.strategy,
     )
     known = known_stages(loader.dataset)
-    _note(known, loader.collate_fn, "collate")
-    _note(known, loader._machine.finish.batch_transform, "transform")
+    _learn(known, loader.collate_fn, "collate")
+    _learn(known, loader._machine.finish.batch_transform, "transform")
     sampler = loader._machine.sampler
     asked = sampler.asked
 

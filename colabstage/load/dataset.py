@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import operator
-import os
 import pickle
 import sys
 import threading
@@ -24,7 +23,7 @@ from colabstage.io.units import format_bytes
 from colabstage.load.arrival import facts_of
 from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts
 from colabstage.load.reading.reader import SplitReader
-from colabstage.machine.resources import read_resources
+from colabstage.machine.resources import free_shared_memory, read_resources
 
 try:
     import torch
@@ -36,6 +35,7 @@ except ImportError as error:
 from colabstage.load.device import free_device_memory
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
@@ -341,9 +341,6 @@ def _image(x: Any) -> Any:
     return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
 
 
-_SHARED_MEMORY = "/dev/shm"  # where torch puts results of worker processes
-
-
 def gather_facts(
     dataset: dataset_h5,
     *,
@@ -383,7 +380,7 @@ def gather_facts(
             cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
             unpicklable=_pickle_problem(dataset),
             methods=tuple(multiprocessing.get_all_start_methods()),
-            shared_memory_bytes=_shared_memory(),
+            shared_memory_bytes=free_shared_memory() or 0,
             runs_again=dataset.per_sample and _runs_again(),
         ),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
@@ -439,11 +436,3 @@ def _runs_again() -> bool:
         and part.body[0].lineno <= line <= (part.body[-1].end_lineno or 0)
         for part in ast.walk(script)
     )
-
-
-def _shared_memory() -> int:
-    try:
-        facts = os.statvfs(_SHARED_MEMORY)
-    except OSError:
-        return 0
-    return facts.f_bavail * facts.f_frsize

@@ -164,7 +164,7 @@ def _cut(boxes: torch.Tensor, size: Size) -> tuple[torch.Tensor, torch.Tensor]:
     return cut, (cut[..., 2] > cut[..., 0]) & (cut[..., 3] > cut[..., 1])
 
 
-def _factors(movement: BoxMovement, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _scale_and_shift(movement: BoxMovement, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale, shift = (torch.from_numpy(part).to(like.device, like.dtype) for part in (movement.scale, movement.shift))
     return scale, shift
 
@@ -175,7 +175,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
     boxes = torch.cat([target[BOXES] for target in targets])
     scale, shift = (
         part.repeat_interleave(torch.tensor(counts, device=boxes.device), dim=0, output_size=sum(counts))
-        for part in _factors(movement, boxes)
+        for part in _scale_and_shift(movement, boxes)
     )
     moved = _moved(boxes, scale, shift)
     if movement.size is None:
@@ -198,7 +198,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
 
 def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any]:
     boxes, lengths = target[BOXES], target[_LENGTHS]
-    scale, shift = (part[:, None] for part in _factors(movement, boxes))
+    scale, shift = (part[:, None] for part in _scale_and_shift(movement, boxes))
     moved = _moved(boxes, scale, shift)
     kept = torch.arange(boxes.shape[1], device=boxes.device) < lengths.to(boxes.device)[:, None]
     if movement.size is not None:

@@ -234,10 +234,6 @@ class LoaderPlan:
         return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))
 
     def __str__(self) -> str:
-        start = "" if self.start is None else f"; start: {self.start}"
-        decode = "" if self.decode is None else f"; decode: {self.decode}"
-        return (
-            f"{self.strategy}: {self.reason}; {format_count(self.batches, 'batches')} of {self.batch_size}; "
-            f"workers: {self.workers}; prefetch: {self.prefetch}; engine: {self.engine}; order: {self.order}"
-            f"{start}{decode}"
-        )
+        _, _, *others = self.facts
+        batches = f"{format_count(self.batches, 'batches')} of {self.batch_size}"
+        return "; ".join([f"{self.strategy}: {self.reason}", batches, *(f"{name}: {said}" for name, said in others)])

@@ -331,19 +331,6 @@ def _seed_all(entropy: tuple[int, ...]) -> None:
     torch.default_generator.manual_seed(words[2])
 
 
-class _Planned:
-    """Sample batches that are told again in each epoch."""
-
-    def __init__(self) -> None:
-        self.batches: list[SeededRows] = []
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
 class WorkerSource(BatchSource):
     """Have processes make batches: those of one stock `DataLoader`, kept from epoch to epoch."""
 
@@ -358,7 +345,8 @@ class WorkerSource(BatchSource):
         self._view._turn = self._turn
         self._plan = plan
         self._seed = seed
-        self._planned = _Planned()
+        # The batches of the epoch that runs; the one `DataLoader` goes through them anew in each.
+        self._planned: list[SeededRows] = []
         # Its own, so that starting an epoch draws nothing from the rng that the training uses.
         self._rng = torch.Generator().manual_seed(seed)
         self._loader: DataLoader[Any] | None = None
@@ -380,7 +368,7 @@ class WorkerSource(BatchSource):
 
         cancellation.follow(end_turn)
         # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
-        self._planned.batches = [
+        self._planned[:] = [
             SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]), turn=turn)
             for number, rows in zip(range(len(batches), 0, -1), batches, strict=True)
         ]

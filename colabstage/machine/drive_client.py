@@ -24,7 +24,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from colabstage.errors import (
     ColabstageError,
@@ -38,6 +38,7 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
+from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_duration
@@ -115,7 +116,7 @@ def ask_md5s(
         return questions.answers(paths)
 
 
-class Md5Questions:
+class Md5Questions(Closing):
     """Ask Drive's client for the MD5 of files while a listing still finds more of them, or before each is read.
 
     One file without an MD5 leaves the whole listing unproved, so asking stops there.
@@ -186,12 +187,6 @@ class Md5Questions:
             self._why = self._why or "nobody waits for it"
         # A thread whose question hangs can never be joined.
         self._pool.close(abandon=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.close()
 
     def _wait(self) -> None:
         """Wait for the threads that ask, until all files are asked for, one has no MD5, or no answer comes."""

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 from colabstage.errors import DriveDisconnectedError, DriveError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -225,13 +225,13 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     # As `_PROBE` asks, but these start in a fraction of an interpreter's time. Of what fails they tell no number.
     tool = shutil.which("stat", path=os.defpath) if sys.platform == "linux" else None
     if tool is not None:
-        answers = _ask_children([[tool, "-f", "--", place], [tool, "--", place]], deadline)
+        answers = ask_children([[tool, "-f", "--", place], [tool, "--", place]], deadline)
         if answers is None:
             return MountProbe("silent")
-        if not any(status for status, _ in answers):
+        if not any(status for status, *_ in answers):
             return MountProbe("alive")
     # Isolated and without site packages, the interpreter starts faster and imports nothing that may be on the mount.
-    answers = _ask_children([[sys.executable, "-I", "-S", "-c", _PROBE, place]], deadline)
+    answers = ask_children([[sys.executable, "-I", "-S", "-c", _PROBE, place]], deadline)
     if answers is None:
         return MountProbe("silent")
     answer = answers[0][1].strip()
@@ -244,30 +244,34 @@ def probe_mount(path: str | os.PathLike[str], timeout_s: float = 10.0) -> MountP
     return MountProbe("dead" if dead else "failing", number)
 
 
-def _ask_children(commands: Sequence[Sequence[str]], deadline: float) -> list[tuple[int, bytes]] | None:
-    """Run commands at the same time, and return the status of each with what it said; `None` if one does not end."""
+def ask_children(
+    commands: Sequence[Sequence[str]], deadline: float, *, env: Mapping[str, str] | None = None
+) -> list[tuple[int, bytes, bytes]] | None:
+    """Run commands at the same time until `deadline` of the monotonic clock, and return the status of each with what it
+    said and complained of; `None` if one does not end. `env`: their environment, this process's by default."""
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
+            # The current folder may be on the very mount that hangs.
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", env=env
             )
             children.append(child)
-        said = [child.communicate(timeout=max(0.01, deadline - time.monotonic()))[0] for child in children]
+        said = [child.communicate(timeout=max(0.01, deadline - time.monotonic())) for child in children]
     except subprocess.TimeoutExpired:
         return None
     finally:
         left = [child for child in children if child.poll() is None]
         for child in left:
             child.kill()
-        for child in children:
-            if child.stdout is not None:
-                child.stdout.close()
+        for stream in (stream for child in children for stream in (child.stdout, child.stderr)):
+            if stream is not None:
+                stream.close()
         # Children that hang inside the kernel cannot even be killed, and are left to the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             for child in left:
                 child.wait(1.0)
-    return [(child.returncode, answer) for child, answer in zip(children, said, strict=True)]
+    return [(child.returncode, *answer) for child, answer in zip(children, said, strict=True)]
 
 
 def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:

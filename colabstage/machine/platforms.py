@@ -116,26 +116,14 @@ class _PlatformRow:
     """As in `Platform`."""
     holds: Callable[[_Facts], bool]
     """Whether the facts are those of such a machine."""
-    fast: Callable[[_Facts], Path]
+    fast: Callable[[_Facts], Path] = lambda facts: facts.temp
     """Its fast folder."""
-    persistent: Callable[[_Facts], Path | None]
+    persistent: Callable[[_Facts], Path | None] = lambda facts: facts.home
     """Its persistent folder, or `None`."""
     notes: tuple[str, ...] = ()
     """As in `Platform`."""
     not_lasting: str = ""
     """As in `Platform`."""
-
-
-def _temp(facts: _Facts) -> Path:
-    return facts.temp
-
-
-def _home(facts: _Facts) -> Path:
-    return facts.home
-
-
-def _nothing(_: _Facts) -> None:
-    return None
 
 
 # In the order in which they are asked: images are built on each other's and keep each other's marks, so the more
@@ -146,15 +134,13 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "Colab Enterprise",
         lambda facts: facts.environ.get("VERTEX_PRODUCT") == "COLAB_ENTERPRISE",
         lambda facts: facts.system("/content") if facts.exists("/content") else facts.home,
-        _nothing,
+        lambda _: None,
         ("Google Drive cannot be mounted here; keep data in a Cloud Storage bucket.",),
     ),
     _PlatformRow(
         "vertex-workbench",
         "Vertex AI Workbench",
         lambda facts: facts.environ.get("VERTEX_PRODUCT") == "WORKBENCH_INSTANCE",
-        _temp,
-        _home,
     ),
     # Before Colab: Kaggle's images are built from Colab's and have Colab's variables set.
     _PlatformRow(
@@ -162,7 +148,7 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "Kaggle",
         lambda facts: facts.any_set("KAGGLE_KERNEL_RUN_TYPE"),
         lambda facts: facts.system("/kaggle/temp"),
-        _nothing,
+        lambda _: None,
         (
             "/kaggle/working holds 20 GB and is saved as the notebook's output; /kaggle/input is read-only.",
             "The free space shown for / is the host's; ask for the folder that is written to.",
@@ -179,7 +165,7 @@ _TABLE: tuple[_PlatformRow, ...] = (
             or (facts.modules.get("google.colab") is not None and facts.exists("/var/colab/hostname"))
         ),
         lambda facts: facts.system("/content"),
-        _nothing,
+        lambda _: None,
         (
             "The local disk is lost when the session ends; only Google Drive stays.",
             "Everything read or written through the Drive mount takes the same space on the local disk again.",
@@ -189,9 +175,7 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "studio-lab",
         "SageMaker Studio Lab",
         lambda facts: facts.environ.get("HOME") == "/home/studio-lab-user",
-        _temp,
-        _home,
-        ("The home folder is limited to 15 GB; other drives cannot be mounted.",),
+        notes=("The home folder is limited to 15 GB; other drives cannot be mounted.",),
     ),
     _PlatformRow(
         "sagemaker-studio",
@@ -205,9 +189,8 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "paperspace",
         "Paperspace Gradient",
         lambda facts: facts.any_set("PAPERSPACE_NOTEBOOK_REPO_ID", "PAPERSPACE_CLUSTER_ID"),
-        _temp,
-        lambda facts: facts.first_existing("/storage", "/notebooks"),
-        ("/storage is a network file system that the whole team shares.",),
+        persistent=lambda facts: facts.first_existing("/storage", "/notebooks"),
+        notes=("/storage is a network file system that the whole team shares.",),
     ),
     _PlatformRow(
         "lightning",
@@ -231,28 +214,25 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "deepnote",
         "Deepnote",
         lambda facts: facts.any_set("DEEPNOTE_PROJECT_ID"),
-        _temp,
-        lambda facts: facts.system("/work"),
+        persistent=lambda facts: facts.system("/work"),
     ),
     _PlatformRow(
         "codespaces",
         "GitHub Codespaces",
         lambda facts: facts.any_set("CODESPACES"),
-        _temp,
-        lambda facts: facts.system("/workspaces"),
-        ("Only /workspaces is kept when the container is rebuilt.",),
+        persistent=lambda facts: facts.system("/workspaces"),
+        notes=("Only /workspaces is kept when the container is rebuilt.",),
     ),
-    _PlatformRow("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER"), _temp, _home),
-    _PlatformRow("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID"), _temp, _home),
-    _PlatformRow("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL"), _temp, _home),
+    _PlatformRow("datalore", "Datalore", lambda facts: facts.any_set("DATALORE_USER")),
+    _PlatformRow("hex", "Hex", lambda facts: facts.any_set("HEX_PROJECT_ID")),
+    _PlatformRow("cloud-shell", "Google Cloud Shell", lambda facts: facts.any_set("CLOUD_SHELL")),
     _PlatformRow(
         "jupyter",
         "Jupyter",
         lambda facts: facts.any_set("JPY_PARENT_PID") or facts.in_kernel,
         lambda facts: facts.cache,
-        _home,
     ),
-    _PlatformRow("python", "Python", lambda _: True, lambda facts: facts.cache, _home),
+    _PlatformRow("python", "Python", lambda _: True, lambda facts: facts.cache),
 )
 
 PLATFORM_NAMES: tuple[str, ...] = tuple(row.name for row in _TABLE)

@@ -29,6 +29,7 @@ def release_freed_memory() -> None:
 
 
 _SYSTEM = Path("/")
+_SHARED_MEMORY = Path("/dev/shm")
 # cgroup v1 writes "no limit" as a number near 2**63, rounded down to a page.
 _NO_LIMIT_BYTES = 1 << 60
 _CACHE_KEYS_V2 = ("active_file", "inactive_file")
@@ -101,6 +102,11 @@ def free_space(path: Path) -> int:
         return facts.f_bavail * facts.f_frsize
     msg = f"No folder on the way to '{path}' exists. Choose another place."
     raise TargetNotWritableError(msg)
+
+
+def free_shared_memory() -> int | None:
+    """Count the free bytes of the memory in which torch puts what worker processes make; `None` where there is none."""
+    return free_space(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None
 
 
 def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -> None:

@@ -598,13 +598,11 @@ class FuseDrive:
             self._modes[new] = self._modes.pop(old)
         return 0
 
-    def symlink(self, target: str, source: str) -> int:
-        """Return a Drive has no symbolic links."""
+    def link(self, target: str, source: str) -> int:
+        """Refuse: a Drive has no links, neither hard nor symbolic ones."""
         _fail(errno.EOPNOTSUPP, canonical(target))
 
-    def link(self, target: str, source: str) -> int:
-        """Return a Drive has no hard links."""
-        _fail(errno.EOPNOTSUPP, canonical(target))
+    symlink = link
 
     def _refuse_lock(self, path: str | None, *_: Any) -> int:
         _fail(self._knobs.flock_errno or errno.ENOSYS, path or "")

@@ -52,15 +52,15 @@ class StorageFacts:
     """Of the values as they are read, native byte order."""
     layout: Layout
     """In which of its ways HDF5 keeps the values."""
-    offset: int | None
-    """Of the first byte in the file; `None` where there is no single place."""
-    stored: np.dtype[Any] | None
-    """Dtype of the bytes in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's."""
-    chunks: tuple[int, ...] | None
-    """Shape of one chunk, `None` when not chunked."""
     filters: tuple[Filter, ...]
     """Of each chunk, in the order applied."""
-    fill: Any
+    offset: int | None = None
+    """Of the first byte in the file; `None` where there is no single place."""
+    stored: np.dtype[Any] | None = None
+    """Dtype of the bytes in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's."""
+    chunks: tuple[int, ...] | None = None
+    """Shape of one chunk, `None` when not chunked."""
+    fill: Any = None
     """What values are that nobody has written."""
     home: Path | None = None
     """The file in which all of this holds, where a link leads to another than the one opened."""
@@ -250,11 +250,7 @@ def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
         shape=tuple(dataset.shape),
         dtype=element_dtype(dataset),
         layout=_layout(properties),
-        offset=None,
-        stored=None,
-        chunks=None,
         filters=_filters(properties, name, path),
-        fill=None,
         home=home_of(dataset, path),
     )
 
