@@ -310,13 +310,13 @@ class Listing:
 
     def by_name(self) -> SortedListing:
         """Return the files of a whole tree, sorted by name."""
-        return sorted_by_name(
-            self.names,
-            np.frombuffer(self._sizes, np.int64),
-            np.frombuffer(self._mtimes_ns, np.int64),
-            np.frombuffer(self._positions, np.int64),
-            np.frombuffer(self._executable, np.bool_),
-        )
+        facts: dict[str, NDArray[Any]] = {
+            "size": np.frombuffer(self._sizes, np.int64),
+            "mtime_ns": np.frombuffer(self._mtimes_ns, np.int64),
+            "offset": np.frombuffer(self._positions, np.int64),
+            "executable": np.frombuffer(self._executable, np.bool_),
+        }
+        return sorted_by_name(self.names, facts)
 
     def entries(self, *, places: NDArray[Any] | None = None) -> FileEntries:
         """Return the files in the order in which they were added. `places`: where each is in its tree."""
@@ -332,29 +332,25 @@ class Listing:
 
 
 def sorted_by_name(
-    names: StringArray,
-    sizes: NDArray[np.int64],
-    mtimes_ns: NDArray[np.int64],
-    positions: NDArray[np.int64],
-    executable: NDArray[np.bool_],
-    *,
-    rows: NDArray[Any] | None = None,
+    names: StringArray, facts: dict[str, NDArray[Any]], *, rows: NDArray[Any] | None = None
 ) -> SortedListing:
     """Return the files of a whole tree, N of them, sorted by name.
 
-    `sizes` and what follows: columns, each as in `FileEntry`. `rows`: `(N,)`, which row of these is each name's, and
-    `order` of what is returned has them; by default the first is the first one's, `order` then the numbers of names.
+    `facts`: columns size, mtime_ns, offset and executable, each as in `FileEntry`, which are taken out. `rows`: `(N,)`,
+    which row of these is each name's, and `order` of what is returned has them; by default the first is the first
+    one's, `order` then the numbers of names.
     """
     order = names.order()
     names = names.take(order).packed()
     # From here on by the row, which is all that is wanted of a name's number.
     order = order if rows is None else rows[order]
+    # Each goes when it has been sorted: all of them twice would be the most that listing takes.
     columns = _FactColumns(
         names,
-        narrowed(sizes[order]),
-        mtimes_ns[order],
-        narrowed(positions[order]),
-        executable[order],
+        narrowed(facts.pop("size")[order]),
+        facts.pop("mtime_ns")[order],
+        narrowed(facts.pop("offset")[order]),
+        facts.pop("executable")[order],
         None,
     )
     return SortedListing(FileEntries(columns), order)

@@ -12,7 +12,7 @@ import io
 import lzma
 import stat
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from isal import igzip_lib, isal_zlib
@@ -296,13 +296,49 @@ class ZipTree(Tree):
         # Each size may be near 2 ** 61, so the sum is one of floats.
         total = int(directory.facts["size"].sum(dtype=np.float64))
         check_limits(source.label, len(directory), total, source.size, limits)
-        listed = _list_files(source, directory)
-        self.entries = listed.entries
-        self._packing = listed.packing
-        # Only those that differ: names as bytes beside names as text would double what the listing takes.
-        self._stored_names = listed.stored_names
-        self.notes = skipped_links(listed.skipped)
-        self._empty_folders = listed.empty_folders
+        self._take_files(directory)
+
+    def _take_files(self, directory: ZipDirectory) -> None:
+        """Take the files of a directory by cleaned name, junk left out, links in the place of what they lead to; and
+        the facts out of the directory."""
+        names, numbers, folders, renamed = _check_members(self.label, directory)
+        self._empty_folders = without_files(folders, names) if folders else ()
+        facts = directory.facts
+        # By the directory alone, so that nothing is staged for an hour before the first locked member.
+        locked = numbers[(facts["flags"][numbers] & _FLAG_ENCRYPTED) != 0]
+        if len(locked):
+            msg = (
+                f"'{self.label}' is password-protected ({len(locked):,} of {len(numbers):,} files, first "
+                f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip "
+                "without one."
+            )
+            raise ArchiveError(msg)
+        unreadable = numbers[~np.isin(facts["method"][numbers], list(READABLE_METHODS))]
+        if len(unreadable):
+            member = directory.member(int(unreadable[0]))
+            method = _METHODS.get(member.method, f"method {member.method}")
+            msg = (
+                f"'{self.label}' packs {member.name!r} with {method}, which is not read here. "
+                "Unpack it and make the zip again with Deflate or without compression."
+            )
+            raise ArchiveError(msg)
+        if np.any(facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
+            files, skipped = _resolve_links(self.source, directory, dict(zip(names, numbers.tolist(), strict=True)))
+            self.notes = skipped_links(skipped)
+            names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
+        facts["executable"] = (facts["mode"] & stat.S_IXUSR) != 0
+        self.entries, rows = sorted_by_name(names, facts, rows=numbers)
+        self._packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
+        self._packing |= {name: facts.pop(name)[rows] for name in ("crc", "method", "flags", "mode")}
+        # In bytes only those that differ: all of them would double what the listing takes.
+        self._stored_names: dict[int, bytes] = {}
+        if renamed or directory.stored_names:
+            stored = directory.names.take(rows)
+            self._stored_names = {
+                place: directory.stored_name(int(row))
+                for place, (name, raw, row) in enumerate(zip(self.entries.names, stored, rows, strict=True))
+                if row in directory.stored_names or raw != name
+            }
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
@@ -331,84 +367,12 @@ class ZipTree(Tree):
         )
 
 
-class _SortedFiles(NamedTuple):
-    """The files of a zip, N of them, sorted by name."""
+def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, NDArray[Any], list[str], bool]:
+    """Check that the rules of `entries` hold for all members.
 
-    entries: FileEntries
-    """As `ZipTree.entries`."""
-    packing: dict[str, NDArray[Any]]
-    """What reading a member takes beside its entry's facts, `(N,)` by name: end, packed_size, crc, method, flags, mode.
-    """
-    stored_names: dict[int, bytes]
-    """By number, in bytes, of those whose names the archive has otherwise than their entry."""
-    skipped: list[str]
-    """Links that lead to no file."""
-    empty_folders: tuple[str, ...]
-    """Members that are folders and hold no file."""
-
-
-def _list_files(source: ByteSource, directory: ZipDirectory) -> _SortedFiles:
-    """Return the files of a directory by cleaned name, junk left out, links in the place of what they lead to.
-
-    Takes the facts out of the directory.
-    """
-    names, numbers, folders, renamed = _check_members(source.label, directory)
-    empty_folders = without_files(folders, names) if folders else ()
-    # By the directory alone, so that nothing is staged for an hour before the first locked member.
-    locked = numbers[(directory.facts["flags"][numbers] & _FLAG_ENCRYPTED) != 0]
-    if len(locked):
-        msg = (
-            f"'{source.label}' is password-protected ({len(locked):,} of {len(numbers):,} files, first "
-            f"{directory.names[int(locked[0])]!r}). Unpack it with its password, and stage the folder or a zip without "
-            "one."
-        )
-        raise ArchiveError(msg)
-    unreadable = numbers[~np.isin(directory.facts["method"][numbers], list(READABLE_METHODS))]
-    if len(unreadable):
-        member = directory.member(int(unreadable[0]))
-        method = _METHODS.get(member.method, f"method {member.method}")
-        msg = (
-            f"'{source.label}' packs {member.name!r} with {method}, which is not read here. "
-            "Unpack it and make the zip again with Deflate or without compression."
-        )
-        raise ArchiveError(msg)
-    skipped: list[str] = []
-    if np.any(directory.facts["mode"][numbers] & np.uint16(0o170000) == stat.S_IFLNK):
-        files, skipped = _resolve_links(source, directory, dict(zip(names, numbers.tolist(), strict=True)))
-        names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
-    facts = directory.facts
-    executable = (facts["mode"] & stat.S_IXUSR) != 0
-    entries, rows = sorted_by_name(names, facts["size"], facts["mtime_ns"], facts["offset"], executable, rows=numbers)
-    # Each column goes when it has been sorted: all of them twice would be the most that listing takes.
-    packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
-    packing |= {name: facts.pop(name)[rows] for name in ("crc", "method", "flags", "mode")}
-    stored = (
-        {
-            place: directory.stored_name(int(row))
-            for place, (name, raw, row) in enumerate(zip(entries.names, directory.names.take(rows), rows, strict=True))
-            if row in directory.stored_names or raw != name
-        }
-        if renamed or directory.stored_names
-        else {}
-    )
-    return _SortedFiles(entries, packing, stored, skipped, empty_folders)
-
-
-class _Checked(NamedTuple):
-    """The members that are files or links, M of them, for which the rules of `entries` hold."""
-
-    names: StringArray
-    """Cleaned, `(M,)`."""
-    numbers: NDArray[Any]
-    """Their places in the directory, `(M,)`."""
-    folders: list[str]
-    """Cleaned names of the members that are folders."""
-    renamed: bool
-    """Whether any name is not as the archive has it."""
-
-
-def _check_members(archive: str, directory: ZipDirectory) -> _Checked:
-    """Return the members that are files or links, junk left out.
+    Returns:
+        Of the members that are files or links, junk left out, the cleaned names and the places in the directory, both
+        `(M,)`; the cleaned names of those that are folders; whether any name is not as the archive has it.
 
     Raises:
         UnsafeArchiveError: one breaks a rule of `entries`.
@@ -439,7 +403,7 @@ def _check_members(archive: str, directory: ZipDirectory) -> _Checked:
         pairs = zip(numbers.tolist(), names, strict=True)
         names = StringArray.of(renamed.get(number, name) for number, name in pairs)
     check_collisions(archive, names, folders)
-    return _Checked(names, numbers, folders, bool(renamed))
+    return names, numbers, folders, bool(renamed)
 
 
 def _needs_a_look(directory: ZipDirectory) -> NDArray[np.bool_]:

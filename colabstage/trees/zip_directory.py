@@ -24,7 +24,7 @@ from colabstage.errors import ArchiveError, CorruptArchiveError, UnsafeArchiveEr
 from colabstage.io.pipeline import DaemonPool
 from colabstage.trees.entries import refuse_member
 from colabstage.trees.strings import StringArray
-from colabstage.trees.tree import HEAD_BYTES, describe_contents, truncated
+from colabstage.trees.tree import HEAD_BYTES, LocalBytes, describe_contents, owners_bytes, truncated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,22 +152,8 @@ class ZipDirectory:
 
     def member(self, number: int) -> ZipMember:
         """Return all that is said of one member."""
-        offset, end, packed_size, size, crc, method, flags, mode, mtime_ns = (
-            column.item(number) for column in self.facts.values()
-        )
-        return ZipMember(
-            self.names[number],
-            self.stored_name(number),
-            offset,
-            end,
-            packed_size,
-            size,
-            crc,
-            method,
-            flags,
-            mode,
-            mtime_ns,
-        )
+        facts = [column.item(number) for column in self.facts.values()]
+        return ZipMember(self.names[number], self.stored_name(number), *facts)
 
 
 class _End(NamedTuple):
@@ -205,7 +191,9 @@ def read_directory(source: ByteSource) -> ZipDirectory:
     if start >= tail_at:
         members = _parse_members(source, iter([tail[start - tail_at : end.position - tail_at]]), end.size)
     else:
-        with DaemonPool(_PIECES_AHEAD, "colabstage-directory") as pool:
+        # A disk has no round trips to share, and each thread keeps the memory of what it has read.
+        readers = 1 if isinstance(owners_bytes(source), LocalBytes) else _PIECES_AHEAD
+        with DaemonPool(readers, "colabstage-directory") as pool:
             members = _parse_members(source, _pieces_of(source, start, end.position, pool), end.size)
     if shift > 0:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
