@@ -16,7 +16,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts.class_folders import FileKind, read_class_folders
-from colabstage.layouts.csv_table import TableChoice, TableSearch
+from colabstage.layouts.csv_table import TableSearch
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
@@ -252,7 +252,7 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
 def _find_clips(tree: Tree, labels: Sequence[str] | None) -> SampleTable:
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     try:
-        return TableSearch(tree, kind, TableChoice(None if labels is None else tuple(labels))).read()
+        return TableSearch(tree, kind, labels=labels).read()
     except BrokenDatasetError:
         raise
     except LayoutError as by_table:

@@ -54,10 +54,6 @@ class Annotated(NamedTuple):
     """Its height and width; zeros where the file does not say."""
 
 
-class _NotThisFormatError(Exception):
-    """The file has another format, which is not an error."""
-
-
 class _Format(NamedTuple):
     """One way to write boxes."""
 
@@ -68,8 +64,8 @@ class _Format(NamedTuple):
     marks: tuple[bytes, ...]
     """Bytes that every such file contains."""
     parse: Callable[[str, bytes], list[Annotated]]
-    """Reads a file, given its name and content. Raises _NotThisFormatError, or whatever Python does over broken
-    ones."""
+    """Reads a file, given its name and content: nothing where it has another format. Of a broken one it raises whatever
+    Python does."""
     named: str = ""
     """A pattern for their paths."""
     per_image: bool = False
@@ -125,8 +121,6 @@ def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
         return []
     try:
         return form.parse(file.name, content)
-    except _NotThisFormatError:
-        return []
     # The marks were there, so the file is meant to be of this format: whatever is missing in it makes it broken, and no
     # other format is to be asked.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, expat.ExpatError) as error:
@@ -210,7 +204,7 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
     """Read LabelMe's file of one image."""
     found = json.loads(content)
     if not isinstance(found, dict) or not isinstance(found.get("shapes"), list):
-        raise _NotThisFormatError
+        return []
     shapes = []
     for shape in found["shapes"]:
         # Boxes are two points, outlines many; both become the box around them.
@@ -228,13 +222,17 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
     return [Annotated(stem_of(name), shapes, size)]
 
 
+def _records(content: bytes, key: str) -> list[dict[str, Any]]:
+    """Return the mappings in a list in JSON; nothing where it is no such list, or one of them lacks the key."""
+    found = json.loads(content)
+    fits = isinstance(found, list) and all(isinstance(one, dict) and key in one for one in found)
+    return found if fits else []
+
+
 def _createml(_: str, content: bytes) -> list[Annotated]:
     """Read CreateML's file: boxes by centre and size."""
-    found = json.loads(content)
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "annotations" in one for one in found):
-        raise _NotThisFormatError
     every = []
-    for one in found:
+    for one in _records(content, "annotations"):
         places = [(shape["label"], shape["coordinates"]) for shape in one["annotations"]]
         shapes = [
             Shape(str(label), _box(at["x"] - at["width"] / 2, at["y"] - at["height"] / 2, at["width"], at["height"]))
@@ -250,7 +248,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
     # A saved project wraps what an export has at the top.
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
-        raise _NotThisFormatError
+        return []
     every = []
     for one in found.values():
         shapes = []
@@ -278,7 +276,7 @@ def _supervisely(name: str, content: bytes) -> list[Annotated]:
     """Read Supervisely's file of one image, which has the image's name followed by .json."""
     found = json.loads(content)
     if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
-        raise _NotThisFormatError
+        return []
     shapes = [
         Shape(str(one["classTitle"]), [(float(x), float(y)) for x, y in one["points"]["exterior"]])
         for one in found["objects"]
@@ -296,9 +294,6 @@ def _supervisely(name: str, content: bytes) -> list[Annotated]:
 def _bdd(_: str, content: bytes) -> list[Annotated]:
     """Read BDD100K's file."""
     # Lanes and drivable areas are labels without a box.
-    found = json.loads(content)
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "name" in one for one in found):
-        raise _NotThisFormatError
     return [
         Annotated(
             str(one["name"]),
@@ -308,17 +303,14 @@ def _bdd(_: str, content: bytes) -> list[Annotated]:
                 if (at := shape.get("box2d")) is not None
             ],
         )
-        for one in found
+        for one in _records(content, "name")
     ]
 
 
 def _label_studio(_: str, content: bytes) -> list[Annotated]:
     """Read Label Studio's JSON: boxes and outlines in per cent of the image, boxes rotated around their corner."""
-    found = json.loads(content)
-    if not isinstance(found, list) or not all(isinstance(one, dict) and "data" in one for one in found):
-        raise _NotThisFormatError
     every = []
-    for one in found:
+    for one in _records(content, "data"):
         # Annotators skip tasks; their empty answers stay in the export.
         kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
         if len(kept) > 1:
@@ -362,7 +354,7 @@ def _keras_yolo(_: str, content: bytes) -> list[Annotated]:
     for line in content.decode("utf-8-sig", "replace").splitlines():
         found = _KERAS_LINE.fullmatch(line.strip())
         if found is None and line.strip():
-            raise _NotThisFormatError
+            return []
         if found is not None:
             boxes = [box.split(",") for box in found[2].split()]
             every.append(
@@ -417,7 +409,7 @@ def _dota(name: str, content: bytes) -> list[Annotated]:
         if not words or words[0].startswith(("imagesource:", "gsd:")):
             continue
         if len(words) not in (9, 10):
-            raise _NotThisFormatError
+            return []
         values = [float(word) for word in words[:8]]
         shapes.append(Shape(words[8], list(zip(values[::2], values[1::2], strict=True))))
     return [Annotated(stem_of(name), shapes)]

@@ -261,7 +261,7 @@ def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
     Raises:
         LayoutError: two are called so, and say different things.
     """
-    named = sorted((name for name in columns if is_label_name(name)), key=lambda name: _LABELS.index(plain_name(name)))
+    named = label_names(columns, ())
     if not named:
         return None
     first = columns[named[0]]

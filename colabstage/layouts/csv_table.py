@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "table"
+_IMAGES = FileKind(NAME, "images", IMAGE_EXTENSIONS)
 # A path, a label and a split explain themselves; of more columns without names nobody knows which is the label.
 _PLAIN_COLUMNS = 3
 # Enough for the column names of a wide table.
@@ -136,17 +137,6 @@ class _LeadingTable(NamedTuple):
         return found
 
 
-class TableChoice(NamedTuple):
-    """What the caller says about the tables of a tree, in place of guessing it."""
-
-    labels: tuple[str, ...] | None = None
-    """The columns that hold the labels."""
-    table: str | None = None
-    """The one table that counts, by its path or bare name."""
-    separator: str | None = None
-    """What is between several labels in one cell, "" where each cell is one label."""
-
-
 def read_table(
     tree: Tree, *, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
 ) -> SampleTable:
@@ -167,17 +157,27 @@ def read_table(
         LayoutError: no table has a column of paths to images.
         BrokenDatasetError: a table has one but cannot be used: its labels are unknown, a row is broken, others compete.
     """
-    choice = TableChoice(None if labels is None else tuple(labels), table, separator)
-    return TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), choice).read()
+    return TableSearch(tree, _IMAGES, labels=labels, table=table, separator=separator).read()
 
 
 class TableSearch:
-    """A search through the tables of a tree for those that describe its files of a kind."""
+    """A search through the tables of a tree for those that describe its files of a kind; the rest as of
+    `read_table`."""
 
-    def __init__(self, tree: Tree, kind: FileKind, choice: TableChoice) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        kind: FileKind,
+        *,
+        labels: Sequence[str] | None = None,
+        table: str | None = None,
+        separator: str | None = None,
+    ) -> None:
         self.tree = tree
         self.kind = kind
-        self.choice = choice
+        self.labels = labels
+        self.table = table
+        self.separator = separator
 
     def read(self) -> SampleTable:
         """Make a table of what the tables say, the files themselves as inputs.
@@ -192,7 +192,7 @@ class TableSearch:
             raise EmptySourceError(msg) if not files else LayoutError(msg)
         # Whether a table leads to files is asked before its labels: other layouts may have a table of something else
         # beside their files.
-        found = self.with_paths(self._chosen(tables, self.choice.table), files)
+        found = self.with_paths(self._chosen(tables), files)
         # From here on a table has claimed the tree, so other layouts are no longer asked.
         try:
             return self._read(found, files)
@@ -216,7 +216,7 @@ class TableSearch:
                 raise LayoutError(msg)
         # Four columns of corners are boxes only where nobody has said that they are labels, and clips of sound have
         # none.
-        boxes = box_columns(found[0].header) if self.choice.labels is None and self.kind.layout == NAME else None
+        boxes = box_columns(found[0].header) if self.labels is None and self.kind.layout == NAME else None
         first = found[0]
         # Roles are found in the first table and hold for all: test.csv may have too few rows to tell a class from a
         # number.
@@ -235,10 +235,8 @@ class TableSearch:
             classes = placed.classes
         else:
             cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
-            separator = self.choice.separator
             # A column called "class" has one, although its name may contain a space or a comma.
-            if separator is None and roles.is_one_class:
-                separator = ""
+            separator = "" if self.separator is None and roles.is_one_class else self.separator
             targets, classes = make_targets(cells, separator=separator)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
         splits = [row.split for row in rows]
@@ -266,22 +264,23 @@ class TableSearch:
             LayoutError: as `find_roles`, and no sample submission helps.
         """
         try:
-            return find_roles(columns, labels=self.choice.labels)
+            return find_roles(columns, labels=self.labels)
         except LayoutError:
             for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(_is_submission):
                 first = read_head(self.tree, entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
-                if len(asked) == 1 and self.choice.labels is None:
+                if len(asked) == 1 and self.labels is None:
                     notes.append(f"'{entry.name}' asks for '{asked[0]}', so that is the label.")
                     return find_roles(columns, labels=asked)
             raise
 
-    def _chosen(self, tables: list[FileEntry], wanted: str | None) -> list[FileEntry]:
+    def _chosen(self, tables: list[FileEntry]) -> list[FileEntry]:
         """Return the tables that count.
 
         Raises:
             LayoutError: the table that was asked for does not exist.
         """
+        wanted = self.table
         if wanted is None:
             return tables
         # A whole path wins over the same bare name in another folder.
@@ -325,7 +324,7 @@ class TableSearch:
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
                 header = rows[0] if has_header else [_unnamed(column) for column in range(len(rows[0]))]
-                if not has_header and len(header) > _PLAIN_COLUMNS and not fault and self.choice.labels is None:
+                if not has_header and len(header) > _PLAIN_COLUMNS and not fault and self.labels is None:
                     fault = (
                         f"'{entry.name}' has {len(header)} columns and no header that says what they are (first row "
                         f"{listed(rows[0])}). Write one above it, such as path,label, or "
@@ -351,7 +350,7 @@ class TableSearch:
             LayoutError: several tables describe the same files.
         """
         # What was named was chosen among all before, so it is the only one.
-        if len(found) == 1 or self.choice.table is not None:
+        if len(found) == 1 or self.table is not None:
             return found
         splits = [table for table in found if table.split]
         names = [table.split for table in splits]
@@ -431,9 +430,8 @@ def tables_that_agree(tree: Tree, class_of: Mapping[str, str]) -> bool:
         class_of: the class of images by name.
     """
     files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    search = TableSearch(tree, FileKind(NAME, "images", IMAGE_EXTENSIONS), TableChoice())
     try:
-        found = search.with_paths(list(files_ending_in(tree.entries, TABLE_EXTENSIONS)), files)
+        found = TableSearch(tree, _IMAGES).with_paths(list(files_ending_in(tree.entries, TABLE_EXTENSIONS)), files)
     except LayoutError:
         return False
     # The German traffic signs have a table in the folder of each class; together they say of each which it is.

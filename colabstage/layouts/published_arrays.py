@@ -10,12 +10,14 @@ are a layout of their own. Lines are found in one pass over the file, and a line
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
 import posixpath
 import re
 import struct
+from array import array
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,9 +26,11 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
 from colabstage.layouts.reading import open_unpacked, stamp_of
+from colabstage.layouts.shards import ShardParts, shard_of
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
 from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, Values
 from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -330,8 +334,11 @@ class _Table(NamedTuple):
 
     name: str
     """Its file."""
-    lines: _LinesOfPixels
-    """The images."""
+    shape: tuple[int, ...]
+    """The shape of each image."""
+    images: SampleSource
+    """The images, of which each line is parsed when it is packed: all pixels in memory would be several times the
+    pack."""
     labels: list[int] | None
     """Their classes."""
     splits: list[str]
@@ -374,7 +381,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         raise LayoutError(msg)
     # Kaggle's test sets have no classes, so there is nothing to train on or to compare with.
     labelled = [one for one in found if one.labels is not None] or found
-    shapes = {one.lines.columns.shape: one.name for one in labelled}
+    shapes = {one.shape: one.name for one in labelled}
     if len(shapes) > 1:
         told = ", ".join(f"'{name}' {shape}" for shape, name in shapes.items())
         msg = f"Tables hold images of different shapes ({told}). Stage one of them."
@@ -389,8 +396,8 @@ def read_pixel_table(tree: Tree) -> SampleTable:
     left = [one.name for one in found if one not in labelled]
     return SampleTable(
         layout=PIXEL_TABLE,
-        keys=tuple(one.lines.name(row) for one in labelled for row in range(len(one.lines))),
-        inputs=Images(join_sources([one.lines for one in labelled]), decoded=True, own_channels=True),
+        keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
+        inputs=Images(join_sources([one.images for one in labelled]), decoded=True, own_channels=True),
         targets=Values(values) if labels else None,
         splits=tuple(splits) if all(splits) else None,
         classes=class_numbers(values) if labels else (),
@@ -441,14 +448,13 @@ def _cells(line: bytes) -> list[bytes]:
 
 
 def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> _Table:
-    starts, sizes, labels, splits = [], [], [], []
+    parts, labels, splits = array("q"), [], []
     name = re.sub(r"\.csv(\.gz)?$", "", posixpath.basename(entry.name), flags=re.IGNORECASE)
     own = split_name(name).split
     for start, line in _lines_of(source):
-        starts.append(start)
-        sizes.append(len(line))
+        parts.extend((0, start, len(line)))
         # As an editor counts: the header is line 1.
-        number = len(starts) + 1
+        number = len(parts) // 3 + 1
         if columns.label is not None:
             cell = _cell_of_line(line, columns.label)
             # Words could be numbered here, but a word in this column of numbers is a row that slipped.
@@ -463,8 +469,10 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
             if not splits[-1]:
                 msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
-    lines = _LinesOfPixels(source, entry, columns, np.array(starts, np.int64), np.array(sizes, np.int64))
-    return _Table(entry.name, lines, labels if columns.label is not None else None, splits)
+    names = StringArray.of(f"{entry.name}[{row}]" for row in range(len(parts) // 3))
+    lines = ShardParts([shard_of(entry, source)], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    images = ConvertedRows(lines, functools.partial(_pixels_of, columns))
+    return _Table(entry.name, columns.shape, images, labels if columns.label is not None else None, splits)
 
 
 def _cell_of_line(line: bytes, number: int) -> bytes:
@@ -493,51 +501,22 @@ def _lines_of(source: ByteSource) -> Iterator[tuple[int, bytes]]:
             return
 
 
-class _LinesOfPixels:
-    """The images in the lines of one file, as a `SampleSource`."""
+def _pixels_of(columns: _PixelColumns, line: bytes) -> NDArray[np.uint8]:
+    """Return the image of one line.
 
-    def __init__(
-        self,
-        source: ByteSource,
-        entry: FileEntry,
-        columns: _PixelColumns,
-        positions: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-    ) -> None:
-        self._source = source
-        self._entry = entry
-        self.columns = columns
-        self.positions = positions
-        self.sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """Return the file's name and the number of the row."""
-        return f"{self._entry.name}[{index}]"
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and which line of it."""
-        return f"{stamp_of(self._entry)} {self.positions[index]}"
-
-    def read(self, index: int) -> NDArray[np.uint8]:
-        """Return the image of one line.
-
-        Raises:
-            DecodeError: it has other numbers than the pixels of an image.
-        """
-        # Parsed only now: all pixels of all rows in memory would be several times the size of the pack.
-        cells = _cells(self._source.pread(int(self.sizes[index]), int(self.positions[index])))[self.columns.pixels]
-        if self.columns.in_one:
-            cells = cells[0].split() if cells else []
-        try:
-            # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
-            pixels = bytes(map(int, cells))
-        except ValueError as error:
-            msg = f"A pixel is not a whole number from 0 to 255: {error}."
-            raise DecodeError(msg) from error
-        if len(pixels) != math.prod(self.columns.shape):
-            msg = f"The row has {len(pixels):,} pixels, expected {math.prod(self.columns.shape):,}."
-            raise DecodeError(msg)
-        return np.frombuffer(pixels, np.uint8).reshape(self.columns.shape)
+    Raises:
+        DecodeError: it has other numbers than the pixels of an image.
+    """
+    cells = _cells(line)[columns.pixels]
+    if columns.in_one:
+        cells = cells[0].split() if cells else []
+    try:
+        # `bytes` refuses what is not from 0 to 255, which numpy would wrap around.
+        pixels = bytes(map(int, cells))
+    except ValueError as error:
+        msg = f"A pixel is not a whole number from 0 to 255: {error}."
+        raise DecodeError(msg) from error
+    if len(pixels) != math.prod(columns.shape):
+        msg = f"The row has {len(pixels):,} pixels, expected {math.prod(columns.shape):,}."
+        raise DecodeError(msg)
+    return np.frombuffer(pixels, np.uint8).reshape(columns.shape)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class ConvertedRows:
     """The contents of another source, each brought into another form: byte order, axes, a part of it."""
 
-    def __init__(self, source: SampleSource, convert: Callable[[NDArray[Any]], NDArray[Any]]) -> None:
+    def __init__(self, source: SampleSource, convert: Callable[[Any], NDArray[Any]]) -> None:
         self._source = source
         self._convert = convert
 
@@ -75,10 +75,9 @@ class ConvertedRows:
         """Return the stamp of the other source."""
         return self._source.stamp(index)
 
-    def read(self, index: int) -> Content:
+    def read(self, index: int) -> NDArray[Any]:
         """Return the content, converted."""
-        content = self._source.read(index)
-        return content if isinstance(content, bytes) else self._convert(content)
+        return self._convert(self._source.read(index))
 
 
 class JoinedSources:
