@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from colabstage.load.epoch import RowOrder, Shard, digest_of, random_fractions, spread_order
+from colabstage.load.epoch import RowOrder, Shard, digest_of, random_fractions, spread_order, stable_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,13 +265,20 @@ class UnitOrder:
         turns[visited_units(count, self.seed, epoch)] = np.arange(count)
         begins, widths = unit_windows(count, self.window_units, self.first_units)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
-        # By unit, and shuffled within it. Sorting these by their moments is cheap, for they come in long runs.
-        rows = np.argsort(turn + random_fractions(len(units), self.seed, epoch, 4), kind="stable")
+        # By unit, and shuffled within it.
+        moments = random_fractions(len(units), self.seed, epoch, 4)
+        moments += turn
+        rows = stable_order(moments)
         turn = turn[rows]
         counts = np.bincount(turn, minlength=count)
         part = np.arange(len(rows)) - (np.cumsum(counts) - counts)[turn]
-        within = (part + random_fractions(len(rows), self.seed, epoch, 5)) / counts[turn]
-        order = rows[np.argsort(begins[turn] + widths[turn] * within, kind="stable")]
+        # In place: memory of millions of rows that is new takes as long as filling it.
+        moments = random_fractions(len(rows), self.seed, epoch, 5)
+        moments += part
+        moments /= counts[turn]
+        moments *= widths[turn]
+        moments += begins[turn]
+        order = rows[stable_order(moments)]
         return shard.every(order if self.subset is None else self.subset[order])
 
     def identity(self) -> dict[str, int]:

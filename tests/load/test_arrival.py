@@ -128,6 +128,12 @@ def test_a_unit_order_is_a_function_of_seed_and_epoch_with_windows_that_grow_and
     assert places == sorted(places)
 
 
+def test_the_order_of_units_is_the_same_everywhere() -> None:
+    """The order of a given seed is pinned, since a run may be resumed with another version."""
+    order = UnitOrder(np.repeat(np.arange(6), 3), 3, seed=7, first_units=2)
+    assert order.rows(1, Shard()).tolist() == [15, 8, 6, 17, 3, 7, 16, 5, 9, 10, 14, 4, 13, 2, 0, 11, 12, 1]
+
+
 def test_the_first_batch_of_a_source_is_of_several_units_however_few_there_are() -> None:
     units = np.repeat(np.arange(40), 8)
     first = units[of_source(units, 16, seed=1).rows(0, Shard())[:32]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colabstage.load.epoch import epoch_order
+from colabstage.load.epoch import epoch_order, stable_order
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
@@ -36,6 +36,15 @@ def test_seed_and_epoch_each_matter() -> None:
 def test_order_is_the_same_everywhere() -> None:
     """The order of a given seed is pinned, since a run may be resumed with another version of numpy."""
     assert epoch_order(10, shuffle=True, seed=7, epoch=2).tolist() == [8, 6, 4, 0, 5, 7, 1, 3, 9, 2]
+
+
+@pytest.mark.parametrize("values", [2, 100, 10**15])
+def test_equal_numbers_stay_in_their_order(values: int) -> None:
+    """Whether many are equal, some, or none; sorting that keeps no order among equals mixes up more than 16 of them."""
+    keys = np.random.default_rng(0).integers(0, values, 5_000).astype(np.float64)
+    expected = sorted(range(5_000), key=lambda place: keys[place])
+    assert stable_order(keys).tolist() == expected
+    assert stable_order(keys[:0]).tolist() == []
 
 
 def test_each_row_is_anywhere_in_an_epoch_equally_often() -> None:
