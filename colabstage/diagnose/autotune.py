@@ -18,7 +18,7 @@ from colabstage.diagnose.facts import batch_size_of
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.page import notes, page, table
 from colabstage.machine.resources import read_resources
 
@@ -176,9 +176,7 @@ def autotune_loader(
     Raises:
         OptionError: the dataset has no length, or none of the ways can load it; the message has the first reason.
     """
-    if not budget_s > 0:
-        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
-        raise OptionError(msg)
+    check_argument("budget_s", budget_s, "above zero")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = f"autotune_loader needs a dataset with a length and samples by number, got {type(dataset).__name__}."
         raise OptionError(msg)

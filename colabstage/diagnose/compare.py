@@ -21,11 +21,10 @@ from colabstage.errors import (
     CancelledError,
     DecodeError,
     LayoutError,
-    OptionError,
     SourceReadError,
 )
 from colabstage.images.decode import decode_image
-from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS, notes, page
@@ -280,9 +279,7 @@ def compare_sources(
     """
     numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "budget_s": budget_s}
     for name, value in numbers.items():
-        if not value > 0:
-            msg = f"{name}={value!r} cannot work; expected more than 0."
-            raise OptionError(msg)
+        check_argument(name, value, "above zero")
     options = PackOptions(**arguments)
     place = Path(path).expanduser()
     # Before anything is listed, because a mount that hangs keeps whoever lists it.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
-from colabstage.io.arguments import NOTHING_DONE, stops_with
+from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with
 from colabstage.io.page import COLOURS, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 from colabstage.sources.share_download import gdown_problem
@@ -486,14 +486,11 @@ def doctor(
     []
     """
     # Before anything is asked, which takes up to the deadline.
-    for name, value, fine in (
-        ("timeout_s", timeout_s, timeout_s > 0),
-        ("batch_size", batch_size, batch_size > 0),
-        ("num_workers", num_workers, num_workers is None or num_workers >= 0),
-    ):
-        if not fine:
-            msg = f"{name}={value!r} cannot work; expected {'0 or more' if name == 'num_workers' else 'more than 0'}."
-            raise OptionError(msg)
+    check_argument("timeout_s", timeout_s, "above zero")
+    check_argument("batch_size", batch_size, "above zero")
+    if num_workers is not None and num_workers < 0:
+        msg = f"num_workers={num_workers!r} cannot work; expected 0 or more."
+        raise OptionError(msg)
     return judge_machine(inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
 
 

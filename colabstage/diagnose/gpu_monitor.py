@@ -18,7 +18,8 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from colabstage.errors import NotSupportedHereError, OptionError
+from colabstage.errors import NotSupportedHereError
+from colabstage.io.arguments import check_argument
 from colabstage.io.page import COLOURS, in_notebook, new_figure, page
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.gpu import gpu_problem, open_gpus
@@ -283,10 +284,8 @@ class GpuMonitor:
         Raises:
             OptionError: `interval_s` or `timeout_s` is not above 0.
         """
-        for name, value in (("interval_s", interval_s), ("timeout_s", timeout_s)):
-            if not value > 0:
-                msg = f"GpuMonitor({name}={value!r}) cannot work; expected more than 0 seconds."
-                raise OptionError(msg)
+        check_argument("interval_s", interval_s, "above zero")
+        check_argument("timeout_s", timeout_s, "above zero")
         self._interval_s = interval_s
         self._live = in_notebook() if live == "auto" else live
         self._timeout_s = timeout_s

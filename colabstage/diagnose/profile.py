@@ -15,7 +15,6 @@ from colabstage.diagnose.facts import STAGES
 from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
 from colabstage.diagnose.measure import measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
-from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.page import facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
@@ -264,9 +263,7 @@ def profile_loader(
     """
     if step is not None:
         check_argument("step", step, "function", remedy="This cannot be called with a batch.")
-    if not budget_s > 0:
-        msg = f"budget_s={budget_s!r} cannot work; expected a number above 0."
-        raise OptionError(msg)
+    check_argument("budget_s", budget_s, "above zero")
     with ExitStack() as stack:
         # Entered first and left last, because examining the loader may already draw random numbers.
         stack.enter_context(preserve_randomness())

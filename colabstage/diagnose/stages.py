@@ -176,15 +176,13 @@ class StageTime:
 
 
 class StackSampler:
-    """Samples while it is entered. `times` has what it saw; `own_cpu_s` what it cost."""
+    """Samples while it is entered; `times` has what it saw."""
 
     def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
         """Begin with functions whose stage the loader tells, and the thread that takes batches, where its stack
         tells stages."""
         self.times: dict[StageName, StageTime] = {}
-        self.own_cpu_s = 0.0
         self._names = StageNames(known)
-        self._consumer = consumer
         # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
         # a notebook's for example, count only where their stack names a stage. `threading` does not know all of them.
         self._before = set(sys._current_frames()) - {consumer}
@@ -207,7 +205,6 @@ class StackSampler:
         sys.setswitchinterval(self._switch_s)
 
     def _run(self) -> None:
-        began = time.thread_time()
         own = _Clock(threading.get_native_id())
         last = time.perf_counter()
         try:
@@ -221,7 +218,6 @@ class StackSampler:
         finally:
             for clock in (own, *self._clocks.values()):
                 clock.close()
-        self.own_cpu_s = time.thread_time() - began
 
     def _look(self, passed_s: float, *, held: bool) -> None:
         own = threading.get_ident()

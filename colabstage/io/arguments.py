@@ -21,6 +21,7 @@ import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from importlib import import_module
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     Speller = type[Any] | Callable[..., Any]
 
 # What an argument may have to be.
-Kind = Literal["function", "number", "path", "switch", "text"]
+Kind = Literal["above zero", "function", "number", "path", "switch", "text"]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Options = TypeVar("_Options")
 
 # What may be given as one, and what it is called in a message.
 _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
+    "above zero": (lambda given: isinstance(given, Real) and float(given) > 0, "more than 0"),
     "function": (callable, "a function"),
     # True is a whole number to Python, and to nobody else.
     "number": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),

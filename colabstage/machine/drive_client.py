@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from colabstage.io.progress import Cancellation, Clock
+    from colabstage.io.progress import Cancellation
 
 _ID, _MD5, _UNCOMMITTED = "user.drive.id", "user.drive.md5", "user.drive.uncommitted"
 _MD5_FORM = re.compile(r"[0-9a-f]{32}")
@@ -94,24 +94,21 @@ class ClientFacts:
 def ask_client(path: str | os.PathLike[str]) -> ClientFacts:
     """Ask Drive's client about one file. This waits for a client that hangs, so call it in a thread."""
     file_id, _ = _ask(path, _ID)
-    uncommitted, md5, why = _ask_md5(path)
+    uncommitted, md5, why, _ = _look_at_upload(path)
     return ClientFacts(file_id, md5, uncommitted, why)
 
 
-def ask_md5s(
-    paths: Sequence[str], *, workers: int = 16, heard: Callable[[], object] = lambda: None
-) -> tuple[list[str], str]:
+def ask_md5s(paths: Sequence[str], *, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str]:
     """Ask Drive's client for the MD5 of many files at once.
 
     Args:
         paths: files on a mounted Drive.
-        workers: how many are asked at once.
         heard: called, in any thread, whenever the client has answered for a file.
 
     Returns:
         The same as `Md5Questions.answers`.
     """
-    with Md5Questions(workers=workers, heard=heard) as questions:
+    with Md5Questions(heard=heard) as questions:
         questions.ask(paths)
         return questions.answers(paths)
 
@@ -158,7 +155,7 @@ class Md5Questions(Closing):
                 self._start()
                 self._wait()
             return
-        _, md5, why = _ask_md5(path)
+        _, md5, why, _ = _look_at_upload(path)
         self._heard()
         with self._moved:
             self._store({path: md5} if md5 else {}, why)
@@ -213,7 +210,7 @@ class Md5Questions(Closing):
         while some := self._next(told, why):
             told = {}
             for path in some:
-                _, md5, why = _ask_md5(path)
+                _, md5, why, _ = _look_at_upload(path)
                 self._heard()
                 if not md5:
                     break
@@ -238,16 +235,13 @@ class Md5Questions(Closing):
         self._moved.notify_all()
 
 
-def wait_uploaded(
-    files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation, clock: Clock = SYSTEM_CLOCK
-) -> str:
+def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: Cancellation) -> str:
     """Wait until files on a mounted Drive are in the cloud as they were written.
 
     Args:
         files: the MD5 of what was written, by path.
         timeout_s: seconds for all of them together.
         cancellation: checked between two questions.
-        clock: replaced in tests.
 
     Returns:
         "" when all of them are; otherwise why the client cannot say, in words.
@@ -257,13 +251,13 @@ def wait_uploaded(
         DriveError: they are not, after `timeout_s` seconds.
         CancelledError: the work was cancelled.
     """
-    began = clock.now()
+    began = SYSTEM_CLOCK.now()
     for path, md5 in files.items():
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
             waits, found, why, number = _look_at_upload(path)
-            now = clock.now()
+            now = SYSTEM_CLOCK.now()
             if found == md5:
                 break
             # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
@@ -275,7 +269,7 @@ def wait_uploaded(
                 require_answer(path)
             if now - began > timeout_s:
                 raise DriveError(_not_arrived(path, found, why, timeout_s))
-            clock.sleep(pause_s)
+            SYSTEM_CLOCK.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
     return ""
 
@@ -290,13 +284,8 @@ def _not_arrived(path: Path, found: str, why: str, timeout_s: float) -> str:
     )
 
 
-def _ask_md5(path: str | os.PathLike[str]) -> tuple[bool | None, str, str]:
-    """Return whether a file is waiting to be uploaded, its MD5 or "", and why there is none."""
-    return _look_at_upload(path)[:3]
-
-
 def _look_at_upload(path: str | os.PathLike[str]) -> tuple[bool | None, str, str, int]:
-    """Return what `_ask_md5` returns, and the number of the error."""
+    """Return whether a file waits to be uploaded, its MD5 or "", why there is none, and the number of the error."""
     # In this order: a file that is uploaded between the two questions would otherwise get the MD5 of its predecessor.
     waits, number = _ask(path, _UNCOMMITTED)
     if waits not in ("0", "1"):

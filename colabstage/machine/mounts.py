@@ -274,7 +274,7 @@ def ask_children(
     return [(child.returncode, *answer) for child, answer in zip(children, said, strict=True)]
 
 
-def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UNMOUNT_S) -> None:
+def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
     """Detach a mount even while it is in use; do nothing where nothing is mounted.
 
     Only for a mount whose client is dead, or one's own: files that other processes have open there fail from now on.
@@ -285,7 +285,7 @@ def unmount_lazily(mountpoint: str | os.PathLike[str], *, timeout_s: float = _UN
         commands.insert(0, ["umount", "-l", place])
     command = next((command for command in commands if shutil.which(command[0])), None)
     if command is not None:
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False, cwd="/")
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
 
 
 def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveDisconnectedError | None:

@@ -224,7 +224,6 @@ def run_with_one_remount(
     *,
     place: str | os.PathLike[str],
     touches: Sequence[str | os.PathLike[str]] = (),
-    mount_timeout_s: float = 120.0,
     notice: Callable[[str], object] | None = None,
 ) -> T:
     """Call `work()`; when the Drive of `place` dies meanwhile, mount it again and call `work()` once more.
@@ -233,7 +232,6 @@ def run_with_one_remount(
         work: keeps what it has finished, or starts over; has nothing open on Drive after it has failed.
         place: any path on the Drive that `work` depends on; for a path elsewhere, `work` is called once.
         touches: other paths that it uses, which may be on a mount. A mount that begins to hang is an error.
-        mount_timeout_s: seconds to wait for the user's permission, and again for Drive's first listing.
         notice: called with a sentence when Drive was mounted again.
 
     Raises:
@@ -269,7 +267,7 @@ def run_with_one_remount(
             # In the message and not as a note of the exception, because notebooks do not show notes.
             msg = f"{death} {obstacle}"
             raise DriveDisconnectedError(msg) from error
-        mount_drive(root, readonly=readonly, timeout_s=mount_timeout_s)
+        mount_drive(root, readonly=readonly)
         if notice is not None:
             notice(f"The Drive client died ({error}) and was mounted again; finished work was kept.")
     return _with_quota_told(watched, place)

@@ -108,7 +108,7 @@ def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[s
     in_test = set(order[: round(len(labels) * _TEST_FRACTION)].tolist())
     for number, (picture, label) in enumerate(zip(shades, labels, strict=True)):
         split = "test" if number in in_test else "train"
-        yield f"digits/{split}/{label}/{number:04}.jpg", _as_jpeg(picture, side)
+        yield f"digits/{split}/{label}/{number:04}.jpg", _file(_enlarge(picture, side), "jpeg", quality=90)
 
 
 def zip_digits(path: Path, *, images: int | None = None, seed: int = 0, side: int = 32) -> None:
@@ -116,14 +116,6 @@ def zip_digits(path: Path, *, images: int | None = None, seed: int = 0, side: in
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in digit_files(images=images, seed=seed, side=side):
             archive.writestr(name, data)
-
-
-def _as_jpeg(picture: NDArray[np.uint8], side: int) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC).save(buffer, "jpeg", quality=90)
-    return buffer.getvalue()
 
 
 HEIGHT, WIDTH = 96, 128
@@ -231,11 +223,12 @@ def zip_boxes(path: Path, *, images: int = 120, seed: int = 0) -> None:
             archive.writestr(f"training/label_2/{number:06}.txt", "".join(lines))
 
 
-def _file(picture: NDArray[np.uint8], form: str) -> bytes:
+def _file(picture: NDArray[np.uint8], form: str, *, quality: int = 75) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, form)
+    # What a PNG does not look at.
+    Image.fromarray(picture).save(buffer, form, quality=quality)
     return buffer.getvalue()
 
 

@@ -98,11 +98,6 @@ class CacheState:
     """What this process may use, page cache included."""
 
     @property
-    def warm(self) -> bool:
-        """Tell whether random rows mostly come out of memory."""
-        return is_warm(self.resident_part)
-
-    @property
     def fits(self) -> bool:
         """Tell whether memory can hold all of it."""
         return self.nbytes <= spare_memory(self.free_memory_bytes)
@@ -175,7 +170,7 @@ def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
     # the first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and
     # more at about the same.
     # Nothing to gain from another way.
-    if cache.warm:
+    if is_warm(cache.resident_part):
         return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")
     if cache.fits:
         first = "read through once, front to back, before the first batch of a loader"

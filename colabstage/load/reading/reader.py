@@ -184,12 +184,7 @@ class SplitReader:
             )
         return found
 
-    @property
-    def can_crop(self) -> bool:
-        """Tell whether `read_crops` can read these inputs."""
-        return self.whole_reason is None
-
-    def image_sizes(self, indices: Indices, *, pool: ThreadPool = SOLO) -> NDArray[np.int64]:
+    def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
         """Read the height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`,
         from their headers.
 
@@ -198,8 +193,8 @@ class SplitReader:
             TypeError: these inputs are no image files.
         """
         rows = resolve_rows(indices, len(self))
-        with self._held(rows, pool):
-            return self._image_sizes(rows, pool)
+        with self._held(rows, SOLO):
+            return self._image_sizes(rows, SOLO)
 
     def _image_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
         sizes = np.empty((len(rows), 2), np.int64)
@@ -228,9 +223,9 @@ class SplitReader:
 
         Raises:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
-            TypeError: these inputs cannot be cropped when they are read (`can_crop`).
+            TypeError: these inputs cannot be cropped when they are read (`whole_reason`).
         """
-        if not self.can_crop:
+        if self.whole_reason is not None:
             msg = f"The inputs of '{self.path}' are not made of image files of their own sizes: {self.whole_reason}."
             raise TypeError(msg)
         rows = resolve_rows(indices, len(self))
