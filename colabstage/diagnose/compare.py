@@ -27,7 +27,7 @@ from colabstage.images.decode import decode_image
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_empty, sweep_orphans
-from colabstage.io.page import COLOURS, notes, page
+from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
 from colabstage.io.retry import read_with_retry
@@ -206,10 +206,8 @@ class SourceComparison:
         Raises:
             MissingDependencyError: matplotlib is not installed.
         """
-        from colabstage.io.page import new_figure
-
         figure = new_figure(9.5, 2.9)
-        figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold")
+        figure.suptitle(self._headline(), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
         titles = [rate.title for rate in self.rates]
         colours = [COLOURS["accent" if rate.way == "pack" else "muted"] for rate in self.rates]
         speeds = [rate.per_second for rate in self.rates]
@@ -219,15 +217,7 @@ class SourceComparison:
             ("an epoch takes", epochs, [format_duration(value) for value in epochs]),
         ]
         for axis, (heading, values, labels) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-            axis.bar_label(axis.barh(titles, values, color=colours, height=0.6), labels, padding=4, fontsize=9)
-            axis.set_title(heading, loc="left", fontsize=10)
-            # Room for the figures behind the bars.
-            axis.set_xlim(0, max(values) * 1.3)
-            axis.set_xticks([])
-            axis.spines[["top", "right", "bottom"]].set_visible(False)
-            axis.tick_params(axis="y", length=0)
-        # The slowest, which comes first, on top.
-        figure.axes[0].invert_yaxis()
+            draw_panel(axis, heading, titles, values, labels=labels, colours=colours)
         return figure
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.arguments import check_argument
-from colabstage.io.page import COLOURS, in_notebook, new_figure, page
+from colabstage.io.page import COLOURS, in_notebook, new_figure, page, plain_axes
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.gpu import gpu_problem, open_gpus
 
@@ -402,8 +402,7 @@ class GpuMonitor:
             axis.set_ylabel(label)
             # From zero, or a little noise would fill the picture.
             axis.set_ylim(bottom=0)
-            axis.grid(alpha=0.25)
-            axis.spines[["top", "right"]].set_visible(False)
+            plain_axes(axis)
         axes[0].set_ylim(0, 105)  # a line at 100 % would otherwise be cut in half
         if axes[0].lines:
             axes[0].legend(frameon=False, ncols=3, fontsize=9, loc="lower left", bbox_to_anchor=(-0.01, 1.0))

@@ -16,11 +16,11 @@ from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profi
 from colabstage.diagnose.measure import measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.page import facts_table, heading, new_figure, notes, page
+from colabstage.io.page import INK, draw_panel, facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -38,24 +38,9 @@ COLOURS = {
     "step": "#2e8b57",
 }
 _WAIT = "#c3cad1"
-_INK = "#1f2933"
 _SHOWN = 12
 # Characters of the heading that fill 9 inches.
 _LINE = 90
-
-
-def _draw_stages(axis: Axes, stage_seconds: Mapping[str, float]) -> None:
-    names = list(stage_seconds)
-    milliseconds = [1000 * seconds for seconds in stage_seconds.values()]
-    bars = axis.barh(names, milliseconds, color=[COLOURS[name] for name in names], height=0.66)
-    axis.bar_label(bars, [f"{value:,.2f} ms" for value in milliseconds], padding=4, fontsize=9, color=_INK)
-    axis.invert_yaxis()
-    # Space for the number after the longest bar.
-    axis.set_xlim(0, 1.18 * max([*milliseconds, 1e-6]))
-    axis.set_title("each stage alone, for one batch", loc="left", fontsize=9.5, color=_INK)
-    axis.set_xticks([])
-    axis.spines[["top", "right", "bottom"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
 
 
 def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
@@ -67,7 +52,7 @@ def _draw_timeline(axis: Axes, spans: tuple[Span, ...]) -> None:
     axis.set_yticks([0, 0.95], ["step", "wait"])
     axis.set_ylim(1.5, -0.55)
     axis.set_xlim(0, 1000 * (spans[-1].done_s - start))
-    axis.set_title(f"{format_count(len(spans), 'batches')} of the run together", loc="left", fontsize=9.5, color=_INK)
+    axis.set_title(f"{format_count(len(spans), 'batches')} of the run together", loc="left", fontsize=9.5, color=INK)
     axis.set_xlabel("milliseconds")
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.tick_params(axis="y", length=0)
@@ -185,13 +170,17 @@ class LoaderProfile:
         spans = self.spans[first : first + _SHOWN]
         figure = new_figure(9.0, 4.6 if spans else 3.0)
         heading_lines = "\n".join(textwrap.wrap(self.verdict.sentence, _LINE))
-        figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=_INK)
+        figure.suptitle(heading_lines, x=0.01, ha="left", fontsize=10.5, weight="bold", color=INK)
         if spans:
             above, below = figure.subplots(2, 1, height_ratios=[max(2, len(self.stage_seconds)), 1.6])
             _draw_timeline(below, spans)
         else:
             above = figure.subplots()
-        _draw_stages(above, self.stage_seconds)
+        stages = self.stage_seconds
+        milliseconds = [1000 * seconds for seconds in stages.values()]
+        said, colours = [f"{value:,.2f} ms" for value in milliseconds], [COLOURS[name] for name in stages]
+        heading = "each stage alone, for one batch"
+        draw_panel(above, heading, list(stages), milliseconds, labels=said, colours=colours)
         return figure
 
     def __str__(self) -> str:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from colabstage.io.progress import Cancellation
@@ -78,6 +79,9 @@ overflow-wrap:break-word;max-width:none}
 </style>"""
 )
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>")
+# Of plots.
+INK = "#1f2933"
+MUTED = "#66727f"
 # The ink of our plots, and matplotlib's own; the paper that they are drawn on.
 _INK = re.compile(r"#1f2933|#000000")
 _PAPER = re.compile(r"fill: #ffffff")
@@ -159,6 +163,41 @@ def new_figure(width: float, height: float) -> Figure:
         msg = "Drawing needs matplotlib. Install it with: pip install matplotlib"
         raise MissingDependencyError(msg) from error
     return shown(figsize=(width, height), dpi=120, layout="constrained", facecolor="white")
+
+
+def draw_panel(
+    axis: Axes,
+    heading: str,
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    labels: Sequence[str],
+    colours: str | Sequence[str],
+) -> None:
+    """Draw a bar for each name, the first on top, with a label behind it and nothing else; panels that share their
+    axis have the names at the first."""
+    places = range(len(names))
+    axis.bar_label(axis.barh(places, values, color=colours, height=0.66), labels, padding=4, color=INK, fontsize=9)
+    axis.set_yticks(places, names)
+    axis.set_title(heading, loc="left", color=INK, fontsize=10.5)
+    # Room for the labels behind the bars.
+    axis.set_xlim(0, max(*values, 1e-9) * 1.42)
+    axis.set_xticks([])
+    axis.spines[["top", "right", "bottom"]].set_visible(False)
+    axis.spines["left"].set_color(MUTED)
+    axis.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
+    axis.label_outer()
+    if not axis.yaxis_inverted():
+        axis.invert_yaxis()
+
+
+def plain_axes(axis: Axes) -> None:
+    """Draw axes at the left and below, with a faint grid."""
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(MUTED)
+    axis.tick_params(colors=INK, labelsize=9)
 
 
 # Made when the first picture is drawn, because importing matplotlib takes longer than everything else here.

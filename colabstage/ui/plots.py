@@ -11,13 +11,14 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
-from colabstage.io.page import new_figure
+from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
 from colabstage.stage.report import StageReport
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress, ProgressStep
     from colabstage.ui.samples import Samples
 
-INK = "#1f2933"
-MUTED = "#66727f"
 # Told apart by people who see red and green alike, and in grey as well.
 SLOW = "#c8553d"
 FAST = "#2a7f9e"
@@ -53,7 +52,7 @@ _MARK_S = 0.1
 _MOST_POINTS = 300
 
 
-def add_title(figure: Figure, title: str, note: str) -> None:
+def add_title(figure: Figure, title: str, note: str = "") -> None:
     """Write a headline at the left, and a muted line below it; neither where it is empty."""
     if title or note:
         # Room for the note, which is a text of its own because a title has one colour.
@@ -62,24 +61,6 @@ def add_title(figure: Figure, title: str, note: str) -> None:
     if note:
         height = float(figure.get_size_inches()[1])
         figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
-
-
-def plain_bars(axis: Axes) -> None:
-    """Leave nothing but the line that bars begin at."""
-    axis.set_xticks([])
-    axis.spines[:].set_visible(False)
-    axis.spines["left"].set_visible(True)
-    axis.spines["left"].set_color(MUTED)
-    axis.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
-
-
-def plain_axes(axis: Axes) -> None:
-    """Draw axes at the left and below, with a faint grid."""
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color(MUTED)
-    axis.tick_params(colors=INK, labelsize=9)
 
 
 def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
@@ -113,20 +94,11 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     shown, left = _choose_classes(counts)
     figure = new_figure(min(11.0, 4.0 + 3.2 * len(labels)), 1.3 + 0.27 * max(3, len(shown)))
     add_title(figure, title, f"{left:,} classes of middling frequency are left out." if left else "")
-    for number, (axis, split) in enumerate(
-        zip(figure.subplots(1, len(labels), sharey=True, squeeze=False)[0], labels, strict=True)
-    ):
+    axes = figure.subplots(1, len(labels), sharey=True, squeeze=False)[0]
+    for axis, split, colour in zip(axes, labels, cycle(SERIES), strict=False):
         values = [counts[name].get(split, 0) for name in shown]
-        bars = axis.barh(range(len(shown)), values, color=SERIES[number % len(SERIES)], height=0.7)
-        axis.bar_label(bars, [f"{value:,}" for value in values], padding=4, color=INK, fontsize=9)
-        axis.set_title(f"{split} ({source.rows[split]:,})", loc="left", color=INK, fontsize=10.5)
-        # Room for the number behind the longest bar.
-        axis.set_xlim(0, max(*values, 1) * 1.25)
-        axis.set_yticks(range(len(shown)), shown)
-        plain_bars(axis)
-        axis.tick_params(axis="y", labelleft=number == 0)
-        if number == 0:
-            axis.invert_yaxis()
+        heading = f"{split} ({source.rows[split]:,})"
+        draw_panel(axis, heading, shown, values, labels=[f"{value:,}" for value in values], colours=colour)
     return figure
 
 
@@ -277,17 +249,10 @@ def plot_epochs(
     add_title(figure, title, note)
     # What is compared with stands out from what is compared.
     colours = [SLOW, *[FAST] * (len(times) - 1)]
-    for number, (axis, (heading, seconds)) in enumerate(
-        zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True)
-    ):
-        bars = axis.barh(list(times), seconds, color=colours, height=0.62)
-        axis.bar_label(bars, [format_duration(value) for value in seconds], padding=4, color=INK, fontsize=10)
-        axis.set_title(heading, loc="left", color=INK, fontsize=10.5)
-        axis.set_xlim(0, max(*seconds, 1e-9) * 1.42)
-        plain_bars(axis)
-        axis.tick_params(axis="y", labelleft=number == 0)
-        if number == 0:
-            axis.invert_yaxis()
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, (heading, seconds) in zip(axes, panels, strict=True):
+        said = [format_duration(value) for value in seconds]
+        draw_panel(axis, heading, list(times), seconds, labels=said, colours=colours)
     return figure
 
 
@@ -403,7 +368,7 @@ def plot_throughput(work: StageReport | ThroughputRecorder, *, title: str = "") 
     figure = new_figure(9.0, 1.2 + 2.1 * len(units))
     whole = max(step.seconds[-1] for step in steps)
     usual = work.headline if isinstance(work, StageReport) else f"Throughput of {format_duration(whole)}"
-    add_title(figure, title or usual, "")
+    add_title(figure, title or usual)
     axes = figure.subplots(len(units), 1, sharex=True, squeeze=False)[:, 0]
     for axis, unit in zip(axes, units, strict=True):
         _draw_unit(axis, unit, steps)
