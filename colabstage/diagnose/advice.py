@@ -140,7 +140,8 @@ class Verdict:
 
 def judge(facts: ProfileFacts) -> Verdict:
     """Say what the pipeline is bound by."""
-    stage = heaviest(facts)
+    # The stage of the loader that takes longest.
+    stage = max(facts.stages, key=lambda cost: cost.seconds).name if facts.stages else "read"
     if facts.step_alone_s is None:
         share = facts.seconds(stage) / facts.serial_s if facts.serial_s else 1.0
         # "Transforms" is the one plural among the names.
@@ -162,11 +163,6 @@ def judge(facts: ProfileFacts) -> Verdict:
         f"where the step could take {headroom:,.0f}."
     )
     return Verdict("input-bound", stage, cause, sentence)
-
-
-def heaviest(facts: ProfileFacts) -> StageName:
-    """Return the stage of the loader that takes longest."""
-    return max(facts.stages, key=lambda cost: cost.seconds).name if facts.stages else "read"
 
 
 def _threads_wait(facts: ProfileFacts) -> Cause | None:

@@ -342,12 +342,6 @@ def current_folder() -> Path | None:
         return None
 
 
-def is_inside(root: Path) -> bool:
-    """Return whether the current folder is below `root`."""
-    folder = current_folder()
-    return folder is not None and folder.is_relative_to(root)
-
-
 @contextlib.contextmanager
 def outside(root: Path) -> Iterator[None]:
     """Leave `root` during the block if the current folder is below it, and go back when the block succeeds."""
@@ -374,8 +368,9 @@ def check_unused(root: Path) -> None:
     Raises:
         DriveError: the current folder, an open file or a mapping is below `root`; the message names them.
     """
-    if is_inside(root):
-        msg = f"The current folder is on Drive ({current_folder()}). Leave it first: os.chdir('/content')."
+    folder = current_folder()
+    if folder is not None and folder.is_relative_to(root):
+        msg = f"The current folder is on Drive ({folder}). Leave it first: os.chdir('/content')."
         raise DriveError(msg)
     # Before open files: a mapped file may be open too, and the mapping is what ends the process.
     mapped = _mapped_below(root)

@@ -64,9 +64,6 @@ class _Facts:
         # Empty ones count as set, like Colab's `COLAB_GPU` on a machine without a GPU.
         return any(name in self.environ for name in names)
 
-    def all_set(self, *names: str) -> bool:
-        return all(name in self.environ for name in names)
-
     def exists(self, path: str) -> bool:
         return self.path_exists(str(self.system(path)))
 
@@ -196,7 +193,7 @@ _TABLE: tuple[_PlatformRow, ...] = (
         "lightning",
         "Lightning Studio",
         lambda facts: (
-            facts.all_set("LIGHTNING_CLOUD_PROJECT_ID", "LIGHTNING_CLUSTER_ID")
+            (facts.any_set("LIGHTNING_CLOUD_PROJECT_ID") and facts.any_set("LIGHTNING_CLUSTER_ID"))
             or facts.any_set("LIGHTNING_CLOUDSPACE_HOST")
         ),
         lambda facts: facts.system("/cache") if facts.exists("/cache") else facts.temp,

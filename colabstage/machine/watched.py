@@ -71,7 +71,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
         except KeyboardInterrupt:
             # The interrupt reaches this thread only; the work is in the other one.
             errand.interrupt(KeyboardInterrupt)
-            errand.ended_within(_CLEAR_UP_S)
+            wait((errand.future,), _CLEAR_UP_S)
             raise
         finally:
             # A question that is still open no longer matters, and may take long.
@@ -144,10 +144,6 @@ class _Errand(Generic[T]):
         while not self.future.done() and (left := deadline - SYSTEM_CLOCK.now()) > 0:
             self.attend(left)
         return self.future.done()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait for the end without serving requests; return whether it came."""
-        return bool(wait((self.future,), seconds).done)
 
     def wake_caller(self, _: Future[Any]) -> None:
         """Wake the caller's thread, because something has ended."""

@@ -272,9 +272,7 @@ class FuseDrive:
             return self._handles[fi.fh].entry().attributes()
         path = canonical(path or "/")
         self._enter("stat", path)
-        return self._attributes_of(path, self._find(path))
-
-    def _attributes_of(self, path: str, entry: Entry) -> dict[str, Any]:
+        entry = self._find(path)
         return {**entry.attributes(), "st_mode": self._mode_of(path, entry)}
 
     def _mode_of(self, path: str, entry: Entry) -> int:

@@ -47,16 +47,12 @@ def help_of(command: Callable[..., None]) -> str:
     They are indented inside the markup, because typer takes away what is before it.
     """
     # One text is docstring and help, so the two cannot differ.
-    text, _, _ = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
+    text, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
     paragraphs = [_escape_markup(" ".join(paragraph.split())) for paragraph in text.strip().split("\n\n")]
-    shown = "\n".join(f"[green]  {_escape_markup(line)}[/green]" for line in examples_of(command))
+    shown = "\n".join(
+        f"[green]  {_escape_markup(line)}[/green]" for line in map(str.strip, examples.splitlines()) if line
+    )
     return "\n\n".join([*paragraphs, f"[not dim][bold]Examples[/bold]\n{shown}[/not dim]"])
-
-
-def examples_of(command: Callable[..., None]) -> list[str]:
-    """Return the example lines of a command's docstring."""
-    _, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
-    return [line.strip() for line in examples.splitlines() if line.strip()]
 
 
 def _escape_markup(text: str) -> str:

@@ -136,22 +136,17 @@ def show(*found: object) -> None:
 
     What it advises is said in the words of the command line. A terminal shows the first line and the marks in colour.
     """
-    colours = shows_colours()
+    # https://no-color.org
+    colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
     for one in found:
         text = in_shell_words(printable(str(one)))
-        print(_coloured(text) if colours else text)
-
-
-def shows_colours() -> bool:
-    """Tell whether standard output is a terminal that shows colours, and its user has not asked for none."""
-    # https://no-color.org
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
-
-
-def _coloured(text: str) -> str:
-    first, *rest = text.split("\n")
-    lines = [f"\x1b[1m{first}\x1b[0m", *rest]
-    return "\n".join(_MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in lines)
+        if colours:
+            first, *rest = text.split("\n")
+            lines = [f"\x1b[1m{first}\x1b[0m", *rest]
+            text = "\n".join(
+                _MARK.sub(lambda mark: f"\x1b[{_COLOURS[mark[0]]}m{mark[0]}\x1b[0m", line) for line in lines
+            )
+        print(text)
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -447,7 +447,13 @@ class DatasetBrowser:
     def _make_large(self, widgets: Any) -> None:
         self._large = widgets.HTML()
         buttons = [
-            _button(widgets, "Back to the page", "Show the page that this sample is on", self._press_back, wide=True),
+            _button(
+                widgets,
+                "Back to the page",
+                "Show the page that this sample is on",
+                lambda: self._turn(self.state.page),
+                wide=True,
+            ),
             _button(widgets, "‹", "Sample before", lambda: self._step(-1)),
             _button(widgets, "›", "Next sample", lambda: self._step(1)),
         ]
@@ -512,9 +518,6 @@ class DatasetBrowser:
     def _press_picture(self, number: int) -> None:
         self.state.enlarge(self.state.page * self.state.page_size + number)
         self.show()
-
-    def _press_back(self) -> None:
-        self._turn(self.state.page)
 
     def _step(self, by: int) -> None:
         self.state.enlarge((self.state.place or 0) + by)
