@@ -193,5 +193,5 @@ def _is_whole(place: Path, truth: Path) -> bool:
     manifest = read_manifest(place)
     if manifest is None:
         return False
-    check_whole(place, manifest, threads=1)
+    check_whole(place, manifest)
     return True

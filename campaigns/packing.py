@@ -185,7 +185,7 @@ def look_at_pack(out: Path, truth: Path, older: Path | None) -> State:
     manifest = read_manifest(out)
     if manifest is None:
         return "nothing"
-    check_whole(out, manifest, threads=2)
+    check_whole(out, manifest)
     return state
 
 
@@ -202,4 +202,4 @@ def check_pack(out: Path, truth: Path) -> None:
     if not same_bytes(out, truth):
         msg = f"'{out}' is not the pack that an undisturbed run makes."
         raise WrongError(msg)
-    check_whole(out, manifest, threads=2)
+    check_whole(out, manifest)

@@ -88,7 +88,7 @@ class Publishing:
                 msg = f"publish: '{place.name}' is no version after a kill ({place.stat().st_size:,} bytes)."
                 raise WrongError(msg)
             if manifest is not None and place.stat().st_size == manifest.size:
-                check_whole(place, manifest, threads=2)
+                check_whole(place, manifest)
                 found.add(state)
         if self._version and not found & {"whole", "old"}:
             msg = "publish: no whole version with its manifest was left after a kill."
@@ -110,7 +110,7 @@ class Publishing:
                 if manifest is None or not same_bytes(place, version):
                     msg = f"publish: '{place}' is not the version it should be."
                     raise WrongError(msg)
-                check_whole(place, manifest, threads=2)
+                check_whole(place, manifest)
             names = {path.name for path in root.iterdir()}
             expected = {file.name for place in wanted for file in (place, manifest_path(place))}
             if names != expected or leftovers(root):

@@ -136,7 +136,7 @@ def is_as_written(file: Path) -> bool:
         # copy may not keep times, so a later file is not yet a changed one: its hashes decide.
         if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
             return True
-        return not damaged_blocks(file, manifest, threads=usable_cores())
+        return not damaged_blocks(file, manifest)
     # Another process may have cleared it away meanwhile.
     except (FileNotFoundError, NotADirectoryError, NewerFormatError):
         return False
@@ -207,22 +207,25 @@ def parse_manifest(raw: object, label: str) -> Manifest | None:
     return manifest if manifest is not None and manifest.agrees else None
 
 
-def damaged_blocks(
-    file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None
-) -> list[int]:
+def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> list[int]:
     """Return the numbers of the blocks whose bytes differ from what was written; blocks are read in parallel."""
-    found = hash_ranges(file, manifest.ranges, threads=threads, cancellation=cancellation)
+    found = hash_ranges(file, manifest.ranges, threads=usable_cores(), cancellation=cancellation)
     return [number for number, digest in enumerate(found) if digest != manifest.hashes[number]]
 
 
-def manifest_of_bytes(file: Path, *, threads: int, cancellation: Cancellation | None = None) -> Manifest:
+def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
+    """Tell whether a file has every byte of its manifest, and no more; raises `OSError` where it cannot be read."""
+    return file.stat().st_size == manifest.size and not damaged_blocks(file, manifest, cancellation)
+
+
+def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> Manifest:
     """Hash every block of a finished file; the manifest says nothing about its contents."""
     size = file.stat().st_size
-    hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=threads, cancellation=cancellation)
+    hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=usable_cores(), cancellation=cancellation)
     return Manifest(size, BLOCK_BYTES, tuple(hashes))
 
 
-def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: Cancellation | None = None) -> None:
+def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:
     """Compare every byte of `file` with its manifest.
 
     Raises:
@@ -234,7 +237,7 @@ def check_whole(file: Path, manifest: Manifest, *, threads: int, cancellation: C
     except FileNotFoundError:
         msg = f"'{manifest_path(file).name}' is there, but not the file '{file}' that it describes."
         raise SourceNotFoundError(msg) from None
-    bad = damaged_blocks(file, manifest, threads=threads, cancellation=cancellation)
+    bad = damaged_blocks(file, manifest, cancellation)
     if size == manifest.size and not bad:
         return
     wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []

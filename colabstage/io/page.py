@@ -35,7 +35,6 @@ from colabstage.io.units import format_bytes, format_count, format_duration, for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import TracebackType
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -319,9 +318,7 @@ class BoardStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         with self._lock:
             if self._final is not None:
                 return

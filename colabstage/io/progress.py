@@ -168,7 +168,7 @@ class ProgressStep(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 
@@ -189,14 +189,15 @@ class _NullStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
 class NullProgress:
-    """Shows nothing."""
+    """Shows nothing; `cancellation` stops the work."""
+
+    def __init__(self, cancellation: Cancellation | None = None) -> None:
+        self.cancellation = cancellation or Cancellation()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         return _NullStep()
@@ -227,9 +228,7 @@ class _TqdmStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._bar.close()
 
@@ -361,10 +360,8 @@ class LateStep:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *how: Any) -> None:
         with self._lock:
             step, self._step = self._step, None
         if step is not None:
-            step.__exit__(kind, error, trace)
+            step.__exit__(*how)

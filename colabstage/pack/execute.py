@@ -19,7 +19,7 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.h5.manifest import (
-    damaged_blocks,
+    is_whole,
     manifest_of_bytes,
     read_manifest,
     write_manifest,
@@ -406,7 +406,7 @@ class _PackRun:
 
     def _publish(self, file: Path, report: PackReport) -> None:
         manifest = replace(
-            manifest_of_bytes(file, threads=usable_cores()),
+            manifest_of_bytes(file),
             key=self.key,
             identity=dict(self.identity()),
             samples=dict(report.samples),
@@ -434,9 +434,7 @@ def _take_back(out: Path, workspace: Path) -> None:
     """Continue with the file at `out` if a run put it there and died before it was done."""
     data = workspace / "data.h5"
     manifest = read_manifest(workspace / _PUBLISHED)
-    if manifest is None or data.exists() or not out.is_file() or out.stat().st_size != manifest.size:
-        return
-    if not damaged_blocks(out, manifest, threads=usable_cores()):
+    if manifest is not None and not data.exists() and out.is_file() and is_whole(out, manifest):
         link_own(out, data)  # where that cannot be, it is packed again
 
 

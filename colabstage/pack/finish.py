@@ -50,7 +50,7 @@ from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.retry import typed_write_errors
 from colabstage.layouts.table import Boxes, UnreadBoxes
-from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
 from colabstage.pack.writer import array_bytes
 
@@ -298,7 +298,7 @@ def place_joined(
         join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
     # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
     manifest = replace(
-        manifest_of_bytes(joined, threads=usable_cores()),
+        manifest_of_bytes(joined),
         key=key,
         identity=dict(identity),
         samples={name: rows for name, rows in samples.items() if rows},

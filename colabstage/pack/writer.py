@@ -29,7 +29,6 @@ from colabstage.pack.plan import image_options, mask_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -304,10 +303,8 @@ class Spool:
         self._file.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *how: Any) -> None:
+        self._file.__exit__(*how)
 
 
 class SampleFacts(Closing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import DamagedPackError, SourceReadError
 from colabstage.io.files import TargetFile, block_ranges, close_quietly, hash_block, pread_exactly
@@ -24,6 +24,15 @@ _BLOCK_TRIES = 3
 _BLOCKS_AHEAD = 3
 
 
+class Copied(NamedTuple):
+    """What copying a file came to."""
+
+    hashes: list[str]
+    """The hash of each block."""
+    kept_bytes: int
+    """How much an interrupted copy had left in place."""
+
+
 def copy_blocks(
     source: Path,
     target: Path,
@@ -35,13 +44,13 @@ def copy_blocks(
     cancellation: Cancellation,
     policy: RetryPolicy,
     stall_timeout_s: float = 180.0,
-    keep: Callable[[int], object] | None = None,
-) -> list[str]:
+    resume: bool = False,
+) -> Copied:
     """Copy a file block by block, in order, hashing each block as it passes; one is read while another is written.
 
     Args:
         source: read once, sequentially, by one reader: on the simulated Drive two take 1.15 times as long, four 1.2.
-        target: a temporary name; overwritten, unless `keep` is given.
+        target: a temporary name; overwritten, unless `resume` is given.
         size: length that `source` must have, in bytes.
         block_bytes: length of a block.
         expected: hash of each block, or `None` to take the bytes as they come. A block that comes out wrong is read
@@ -50,11 +59,8 @@ def copy_blocks(
         cancellation: looked at several times a second.
         policy: how often a failing read is tried again.
         stall_timeout_s: seconds in which at least one block has to arrive.
-        keep: continue with what an interrupted copy left in `target`: blocks of it that have the right hash stay, and
-            this is told of the bytes of each. With `expected`, such blocks are not even read from the source.
-
-    Returns:
-        The hash of each block.
+        resume: continue with what an interrupted copy left in `target`: blocks of it that have the right hash stay.
+            With `expected`, such blocks are not even read from the source.
 
     Raises:
         DamagedPackError: a block is wrong on every try; the message says where.
@@ -64,15 +70,13 @@ def copy_blocks(
         CancelledError: the caller asked to stop.
     """
     blocks = block_ranges(size, block_bytes)
-    hashes = [""] * len(blocks)
-    # Without `keep` nobody counts on what an earlier run left.
-    fresh = keep is None
+    hashes, kept_bytes = [""] * len(blocks), 0
     with (
         _open_source(source, size, policy) as reader,
-        TargetFile(target, fresh=fresh) as writer,
+        TargetFile(target, fresh=not resume) as writer,
         contextlib.ExitStack() as stack,
     ):
-        leftover = None if fresh else _open_leftover(target, size)
+        leftover = _open_leftover(target, size) if resume else None
         if leftover is not None:
             stack.callback(close_quietly, leftover)
 
@@ -87,12 +91,13 @@ def copy_blocks(
             return (None if digest == there else data), digest
 
         def use(number: int, block: tuple[bytes | None, str]) -> None:
+            nonlocal kept_bytes
             data, hashes[number] = block
             offset, length = blocks[number]
-            if data is not None:
+            if data is None:
+                kept_bytes += length
+            else:
                 writer.write(data, offset)
-            elif keep is not None:
-                keep(length)
             step.advance(length)
 
         run_pipeline(
@@ -109,7 +114,7 @@ def copy_blocks(
             ),
             cancellation=cancellation,
         )
-    return hashes
+    return Copied(hashes, kept_bytes)
 
 
 def _open_leftover(target: Path, size: int) -> int:

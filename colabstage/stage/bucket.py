@@ -27,7 +27,7 @@ from colabstage.sources.objects_fsspec import ObjectFile
 from colabstage.sources.remote import RemoteFacts, given_up
 from colabstage.sources.transfer.connections import read_directly
 from colabstage.sources.writable_store import WritableStore
-from colabstage.stage.places import READERS, CachedFile
+from colabstage.stage.places import READERS, CachedFile, CachePlace
 from colabstage.stage.publish import PublishReport, check_unchanged, manifest_to_publish
 
 if TYPE_CHECKING:
@@ -44,11 +44,10 @@ MANIFEST, UNFINISHED = ".json", ".unfinished"
 _WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
-class BucketPlace:
+class BucketPlace(CachePlace):
     """A prefix in a bucket."""
 
     copies = 1
-    """How often what is read from it takes its space on the local disk."""
 
     def __init__(self, source: ObjectSource) -> None:
         """Load what speaks to the service, which is not asked yet.
@@ -64,23 +63,18 @@ class BucketPlace:
         weakref.finalize(self, self._store.close).atexit = False
 
     def at(self, name: str) -> str:
-        """Return the address of a file."""
         return f"{self.url}/{name}"
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        """Look at files, as `CachePlace.look`."""
-        there = self._objects()
-        return self._look(names, there)
+        return self._look(names, self._objects())
 
     def shards(self, name: str) -> list[CachedFile]:
-        """Return the shards of a pack, as `CachePlace.shards`."""
         there, stem = self._objects(), Path(name).stem
         parts = {one: PartName.of(Path(one)) for one in there if one.endswith(".h5")}
         mine = [one for one, part in parts.items() if part.count and part.stem == stem]
         return [one for one in self._look(sorted(mine, key=parts.__getitem__), there) if one is not None]
 
     def files(self) -> list[CachedFile]:
-        """Return all packs and shards, as `CachePlace.files`."""
         there = self._objects()
         names = sorted(name for name in there if name.endswith(".h5"))
         return [one for one in self._look(names, there) if one is not None]
@@ -110,11 +104,9 @@ class BucketPlace:
         return PublishReport(self.at(name), None, manifest.size, seconds, uploading=False, kept_bytes=kept)
 
     def published(self, one: CachedFile) -> PublishReport[Any]:
-        """Return the report on a file that was published before."""
         return PublishReport(self.at(one.name), None, one.manifest.size, 0.0, uploading=False, kept_bytes=one.nbytes)
 
     def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
-        """Remove a file, as `CachePlace.discard`."""
         with given_up():
             there = self._objects()
             (now,) = self._look([one.name], there)
@@ -132,10 +124,9 @@ class BucketPlace:
             return True
 
     def check_room(self, nbytes: int, what: str) -> None:
-        """Return: a bucket has room."""
+        """Raise nothing: a bucket has room."""
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask; each request has a deadline."""
         with given_up():
             return question()
 

@@ -56,26 +56,29 @@ if TYPE_CHECKING:
 class CachedPack:
     """A pack in the cache whose manifest is complete and whose length is right."""
 
-    file: CachedFile
-    """The packed file in the cache; of a set of shards the first."""
+    files: tuple[CachedFile, ...]
+    """The packed file in the cache, or all shards of a set, in order."""
     manifest: Manifest
     """What it was made from, and the hash of each block; of a set what all shards are together, without hashes."""
     place: CachePlace
     """Where it is."""
-    shards: tuple[CachedFile, ...] = ()
-    """All shards of a set, in order; empty for a single file."""
 
     @classmethod
     def of_set(cls, shards: Sequence[CachedFile], place: CachePlace) -> CachedPack:
         """Return the pack that is made of all shards of a set."""
         files = _files_of(shards)
         whole = replace(shards[0].manifest, size=files.size, hashes=(), samples=files.samples, skipped=files.skipped)
-        return cls(shards[0], whole, place, tuple(shards))
+        return cls(tuple(shards), whole, place)
+
+    @property
+    def in_shards(self) -> bool:
+        """Return whether it is a set."""
+        return bool(self.manifest.shard)
 
     @property
     def label(self) -> str:
         """Return what messages call it; of a set the pattern that matches all shards."""
-        return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.file.source.label)
+        return re.sub(r"-\d{5}(-of-\d{5}\.h5)$", r"-*\1", self.files[0].source.label)
 
 
 def _files_of(shards: Sequence[CachedFile]) -> FileSet:
@@ -92,7 +95,7 @@ class Cache:
         self._request = request
         self._chosen: tuple[CachePlace | None, str] | None = None
         self.is_left = False
-        """Whether the pack in the cache must stay, so that none is published."""
+        """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
 
     @property
     def place(self) -> CachePlace | None:
@@ -103,15 +106,6 @@ class Cache:
     def why(self) -> str:
         """Return the reason for that place, or for having none, in a few words."""
         return self._choose()[1]
-
-    @property
-    def publishes(self) -> bool:
-        """Return whether a new pack goes there."""
-        return not self.is_left and self.place is not None
-
-    def leave_as_it_is(self) -> None:
-        """Publish nothing, because the pack in the cache is useful to other machines."""
-        self.is_left = True
 
     def find(self) -> CachedPack | None:
         """Return the pack of the request; `None` where there is none, or none is wanted.
@@ -187,7 +181,7 @@ def find_cached(request: StageRequest, place: CachePlace) -> CachedPack | None:
     for one in place.look([name, f"{name}{PREVIOUS_SUFFIX}"]):
         # The name has eight digits of the key, the manifest has all of them.
         if one is not None and one.manifest.key == request.key and one.is_whole:
-            return CachedPack(one, one.manifest, place)
+            return CachedPack((one,), one.manifest, place)
     return _find_set(find_shards(request, place), place)
 
 
@@ -221,13 +215,14 @@ def restore_pack(
     let_in: Callable[[PartialPack], object] | None = None,
     confirm: Callable[[], object] = lambda: None,
 ) -> tuple[int, int]:
-    """Copy a cached pack to its place on the local disk, verifying every block on the way.
+    """Copy a cached pack to its place on the local disk, verifying every block on the way; a set of shards is joined to
+    the file that a single process would have made.
 
     What an interrupted copy left there is compared with the manifest, and only missing blocks are read from the cache.
-    With `let_in` blocks come in the order in which readers need them, and it is called once rows can be waited for;
-    without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called before readers
-    are let in, while blocks come already, and before the copy takes its place. It raises what should keep both from
-    happening.
+    With `let_in` blocks of a single file come in the order in which readers need them, and it is called once rows can
+    be waited for; without, in the order of the file, by one reader, which is fastest on a mount. `confirm` is called
+    before readers are let in, while blocks come already, and before the copy takes its place. It raises what should
+    keep both from happening.
 
     Returns:
         The number of bytes, and how many of them were here already.
@@ -237,32 +232,25 @@ def restore_pack(
             nothing on the local disk has changed.
         NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
-    size = cached.manifest.size
-    target = request.pack_path
-    kept = 0
-
-    def keep(nbytes: int) -> None:
-        nonlocal kept
-        kept += nbytes
-
+    manifest, target = cached.manifest, request.pack_path
+    size = manifest.size
+    # From a bucket, too, many blocks at once come faster than one after the other.
+    by_blocks = not isinstance(cached.files[0].path, Path) or (let_in is not None and not cached.in_shards)
     make_folder(request.folder)
     try:
-        if cached.shards:
-            return _restore_set(cached, request, progress, cancellation, confirm)
         with open_workspace(
             restore_name(request),
             keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError),
             in_own_folder=True,
         ) as workspace:
-            temp, resumed = workspace.path / target.name, workspace.resumed
-            # From a bucket, too, many blocks at once come faster than one after the other.
-            by_blocks = let_in is not None or not isinstance(cached.file.path, Path)
+            local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
             # Of bytes that come in another way nothing is noted; they are hashed.
-            noted = by_blocks
+            resumed, noted = workspace.resumed, by_blocks
             if (
-                not manifest_path(target).exists()
+                not cached.in_shards
+                and not manifest_path(target).exists()
                 and not is_worked_in(request.folder, but=workspace.path)
-                and link_own(target, temp)
+                and link_own(target, local[0])
             ):
                 # A run that died had put the file in place, but not its manifest: every block is compared again. One
                 # that lives is about to put the manifest there, and its readers must not see blocks of another pack.
@@ -270,96 +258,57 @@ def restore_pack(
             if not noted:
                 remove_own(workspace.path / TABLE)
             here = min(disk_use(workspace.path), size) if resumed else 0
-            check_space(
-                request.folder, cached.place.copies * (size - here), f"The packed copy of '{request.source.name}'"
-            )
+            # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
+            needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
+            check_space(request.folder, needed, f"The packed copy of '{request.source.name}'")
             with progress.step("copy from cache", total=size, unit="B") as step:
-                if by_blocks:
-                    if temp.is_file() and temp.stat().st_size > size:
-                        cut_own(temp, size)
-                    pack = open_restored(cached.file.source, cached.manifest, workspace.path, target)
-                    kept = size - _lend(pack, let_in, confirm, step, cancellation)
+                if not by_blocks:
+                    kept = _copy_files(cached.files, local, step, cancellation, resume=resumed)
+                elif cached.in_shards:
+                    kept = size - _bring_set(cached, workspace.path, step, cancellation)
                 else:
-                    assert isinstance(cached.file.path, Path)
-                    copy_blocks(
-                        cached.file.path,
-                        temp,
-                        size=size,
-                        block_bytes=cached.manifest.block_bytes,
-                        expected=cached.manifest.hashes,
-                        step=step,
-                        cancellation=cancellation,
-                        policy=RetryPolicy(),
-                        keep=keep if resumed else None,
-                    )
+                    if local[0].is_file() and local[0].stat().st_size > size:
+                        cut_own(local[0], size)
+                    pack = open_restored(cached.files[0].source, manifest, workspace.path, target)
+                    kept = size - _lend(pack, let_in, confirm, step, cancellation)
             confirm()
-            # The old manifest is removed first: a kill at this point leaves a pack without one, which the next call
-            # takes up above.
-            remove_manifest(target)
-            put_file(temp, target, replaces=whatever_is_there)  # in the dataset's own folder, under its own name
-            # While readers still find the folder: those that come later look for the manifest.
-            write_manifest(target, cached.manifest)
+            if cached.in_shards:
+                place_joined(
+                    local,
+                    workspace.path,
+                    target,
+                    samples={split: manifest.samples[split] for split in splits_in_order(local)},
+                    skipped=manifest.skipped,
+                    key=request.key,
+                    identity=manifest.identity,
+                    address=request.address,
+                )
+            else:
+                # The old manifest is removed first: a kill at this point leaves a pack without one, which the next
+                # call takes up above.
+                remove_manifest(target)
+                put_file(local[0], target, replaces=whatever_is_there)  # in the dataset's own folder
+                # While readers still find the folder: those that come later look for the manifest.
+                write_manifest(target, manifest)
     except BaseException:
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
     return size, kept
 
 
-def _restore_set(
-    cached: CachedPack,
-    request: StageRequest,
-    progress: Progress,
-    cancellation: Cancellation,
-    confirm: Callable[[], object],
-) -> tuple[int, int]:
-    """Copy all shards of a set, and join them to the file that a single process would have made; as `restore_pack`."""
-    size, kept = cached.manifest.size, 0
-
-    def keep(nbytes: int) -> None:
-        nonlocal kept
-        kept += nbytes
-
-    keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError)
-    with open_workspace(restore_name(request), keeps=keeps, in_own_folder=True) as workspace:
-        here = min(disk_use(workspace.path), size) if workspace.resumed else 0
-        # The shards and the file that is made of them, and whatever a mounted Drive caches.
-        check_space(
-            request.folder,
-            (1 + cached.place.copies) * size - here,
-            f"Joining the cached shards of '{request.source.name}'",
-        )
-        local = [workspace.path / one.name for one in cached.shards]
-        with progress.step("copy from cache", total=size, unit="B") as step:
-            if not isinstance(cached.file.path, Path):
-                kept = size - _bring_set(cached, workspace.path, step, cancellation)
-            else:
-                _copy_set(cached, local, step, cancellation, keep if workspace.resumed else None)
-        confirm()
-        manifest = cached.manifest
-        place_joined(
-            local,
-            workspace.path,
-            request.pack_path,
-            samples={split: manifest.samples[split] for split in splits_in_order(local)},
-            skipped=manifest.skipped,
-            key=request.key,
-            identity=manifest.identity,
-            address=request.address,
-        )
-    return size, kept
-
-
-def _copy_set(
-    cached: CachedPack,
+def _copy_files(
+    files: Sequence[CachedFile],
     local: Sequence[Path],
     step: ProgressStep,
     cancellation: Cancellation,
-    keep: Callable[[int], None] | None,
-) -> None:
-    """Copy all shards of a set from a folder, one after the other."""
-    for place, one in zip(local, cached.shards, strict=True):
+    *,
+    resume: bool,
+) -> int:
+    """Copy files from a folder, one after the other; returns how many bytes were here."""
+    kept = 0
+    for one, place in zip(files, local, strict=True):
         assert isinstance(one.path, Path)
-        copy_blocks(
+        kept += copy_blocks(
             one.path,
             place,
             size=one.manifest.size,
@@ -368,13 +317,14 @@ def _copy_set(
             step=step,
             cancellation=cancellation,
             policy=RetryPolicy(),
-            keep=keep,
-        )
+            resume=resume,
+        ).kept_bytes
+    return kept
 
 
 def _bring_set(cached: CachedPack, folder: Path, step: ProgressStep, cancellation: Cancellation) -> int:
     """Bring all shards of a set from a bucket, many blocks at once; returns how many bytes were fetched for that."""
-    file = BlockwiseFile(_files_of(cached.shards), folder, None)
+    file = BlockwiseFile(_files_of(cached.files), folder, None)
     try:
         file.settle(np.zeros(file.blocks, np.bool_), Edges.none(file.blocks), least=1)
         return file.fill(np.arange(file.blocks), step, cancellation)
@@ -416,7 +366,7 @@ def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
     if request.disk_limit is None:
         return False
     # Shards would have to be joined, which takes their space twice.
-    return bool(cached.shards) or cached.manifest.size > request.disk_limit
+    return cached.in_shards or cached.manifest.size > request.disk_limit
 
 
 _OUTDATED = "made from an earlier state of the source"
@@ -527,15 +477,15 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         report.note(f"The cached pack cannot be used: {error}")
         return None
     except NotEnoughSpaceError as error:
-        if cached.shards:
-            cache.leave_as_it_is()
+        if cached.in_shards:
+            cache.is_left = True
             report.note(f"The cached shards were left where they are, and the source is read again: {error}")
             return None
         if lent or request.options.encoding != "auto":
             raise
         # It was made on a machine where pixels fit. What fits here is another file under the same key, and publishing
         # it would take the better one from that machine.
-        cache.leave_as_it_is()
+        cache.is_left = True
         report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
         return None
     return freshness

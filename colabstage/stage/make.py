@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from colabstage.errors import NotEnoughSpaceError, SourceChangedError
+from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import remove_manifest
 from colabstage.h5.parts import joined_info
 from colabstage.io.files import make_folder
-from colabstage.io.ownership import check_replaceable, sweep_orphans
+from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.progress import cancellation_of
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, format_count
@@ -27,10 +27,17 @@ from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.tree import fetch_folder
 from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.record import StagedFiles, files_record, files_staged, write_record
+from colabstage.stage.record import (
+    SourceListingError,
+    StagedFiles,
+    check_listing,
+    files_record,
+    files_staged,
+    write_record,
+)
 from colabstage.stage.report import StageFigures, StageReport
 from colabstage.stage.request import check_disk_limit, exceeds
-from colabstage.stage.shards import plan_without_room
+from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.trees.entries import total_size
 from colabstage.trees.folder import FolderTree
 
@@ -43,16 +50,12 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
-    from colabstage.stage.cache import CachedPack
+    from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.report import Origin
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
 _SPOOL = "spool"
-
-
-class SourceListingError(SourceChangedError):
-    """A folder on a mount no longer lists the files that it listed when it was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,6 @@ def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """A pack that is larger than the disk limit, of a source that can be read where it is: planned, not made."""
-
-    job: PackJob
-    """The plan of all samples, as a machine with enough room would make it."""
-
-
 def has_to_come(source: OpenSource) -> bool:
     """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
     return not source.opens_at_once or source.unpacks_first
@@ -116,68 +111,78 @@ def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
     raise NotEnoughSpaceError(msg)
 
 
-def make_local(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
+def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
     """Make the source local in the forms that were asked for.
 
     Args:
         call: what was asked for.
         source: where it comes from.
-        pack: `False` when the pack is here already and only plain files are wanted.
+        cache: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
+            only plain files are wanted.
 
     Returns:
-        The plain files, `None` when none were asked for; what is too large under the disk limit is planned only.
+        The plain files, `None` when none were asked for; of what is too large for the disk limit the set of its shards.
 
     Raises:
         TargetExistsError: there is something else in the place of the plain files, or one of them was changed.
         Exception: as `stage_dataset`; each form that existed before is unchanged.
     """
     request, report = call.request, call.report
-    if request.wants_files:
-        # A run that died while it exchanged old files for new left the old ones under another name.
-        put_back(request.files_path)
-        check_replaceable(
-            request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
-        )
-    # Not the leftovers of the pack: packing continues what an interrupted run has finished.
-    sweep_orphans(request.folder, name=restore_name(request).name)
-    with open_spool(request.folder / _SPOOL) as spool:
-        make_folder(spool)
-        with report.timed("plan", unit="files", moves=False) as step:
-            # Before anything comes or is unpacked.
-            if request.disk_limit is not None and has_to_come(source):
-                unknown = source.unpacks_first
-                check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
-            if request.checksum is not None:
-                # Before the listing is believed: a wrong file may well have one.
-                source.verify(request.checksum)
-            tree = source.open_tree(spool)
-            step.amount = len(tree.entries)
-            # `space_for` counts what an interrupted pack has written already as free.
-            wants_pack = pack and request.wants_pack
-            room = space_for(request.pack_path)
-            job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
-            report.found = () if job is None else job.table.summary()
-            figures = staging_figures(request, source, tree, job)
-            if exceeds(request, figures) and job is not None:
-                if has_to_come(source):
-                    check_disk_limit(request, figures)
-                if call.executor is not None:
-                    _refuse_executor(request, figures)
-                return TooLarge(plan_without_room(tree, request, job))
-            # What an interrupted run has written is part of the figures, and does not need its space twice.
-            in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
-            # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
-            check_space(request.folder, max(0, figures.peak_bytes - in_place), f"Staging '{request.source.name}'")
-            report.note(*source.notes, *tree.notes)
-            # Before the source starts, so that its first bytes are those which the first epoch needs.
-            stream = None if job is None else _stream_for(call, source, job)
-        # With an executor only its workers read, so a copy in this process would be made for nothing.
-        if call.executor is None or request.wants_files:
-            source.start()
-        files = _fetch_files(call, source, tree) if request.wants_files else None
-        if job is not None:
-            _make_pack(call, source, job, stream)
-    return files
+    wants_pack = cache is not None and request.wants_pack
+    make_folder(request.folder)
+    try:
+        if request.wants_files:
+            # A run that died while it exchanged old files for new left the old ones under another name.
+            put_back(request.files_path)
+            check_replaceable(
+                request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
+            )
+        # Not the leftovers of the pack: packing continues what an interrupted run has finished.
+        sweep_orphans(request.folder, name=restore_name(request).name)
+        with open_spool(request.folder / _SPOOL) as spool:
+            make_folder(spool)
+            large = stream = None
+            with report.timed("plan", unit="files", moves=False) as step:
+                # Before anything comes or is unpacked.
+                if request.disk_limit is not None and has_to_come(source):
+                    unknown = source.unpacks_first
+                    check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
+                if request.checksum is not None:
+                    # Before the listing is believed: a wrong file may well have one.
+                    source.verify(request.checksum)
+                tree = source.open_tree(spool)
+                step.amount = len(tree.entries)
+                # `space_for` counts what an interrupted pack has written already as free.
+                room = space_for(request.pack_path)
+                job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
+                report.found = () if job is None else job.table.summary()
+                figures = staging_figures(request, source, tree, job)
+                if job is not None and exceeds(request, figures):
+                    if has_to_come(source):
+                        check_disk_limit(request, figures)
+                    if call.executor is not None:
+                        _refuse_executor(request, figures)
+                    large = plan_without_room(tree, request, job)
+                else:
+                    # What an interrupted run has written is part of the figures, and does not need its space twice.
+                    in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+                    # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
+                    needed = max(0, figures.peak_bytes - in_place)
+                    check_space(request.folder, needed, f"Staging '{request.source.name}'")
+                    report.note(*source.notes, *tree.notes)
+                    # Before the source starts, so that its first bytes are those which the first epoch needs.
+                    stream = None if job is None else _stream_for(call, source, job)
+            if large is not None and cache is not None:
+                return pack_into_cache(call, source, large, cache)
+            # With an executor only its workers read, so a copy in this process would be made for nothing.
+            if call.executor is None or request.wants_files:
+                source.start()
+            files = _fetch_files(call, source, tree) if request.wants_files else None
+            if job is not None:
+                _make_pack(call, source, job, stream)
+        return files
+    finally:
+        remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
 
 
 def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream | None:
@@ -222,19 +227,6 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
     return files
 
 
-def check_listing(source: OpenSource) -> None:
-    """Refuse what was made from an incomplete listing.
-
-    Raises:
-        SourceListingError: names, sizes or times differ from what was read.
-        Exception: as `FolderTree`.
-    """
-    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
-    problem = source.relisted()
-    if problem:
-        raise SourceListingError(problem)
-
-
 def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None) -> None:
     request, report, executor = call.request, call.report, call.executor
     slow = source.reads_slowly
@@ -242,9 +234,6 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
         # The files have just arrived: the local ones are faster than the source.
         job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
         slow = False
-
-    def state() -> dict[str, Any]:
-        return source.identity.to_json()
 
     with report.timed("pack", unit=job.table.unit) as step:
         if executor is None:
@@ -255,7 +244,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 progress=call.progress,
                 cancellation=call.cancellation,
                 key=request.key,
-                identity=state,
+                identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
                 address=request.address,
                 stream=stream,
             )
@@ -270,7 +259,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
                 executor,
                 progress=call.progress,
                 key=request.key,
-                identity=state(),
+                identity=source.identity.to_json(),
                 address=request.address,
             )
         try:
@@ -305,9 +294,13 @@ def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache
         report.timed("open in part", unit="B") as step,
         call.progress.step("open in part", total=None, unit="B") as shown,
     ):
-        files = [one.path for one in cached.shards] or cached.file.path
-        manifests = [one.manifest for one in cached.shards] or [cached.manifest]
-        part = open_partial(files, limit, local_dir=request.folder.parent, manifests=manifests, step=shown)
+        part = open_partial(
+            [one.path for one in cached.files],
+            limit,
+            local_dir=request.folder.parent,
+            manifests=[one.manifest for one in cached.files],
+            step=shown,
+        )
         step.amount = part.figures["fetched"]
         step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
     report.note(

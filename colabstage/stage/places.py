@@ -72,9 +72,8 @@ class CachedFile(NamedTuple):
 class CachePlace(Protocol):
     """Where packs are cached."""
 
-    @property
-    def label(self) -> str:
-        """Return what messages call it."""
+    label: str
+    """What messages call it."""
 
     @property
     def copies(self) -> int:
@@ -120,55 +119,43 @@ def source_at(path: Path | str) -> LocalSource | ObjectSource:
     return source
 
 
-class FolderPlace:
+class FolderPlace(CachePlace):
     """A folder, on a mounted Drive for example."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @property
-    def label(self) -> str:
-        """Return its path."""
-        return str(self.folder)
+        self.folder, self.label = folder, str(folder)
 
     @property
     def copies(self) -> int:
-        """Return 2 on a mounted Drive, which caches whatever is read through it on the same disk."""
+        # A mounted Drive caches whatever is read through it on the same disk.
         return 2 if drive_root(self.folder) is not None else 1
 
     def at(self, name: str) -> Path:
-        """Return the path of a file."""
         return self.folder / name
 
     def look(self, names: Sequence[str]) -> list[CachedFile | None]:
-        """Look at files, as `CachePlace.look`; a folder on a dead mount counts as empty."""
-        # The source may well be readable.
+        # A folder on a dead mount counts as empty: the source may well be readable.
         if silence_of(self.folder) is not None:
             return [None] * len(names)
         return _look_at([self.folder / name for name in names])
 
     def shards(self, name: str) -> list[CachedFile]:
-        """Return the shards of a pack, as `CachePlace.shards`."""
         if silence_of(self.folder) is not None:
             return []
         return [one for one in _look_at(shards_beside(self.folder / name)) if one is not None and one.manifest.shard]
 
     def files(self) -> list[CachedFile]:
-        """Return all packs and shards, as `CachePlace.files`."""
         require_answer(self.folder)
         found = sorted((*self.folder.glob("*.h5"), *self.folder.glob(f"*.h5{PREVIOUS_SUFFIX}")))
         return [one for one in _look_at(found) if one is not None]
 
     def publish(self, file: Path, name: str, *, keep_previous: bool = True, progress: Progress) -> PublishReport[Any]:
-        """Copy a file there, as `publish_file`."""
         return publish_file(file, self.folder / name, keep_previous=keep_previous, progress=progress)
 
     def published(self, one: CachedFile) -> PublishReport[Any]:
-        """Return the report on a file that was published before."""
         return published_before(self.folder / one.name, one.manifest.size)
 
     def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
-        """Remove a file, as `CachePlace.discard`; and what dead runs left beside it."""
         path = self.folder / one.name
 
         def is_ours(file: Path) -> bool:
@@ -183,13 +170,11 @@ class FolderPlace:
         return gone
 
     def check_room(self, nbytes: int, what: str) -> None:
-        """Raise `NotEnoughSpaceError` where the disk has no room."""
         # Of a Drive nothing tells what it has room for but the answer to writing; the figures are those of this disk.
         if drive_root(self.folder) is None:
             check_space(self.folder, nbytes, what)
 
     def ask(self, question: Callable[[], T]) -> T:
-        """Ask while the mount is watched."""
         return run_watched(question, self.folder)
 
 

@@ -37,9 +37,9 @@ from colabstage.h5.manifest import (
     BLOCK_BYTES,
     Manifest,
     check_place_of_manifest,
-    damaged_blocks,
     is_as_written,
     is_manifest,
+    is_whole,
     manifest_of_bytes,
     manifest_path,
     read_manifest,
@@ -57,7 +57,7 @@ from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, require_answer, silence_of
-from colabstage.machine.resources import check_space, usable_cores
+from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
@@ -164,15 +164,12 @@ def publish_file(
     shown = resolve_progress(progress)
 
     # The copy is continued, so a Drive that dies meanwhile costs no more than mounting it again.
-    def publish() -> PublishReport[Path]:
-        report = _publish(source, where, keep_previous=keep_previous, shown=shown)
-        return _await_upload(report, source, upload_timeout_s, shown) if wait_uploaded else report
-
-    return run_with_one_remount(
-        publish,
+    report = run_with_one_remount(
+        lambda: _publish(source, where, keep_previous=keep_previous, shown=shown),
         place=place if drive_root(place) is not None else source,
         touches=(source, place),
     )
+    return await_upload(report, source, timeout_s=upload_timeout_s, progress=shown) if wait_uploaded else report
 
 
 def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
@@ -220,7 +217,7 @@ def manifest_to_publish(source: Path, cancellation: Cancellation) -> tuple[Manif
     _check_is_file(source)
     state = _state(source)
     known = _manifest_of(source, state.nbytes)
-    return known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation), state
+    return known or manifest_of_bytes(source, cancellation), state
 
 
 def published_before(target: Path, nbytes: int) -> PublishReport[Path]:
@@ -231,27 +228,25 @@ def published_before(target: Path, nbytes: int) -> PublishReport[Path]:
     return PublishReport(target, kept_version, nbytes, 0.0, on_drive, nbytes, proof)
 
 
-def await_upload(report: PublishReport[P], source: Path, *, timeout_s: float) -> PublishReport[P]:
+def await_upload(
+    report: PublishReport[P], source: Path, *, timeout_s: float, progress: bool | Progress = False
+) -> PublishReport[P]:
     """Wait until the published copy of `source` is in the cloud, and return the report with its proof.
 
     Raises:
         Exception: as `publish_file` with `wait_uploaded=True`.
     """
-    # What is in a bucket is where it belongs.
-    if not report.uploading:
-        return report
-    place = report.path
-    assert not isinstance(place, str)
-    return run_with_one_remount(
-        lambda: _await_upload(report, source, timeout_s, resolve_progress(progress=False)), place=place
-    )
-
-
-def _await_upload(report: PublishReport[P], source: Path, timeout_s: float, shown: Progress) -> PublishReport[P]:
-    if not report.uploading:
-        return report
     place: Path | str = report.path
-    assert not isinstance(place, str)
+    # What is in a bucket is where it belongs.
+    if not report.uploading or isinstance(place, str):
+        return report
+    file, shown = place, resolve_progress(progress)
+    return run_with_one_remount(lambda: _await_upload(report, file, source, timeout_s, shown), place=file)
+
+
+def _await_upload(
+    report: PublishReport[P], place: Path, source: Path, timeout_s: float, shown: Progress
+) -> PublishReport[P]:
     began = time.monotonic()
     cancellation = cancellation_of(shown)
     # A version cannot be restored without its manifest, so that has to arrive as well.
@@ -274,12 +269,7 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
     # Of the local file: reading the published one would only return what is in the client's cache.
     state = _state(source)
     md5 = _md5_of(source, cancellation)
-    if (
-        manifest is None
-        or manifest.size != state.nbytes
-        or damaged_blocks(source, manifest, threads=usable_cores(), cancellation=cancellation)
-        or _state(source) != state
-    ):
+    if manifest is None or not is_whole(source, manifest, cancellation) or _state(source) != state:
         msg = (
             f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. Wait "
             "with flush_drive(), or publish it again."
@@ -334,7 +324,8 @@ def _check_replaceable(target: Path) -> None:
     # The previous version too, because publishing removes it to make place for this one.
     for file in (target, previous_path(target)) if os.path.lexists(target) else ():
         if os.path.lexists(file) and not is_as_written(file):
-            if _has_manifest(file):
+            beside = manifest_path(file)
+            if beside.is_file() and is_manifest(beside):
                 why = "what its manifest was written of has other content, so it is damaged, or somebody wrote to it"
                 remedy = f"Delete '{file}' unless you need what is in it"
             else:
@@ -352,12 +343,6 @@ def _versions(target: Path) -> tuple[Path, ...]:
     return target, manifest_path(target), previous, manifest_path(previous)
 
 
-def _has_manifest(file: Path) -> bool:
-    """Return whether a manifest that colabstage wrote is beside a file, whatever it says."""
-    beside = manifest_path(file)
-    return beside.is_file() and is_manifest(beside)
-
-
 def _manifest_of(file: Path, size: int) -> Manifest | None:
     """Return the manifest beside a file, if it describes a file of that size."""
     try:
@@ -371,20 +356,16 @@ def _find_published(
     source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
     """Return the manifest of `target` if it has the content of `source`, as after a run that was killed at its end."""
-    try:
+    with contextlib.suppress(OSError):  # a file that is not there, or cannot be read, is written
         if not target.is_file() or target.stat().st_size != state.nbytes:
             return None
-    except FileNotFoundError:
-        return None
-    wanted = known or manifest_of_bytes(source, threads=usable_cores(), cancellation=cancellation)
-    there = _manifest_of(target, state.nbytes)
-    # A manifest with other hashes means another version, which need not be read. Blocks of another length cannot be
-    # compared.
-    if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
-        return None
-    with contextlib.suppress(OSError):  # a file that cannot be read is written again
-        bad = damaged_blocks(target, wanted, threads=usable_cores(), cancellation=cancellation)
-        if not bad and _state(source) == state:
+        wanted = known or manifest_of_bytes(source, cancellation)
+        there = _manifest_of(target, state.nbytes)
+        # A manifest with other hashes means another version, which need not be read. Blocks of another length cannot
+        # be compared.
+        if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
+            return None
+        if is_whole(target, wanted, cancellation) and _state(source) == state:
             return wanted
     return None
 
@@ -399,12 +380,6 @@ def _copy(
     cancellation: Cancellation,
 ) -> int:
     """Copy the file with its manifest to its place; return how many bytes were there before."""
-    kept = 0
-
-    def keep(nbytes: int) -> None:
-        nonlocal kept
-        kept += nbytes
-
     try:
         with (
             typed_write_errors(target),
@@ -422,7 +397,7 @@ def _copy(
             temp = workspace.path / target.name
             # The manifest of a pack is kept, because it has the key of the pack and more; so its blocks are used.
             block_bytes = BLOCK_BYTES if known is None else known.block_bytes
-            hashes = copy_blocks(
+            hashes, kept = copy_blocks(
                 source,
                 temp,
                 size=state.nbytes,
@@ -431,7 +406,7 @@ def _copy(
                 step=step,
                 cancellation=cancellation,
                 policy=RetryPolicy(),
-                keep=keep if workspace.resumed else None,
+                resume=workspace.resumed,
             )
             manifest = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
             # A mount may answer "written" for bytes that it could not keep.
@@ -464,15 +439,13 @@ def check_unchanged(source: Path, state: FileState) -> None:
 
 def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> None:
     """Compare what the storage returns with what was written."""
-    size = temp.stat().st_size
-    bad = damaged_blocks(temp, manifest, threads=usable_cores(), cancellation=cancellation)
-    if size == manifest.size and not bad:
-        return
-    msg = (
-        f"What was written to '{temp.parent}' reads back differently ({size:,} bytes of {manifest.size:,}). "
-        "Nothing there was replaced. Try again; if it happens again, mount the drive again first."
-    )
-    raise DamagedPackError(msg)
+    if not is_whole(temp, manifest, cancellation):
+        msg = (
+            f"What was written to '{temp.parent}' reads back differently ({temp.stat().st_size:,} bytes of "
+            f"{manifest.size:,}). Nothing there was replaced. Try again; if it happens again, mount the drive again "
+            "first."
+        )
+        raise DamagedPackError(msg)
 
 
 def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
@@ -484,7 +457,7 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
     if (
         there is not None
         and (there.block_bytes, there.hashes) == (manifest.block_bytes, manifest.hashes)
-        and not damaged_blocks(target, manifest, threads=usable_cores())
+        and is_whole(target, manifest)
     ):
         # Another process published the same meanwhile. It stays, and so does the version before it.
         write_manifest(target, manifest)
@@ -590,33 +563,29 @@ def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> Rest
     # Only damage makes the previous version the right one. After an error of the mount it would be old data, without a
     # sign of it.
     for version in found:
-        manifest, problem = _vouched(version)
-        if manifest is not None:
+        manifest, size = read_manifest(version), version.stat().st_size
+        if manifest is None:
+            beside = manifest_path(version).name
+            reasons.append(f"'{version}' has no complete manifest '{beside}', so nothing vouches for it.")
+        elif size != manifest.size:
+            reasons.append(f"'{version}' has {size:,} bytes of {manifest.size:,}.")
+        else:
             try:
                 _bring(version, manifest, target, shown, overwrite=overwrite)
             except DamagedPackError as error:
-                problem = str(error)
+                reasons.append(str(error))
             else:
-                return RestoreReport(target, version, manifest.size, tuple(reasons))
-        reasons.append(problem)
+                return RestoreReport(target, version, size, tuple(reasons))
     msg = f"No version of '{newest}' is complete. {' '.join(reasons)}"
     raise DamagedPackError(msg)
 
 
-def _vouched(version: Path) -> tuple[Manifest | None, str]:
-    """Return the manifest of a version if it describes a file of its length; otherwise what is wrong."""
-    manifest = read_manifest(version)
-    if manifest is None:
-        return None, f"'{version}' has no complete manifest '{manifest_path(version).name}', so nothing vouches for it."
-    size = version.stat().st_size
-    if size != manifest.size:
-        return None, f"'{version}' has {size:,} bytes of {manifest.size:,}."
-    return manifest, ""
-
-
 def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, *, overwrite: bool) -> None:
+    def is_the_same(there: Path) -> bool:
+        return there.is_file() and is_whole(there, manifest)
+
     def is_here() -> bool:
-        here = target.exists() and _is_the_same(target, manifest)
+        here = is_the_same(target)
         if not here and (target.is_dir() or (target.exists() and not overwrite)):
             msg = (
                 f"'{target}' exists and is not '{version}'. Rename it, restore to another name, or pass overwrite=True."
@@ -633,7 +602,7 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
     check_space(target.parent, copies * manifest.size, f"The copy of '{version.name}'")
     with (
         progress.step(f"restore {version.name}", total=manifest.size, unit="B") as step,
-        atomic_path(target, replaces=lambda there: overwrite or _is_the_same(there, manifest)) as temp,
+        atomic_path(target, replaces=lambda there: overwrite or is_the_same(there)) as temp,
     ):
         copy_blocks(
             version,
@@ -645,9 +614,3 @@ def _bring(version: Path, manifest: Manifest, target: Path, progress: Progress, 
             cancellation=cancellation_of(progress),
             policy=RetryPolicy(),
         )
-
-
-def _is_the_same(target: Path, manifest: Manifest) -> bool:
-    if not target.is_file() or target.stat().st_size != manifest.size:
-        return False
-    return not damaged_blocks(target, manifest, threads=usable_cores())

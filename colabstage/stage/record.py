@@ -16,7 +16,14 @@ from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import ArchiveError, CancelledError, ColabstageError, DriveError, SourceError
+from colabstage.errors import (
+    ArchiveError,
+    CancelledError,
+    ColabstageError,
+    DriveError,
+    SourceChangedError,
+    SourceError,
+)
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.io.files import Closing, make_own_folder, read_json, write_json
 from colabstage.io.ownership import look_at
@@ -24,7 +31,6 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import Cancellation
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
-from colabstage.machine.resources import usable_cores
 from colabstage.pack.job import examined_extensions
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal, proof_of
 from colabstage.sources.look import check_freshness
@@ -162,7 +168,7 @@ def pack_problem(
         if made_of is None or compare_states(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
         if thorough or file_seal(pack) != record.seal:
-            check_whole(pack, manifest, threads=usable_cores(), cancellation=cancellation)
+            check_whole(pack, manifest, cancellation)
     except CancelledError:
         raise
     except ColabstageError as error:
@@ -247,6 +253,23 @@ class SourceOnce(Closing):
         """Close it; `open` opens it again."""
         self._stack.close()
         self.opened = None
+
+
+class SourceListingError(SourceChangedError):
+    """A folder on a mount no longer lists the files that it listed when it was opened."""
+
+
+def check_listing(source: OpenSource) -> None:
+    """Refuse what was made from an incomplete listing.
+
+    Raises:
+        SourceListingError: names, sizes or times differ from what was read.
+        Exception: as `FolderTree`.
+    """
+    # A mounted Google Drive sometimes lists only a part of a folder, without an error.
+    problem = source.relisted()
+    if problem:
+        raise SourceListingError(problem)
 
 
 class Freshness(NamedTuple):

@@ -8,7 +8,6 @@ costs to open and list it is not spent twice.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,8 +23,8 @@ from colabstage.errors import (
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import read_manifest
 from colabstage.io.arguments import GOES_ON, NOTHING_DONE, stops_with, takes
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
-from colabstage.io.ownership import remove_empty, sweep_orphans
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
+from colabstage.io.ownership import sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import NullProgress, resolve_progress
 from colabstage.io.units import format_bytes
@@ -43,10 +42,7 @@ from colabstage.sources.parse import comes_whole, parts_of
 from colabstage.stage.cache import Cache, CachedPack, copy_current, exceeds_limit, find_current
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.make import (
-    SourceListingError,
     StageCall,
-    TooLarge,
-    check_listing,
     has_to_come,
     make_local,
     open_in_part,
@@ -56,8 +52,8 @@ from colabstage.stage.record import (
     Freshness,
     LocalRecord,
     Seal,
+    SourceListingError,
     SourceOnce,
-    StagedFiles,
     compare_source,
     files_problem,
     files_record,
@@ -77,18 +73,17 @@ from colabstage.stage.request import (
     lock_path,
     make_request,
 )
-from colabstage.stage.shards import pack_into_cache, plan_shards
+from colabstage.stage.shards import plan_shards
 from colabstage.stage.streaming import BackgroundPack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from colabstage.io.progress import Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
-    from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.publish import PublishReport
@@ -243,12 +238,9 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             staged = _reuse(call, source, cache)
             if staged is not None:
                 return staged
-            found = find_current(call, source, cache)
-            if found is not None and exceeds_limit(request, found.pack):
-                return open_in_part(call, found.pack)
-            identity = None if found is None else copy_current(call, source, found, cache)
-            if found is not None and identity is not None:
-                return _finish_restored(call, source, found.pack, identity)
+            staged = _restore(call, source, cache)
+            if staged is not None:
+                return staged
             return _stage_source(call, source, cache, wait=wait)
 
 
@@ -316,7 +308,7 @@ def _is_published(request: StageRequest, cache: Cache) -> bool | None:
     if cache.place is None:
         return None
     cached = cache.find()
-    return cached is not None and (bool(cached.shards) or cached.manifest == read_manifest(request.pack_path))
+    return cached is not None and (cached.in_shards or cached.manifest == read_manifest(request.pack_path))
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -325,15 +317,27 @@ def _sweep_copies(request: StageRequest) -> None:
         sweep_copies(request.folder.parent, part.address)
 
 
-def _finish_restored(call: StageCall, source: SourceOnce, pack: CachedPack, identity: SourceIdentity) -> StagedDataset:
-    request = call.request
+def _restore(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset | None:
+    """Return what is in the cache, copied here or opened in part, if it can be used."""
+    request, found = call.request, find_current(call, source, cache)
+    if found is None:
+        return None
+    if exceeds_limit(request, found.pack):
+        return open_in_part(call, found.pack)
+    identity = copy_current(call, source, found, cache)
+    if identity is None:
+        return None
     # Right after every block was hashed, so that the seal stands for exactly what was compared.
     seal = _seal(request)
     call.report.origin = "cache"
-    call.report.skipped = pack.manifest.skipped
-    files = _make_files(call, source) if request.wants_files else None
+    call.report.skipped = found.pack.manifest.skipped
+    files = None
+    if request.wants_files:
+        made = make_local(call, source.open())
+        assert not isinstance(made, CachedPack)  # only packs are
+        files = made
     # Of shards that were joined here there is no such file in the cache, and none is needed there.
-    published = None if pack.shards else True
+    published = None if found.pack.in_shards else True
     write_record(request, LocalRecord(request.key, identity, seal, files, published))
     return _finish(call, published_before=published is True)
 
@@ -349,7 +353,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         )
     report.origin = "source"
     try:
-        made = _make_or_shard(call, source, cache)
+        made = make_local(call, source.open(to_pack=True), cache)
     except SourceListingError as error:
         # Training already uses rows of the first listing, and their numbers cannot change any more.
         if call.stream is not None and call.stream.arrival is not None:
@@ -357,7 +361,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         # A mounted Drive sometimes lists only a part of a folder, without an error. The second listing is complete.
         report.note(f"{error} It was listed and read again.")
         source.close()
-        made = _make_or_shard(call, source, cache)
+        made = make_local(call, source.open(to_pack=True), cache)
     if isinstance(made, CachedPack):
         return open_in_part(call, made, origin="source")
     files = made
@@ -365,7 +369,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     opened = source.open()
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
-    publishes = request.wants_pack and cache.publishes
+    publishes = request.wants_pack and not cache.is_left and cache.place is not None
     if request.wants_pack:
         record = LocalRecord(request.key, opened.identity, seal, files, False if publishes else None)
     else:
@@ -384,41 +388,6 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
         )
         return _finish(call, publishing)
     return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
-
-
-def _make_or_shard(call: StageCall, source: SourceOnce, cache: Cache) -> StagedFiles | CachedPack | None:
-    """Make what was asked for; what is larger than the disk limit in shards, in the cache."""
-    opened = source.open(to_pack=True)
-    with _in_own_folder(call) as folder:
-        made = make_local(call, opened, pack=True)
-        if not isinstance(made, TooLarge):
-            return made
-        packed = pack_into_cache(call, opened, made.job, cache, partial(check_listing, opened))
-        remove_empty(folder)
-        return packed
-
-
-def _make_files(call: StageCall, source: SourceOnce) -> StagedFiles | None:
-    """Make the plain files."""
-    with _in_own_folder(call):
-        made = make_local(call, source.open(), pack=False)
-    # Only a pack can be too large for a disk limit.
-    assert not isinstance(made, TooLarge)
-    return made
-
-
-@contextlib.contextmanager
-def _in_own_folder(call: StageCall) -> Iterator[Path]:
-    """Make the dataset's folder, which is removed again if the block fails."""
-    folder = call.request.folder
-    made = not folder.exists()
-    make_folder(folder)
-    try:
-        yield folder
-    except BaseException:
-        if made:
-            remove_empty(folder)  # it is, unless something was kept for the next try
-        raise
 
 
 def _publish_pack(
@@ -492,7 +461,7 @@ def _published_before(request: StageRequest) -> PublishReport[Any] | None:
             "publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)
-    return cached.place.published(cached.file)
+    return cached.place.published(cached.files[0])
 
 
 def _finished_publishing(result: T) -> Future[T]:
@@ -555,7 +524,13 @@ def plan_call(call: StageCall) -> StagePlan:
             elif request.keep == "pack" and size >= _WORTH_BYTES:
                 reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
             moved = StageFigures(source_bytes=size, pack_bytes=size)
-            return planned("restore", moved, cached.manifest.samples, count=len(cached.shards), in_part=in_part)
+            return planned(
+                "restore",
+                moved,
+                cached.manifest.samples,
+                count=len(cached.files) if cached.in_shards else 0,
+                in_part=in_part,
+            )
         reasons.append(_why_not_cached(cache, cached))
         if comes_whole(request.source) and request.disk_limit is None:
             reasons.append("It would be downloaded first; what is in it is known only then.")

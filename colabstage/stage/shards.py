@@ -7,15 +7,16 @@ are together is the file that a machine with enough room would have made, in par
 
 from __future__ import annotations
 
-import contextlib
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, LayoutError, NotEnoughSpaceError
-from colabstage.h5.manifest import BLOCK_BYTES
+from colabstage.errors import LayoutError, NotEnoughSpaceError
+from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
 from colabstage.h5.parts import PartName, shard_path
 from colabstage.io.files import read_json, write_json
 from colabstage.io.pipeline import in_thread
@@ -36,12 +37,10 @@ from colabstage.sources.partial.file import fixed_bytes
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.stage.cache import CachedPack, find_shards
 from colabstage.stage.places import look_at_file
-from colabstage.stage.record import identity_of
+from colabstage.stage.record import check_listing, identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
     from colabstage.stage.cache import Cache
     from colabstage.stage.make import StageCall
     from colabstage.stage.places import CachedFile, CachePlace
-    from colabstage.stage.publish import PublishReport
     from colabstage.stage.request import StageRequest
     from colabstage.trees.tree import Tree
 
@@ -85,69 +83,51 @@ def divide(job: PackJob, limit: int) -> ShardSizes:
     Raises:
         NotEnoughSpaceError: no number of shards will do; the message says which limit would.
     """
-    lengths = _RowLengths.of(job)
-    found = lengths.divide(limit)
+    # Added up once, so that many limits can be tried on a million rows: for each split the bytes before each row, and
+    # of all.
+    plan = job.plan
+    sums: list[NDArray[np.int64]] = []
+    for split in plan.splits:
+        lengths = sum(part.lengths_of(split.samples) for part in plan.fields)
+        sums.append(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    rows = sum(len(one) - 1 for one in sums)
+    content = pack_content(job.table, plan, job.options, attributes={}).nbytes
+    total = content + plan.open_bytes
+    # Labels, keys and offsets, which stay here when the pack is read; in bytes for each row.
+    small = (content - plan.nbytes + (plan.open_bytes if plan.x.is_open else 0)) / rows
+
+    def fewest(limit: int) -> ShardSizes | None:
+        """Return the fewest shards that leave enough room under a limit; `None` where no number does."""
+        count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
+        while count <= max(len(one) - 1 for one in sums):
+            of_shard, rows_of_shard = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            for one in sums:
+                # Where `shard_splits` cuts.
+                ends = (len(one) - 1) * np.arange(count + 1) // count
+                of_shard += np.diff(one[ends])
+                rows_of_shard += np.diff(ends)
+            of_shard += (small * rows_of_shard).astype(np.int64) + plan.open_bytes * rows_of_shard // rows
+            most = int(of_shard.max())
+            if most * _SHARDS_OF_LIMIT <= limit:
+                # The index of each, and blocks in which one split ends and the next begins.
+                kept = count * (1 + len(sums) + int(small * rows / count) // BLOCK_BYTES)
+                blocks = count * -(-most // BLOCK_BYTES)
+                needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
+                return ShardSizes(count, most, total) if needed <= limit else None
+            count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
+        return None
+
+    found, needed = fewest(limit), limit
     if found is not None:
         return found
-    needed = limit
     # A pack of which nothing stays here but its index has room in itself, so this ends.
-    while lengths.divide(needed) is None:
+    while fewest(needed) is None:
         needed = int(needed * _STEP) + 1
     msg = (
         f"disk_limit={format_bytes(limit)} is too little to pack '{job.label}' in shards and to read them in part. "
         f"Give {format_bytes(int(needed * _STEP))} or more, or make the pack smaller: image_size=, encoding='jpeg:90'."
     )
     raise NotEnoughSpaceError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowLengths:
-    """What the rows of a pack take, added up once, so that many limits can be tried on a million of them."""
-
-    content: int
-    """Bytes of everything but what is spooled first."""
-    spooled: int
-    """Bytes of that."""
-    small: float
-    """Labels, keys and offsets, which stay here when the pack is read; in bytes for each row."""
-    sums: tuple[NDArray[np.int64], ...]
-    """For each split the bytes of samples before each row, and of all; `(rows + 1,)`."""
-
-    @classmethod
-    def of(cls, job: PackJob) -> Self:
-        """Add up the lengths of a plan's rows."""
-        plan = job.plan
-        content = pack_content(job.table, plan, job.options, attributes={}).nbytes
-        samples = plan.nbytes - (plan.open_bytes if plan.x.is_open else 0)
-        sums = []
-        for split in plan.splits:
-            lengths = sum(part.lengths_of(split.samples) for part in plan.fields)
-            sums.append(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
-        rows = sum(len(split.samples) for split in plan.splits)
-        return cls(content, plan.open_bytes, (content - samples) / rows, tuple(sums))
-
-    def divide(self, limit: int) -> ShardSizes | None:
-        """Return the fewest shards that leave enough room under a limit; `None` where no number does."""
-        everything = sum(len(one) - 1 for one in self.sums)
-        most_count = max(len(one) - 1 for one in self.sums)
-        total = self.content + self.spooled
-        count = max(1, -(-_SHARDS_OF_LIMIT * total // limit))
-        while count <= most_count:
-            nbytes, rows = np.zeros(count, np.int64), np.zeros(count, np.int64)
-            for one in self.sums:
-                # Where `shard_splits` cuts.
-                ends = (len(one) - 1) * np.arange(count + 1) // count
-                nbytes += np.diff(one[ends])
-                rows += np.diff(ends)
-            most = int((nbytes + (self.small * rows).astype(np.int64) + self.spooled * rows // everything).max())
-            if most * _SHARDS_OF_LIMIT <= limit:
-                # The index of each, and blocks in which one split ends and the next begins.
-                kept = count * (1 + len(self.sums) + int(self.small * everything / count) // BLOCK_BYTES)
-                blocks = count * -(-most // BLOCK_BYTES)
-                needed = fixed_bytes(kept, blocks, count, BLOCK_BYTES) + LEAST_BLOCKS * BLOCK_BYTES
-                return ShardSizes(count, most, total) if needed <= limit else None
-            count = max(count + 1, -(-count * most * _SHARDS_OF_LIMIT // limit))
-        return None
 
 
 def plan_without_room(tree: Tree, request: StageRequest, job: PackJob) -> PackJob:
@@ -190,9 +170,7 @@ def plan_shards(request: StageRequest, tree: Tree, job: PackJob, cache: Cache, l
     return sentence, sizes.count
 
 
-def pack_into_cache(
-    call: StageCall, source: OpenSource, job: PackJob, cache: Cache, check_listing: Callable[[], object]
-) -> CachedPack:
+def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Cache) -> CachedPack:
     """Pack shard by shard into the cache, and return the whole set.
 
     Args:
@@ -200,11 +178,11 @@ def pack_into_cache(
         source: where the samples come from; its files are read where they are.
         job: the plan of all samples, as `plan_without_room` makes it.
         cache: where shards go.
-        check_listing: raises where the source no longer lists what it did; called before the set is complete.
 
     Raises:
         NotEnoughSpaceError: the limit is too little, the cache has no room, or there is none.
         TargetExistsError: somebody else's file is in the cache under the name of a shard.
+        SourceListingError: the source no longer lists what it did.
         Exception: as `stage_dataset`. Shards that are finished stay, and the next call continues.
     """
     assert call.request.disk_limit is not None
@@ -215,13 +193,13 @@ def pack_into_cache(
     try:
         # An earlier call may have found that images have many sizes, by one that this call has not seen.
         if encoded is None or not _SetOfShards.of(call, encoded, place).finished(source):
-            return _SetOfShards.of(call, job, place).write(source, check_listing)
+            return _SetOfShards.of(call, job, place).write(source)
     except MixedImagesError as error:
         if encoded is None:
             msg = f"These images cannot be stored as pixels: {error}."
             raise LayoutError(msg) from error
     assert encoded is not None
-    return _SetOfShards.of(call, encoded, place).write(source, check_listing)
+    return _SetOfShards.of(call, encoded, place).write(source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +253,7 @@ class _SetOfShards:
         verdict = compare_states(state, source.identity)
         return verdict == "same" or (verdict == "unproved" and self.call.request.verify == "fast")
 
-    def write(self, source: OpenSource, check_listing: Callable[[], object]) -> CachedPack:
+    def write(self, source: OpenSource) -> CachedPack:
         """Pack what is not in the cache, publish it, and return the set."""
         call, request = self.call, self.call.request
         done = self.finished(source)
@@ -300,15 +278,29 @@ class _SetOfShards:
                 # Of earlier calls there are none left in the cache.
                 write_json(ws.path / _REFRESHING, self.names[0].made_of)
             start_at(step, sum(result.rows for result in results.values()))
-            with _Publisher(self.place) as publisher:
+            stop = Cancellation()
+            publishing: Future[None] | None = None
+            try:
                 for name in left:
                     local = ws.path / self._file(name)
                     results[name.number] = self._pack(name, local, source, members, _Within(step, call.cancellation))
                     check_share(self.job, list(results.values()))
                     if name is left[-1]:
                         # With the last one the set is complete, so this is the last moment to find that it is not.
-                        check_listing()
-                    publisher.publish(local)
+                        check_listing(source)
+                    # One at a time: the one before this is gone before the next is begun.
+                    if publishing is not None:
+                        publishing.result()
+                    publish = partial(self._publish, local, stop)
+                    publishing = in_thread(publish, "colabstage-publish", daemon=False)
+                if publishing is not None:
+                    publishing.result()
+            except BaseException:
+                # The folder that it reads from is about to get another name.
+                stop.cancel()
+                if publishing is not None:
+                    wait((publishing,))
+                raise
             timing.amount = sum(results[name.number].rows - results[name.number].resumed for name in left)
             timing.note = f"{self.job.plan.encoding}: {self.job.plan.reason}; {self.sizes}, in '{self.place.label}'"
             if done:
@@ -317,6 +309,13 @@ class _SetOfShards:
         call.report.note(*self.job.table.notes)
         there = {one.manifest.shard: one for one in find_shards(request, self.place)}
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
+
+    def _publish(self, local: Path, stop: Cancellation) -> None:
+        """Publish one shard, and drop it here."""
+        # Not a bar of its own: it would be drawn into that of packing.
+        self.place.publish(local, local.name, keep_previous=False, progress=NullProgress(stop))
+        remove_own(local)
+        remove_own(manifest_path(local))
 
     def _check_room(self, left: int) -> None:
         request = self.call.request
@@ -338,9 +337,6 @@ class _SetOfShards:
         if options.skip_share is not None:
             options = replace(options, on_error="skip")  # the limit applies to all shards together
 
-        def state() -> dict[str, Any]:
-            return source.identity.to_json()
-
         job = shard_job(replace(self.job, options=options), name.number, name.total)
         source.read_members(members.of(job), readers=SLOW_READERS)
         report = run_pack(
@@ -350,7 +346,7 @@ class _SetOfShards:
             progress=progress,
             cancellation=call.cancellation,
             key=call.request.key,
-            identity=state,
+            identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
             address=call.request.address,
             shard=name,
         )
@@ -365,53 +361,6 @@ def _workspace_of(request: StageRequest) -> Path:
 def _result_of(shard: CachedFile) -> ShardResult:
     manifest = shard.manifest
     return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
-
-
-class _Publisher:
-    """Publish one shard at a time in a thread, and drop it here."""
-
-    def __init__(self, place: CachePlace) -> None:
-        self._place, self._cancellation = place, Cancellation()
-        self._running: Future[PublishReport[Any]] | None = None
-
-    def publish(self, local: Path) -> None:
-        """Wait until the shard before this one is published, then begin to publish this one."""
-        self.wait()
-        self._running = in_thread(lambda: self._publish(local), "colabstage-publish", daemon=False)
-
-    def wait(self) -> None:
-        """Wait for the shard that is being published; raises as `publish_file`."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
-
-    def _publish(self, local: Path) -> PublishReport[Any]:
-        # Not a bar of its own: it would be drawn into that of packing.
-        done = self._place.publish(local, local.name, keep_previous=False, progress=_Silent(self._cancellation))
-        remove_own(local)
-        remove_own(local.with_name(f"{local.name}.json"))
-        return done
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.wait()
-            return
-        # The folder that it reads from is about to get another name.
-        self._cancellation.cancel()
-        with contextlib.suppress(ColabstageError, OSError):
-            self.wait()
-
-
-class _Silent(NullProgress):
-    """Show nothing, but stop."""
-
-    def __init__(self, cancellation: Cancellation) -> None:
-        self.cancellation = cancellation
 
 
 class _Within:
@@ -438,7 +387,5 @@ class _Part:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the step of all open."""

@@ -47,7 +47,7 @@ def pack(tmp_path: Path) -> Path:
 def manifest_of(path: Path) -> Manifest:
     """What packing would note of a file."""
     return replace(
-        manifest_of_bytes(path, threads=2),
+        manifest_of_bytes(path),
         key="0123abcd",
         identity={"kind": "folder", "stamps": {"": 7}},
         samples={"train": ROWS},
@@ -63,8 +63,8 @@ def test_what_is_written_is_read(pack: Path) -> None:
     write_manifest(pack, manifest)
     assert manifest_path(pack).name == "photos.h5.json"
     assert read_manifest(pack) == manifest
-    check_whole(pack, manifest, threads=2)
-    assert damaged_blocks(pack, manifest, threads=1) == []
+    check_whole(pack, manifest)
+    assert damaged_blocks(pack, manifest) == []
 
 
 def test_the_same_manifest_is_the_same_bytes(pack: Path) -> None:
@@ -147,9 +147,9 @@ def test_a_zeroed_tail_opens_but_is_found(pack: Path, zeroed: int) -> None:
         handle.write(bytes(zeroed))
     assert read_info(pack).split("train").rows == ROWS
     first = (size - zeroed) // BLOCK_BYTES
-    assert damaged_blocks(pack, manifest, threads=2) == list(range(first, 4))
+    assert damaged_blocks(pack, manifest) == list(range(first, 4))
     with pytest.raises(DamagedPackError, match=f"{4 - first} of its 4 blocks.*at byte {first * BLOCK_BYTES:,}"):
-        check_whole(pack, manifest, threads=2)
+        check_whole(pack, manifest)
 
 
 def test_one_flipped_bit_is_found(pack: Path) -> None:
@@ -160,7 +160,7 @@ def test_one_flipped_bit_is_found(pack: Path) -> None:
         byte = handle.read(1)[0]
         handle.seek(-1, 1)
         handle.write(bytes([byte ^ 0x10]))
-    assert damaged_blocks(pack, manifest, threads=2) == [1]
+    assert damaged_blocks(pack, manifest) == [1]
 
 
 def test_a_wrong_length_is_found(pack: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_wrong_length_is_found(pack: Path) -> None:
     with pack.open("ab") as handle:
         handle.write(b"more")
     with pytest.raises(DamagedPackError, match=f"{manifest.size + 4:,} bytes instead of {manifest.size:,}"):
-        check_whole(pack, manifest, threads=2)
+        check_whole(pack, manifest)
     with pack.open("r+b") as handle:
         handle.truncate(manifest.size - 10)
     with pytest.raises(DamagedPackError, match=r"instead of .* and 1 of its 4 blocks"):
-        check_whole(pack, manifest, threads=2)
+        check_whole(pack, manifest)
 
 
 def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_manifest_alone_is_not_a_pack(pack: Path) -> None:
     manifest = manifest_of(pack)
     pack.unlink()
     with pytest.raises(SourceNotFoundError, match=r"photos\.h5"):
-        check_whole(pack, manifest, threads=2)
+        check_whole(pack, manifest)
 
 
 def test_a_manifest_that_goes_while_it_is_looked_at_is_in_nobodys_way(

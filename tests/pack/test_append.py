@@ -184,7 +184,7 @@ def test_a_killed_append_leaves_what_was_there(
     appended = Path(report.path)
     manifest = read_manifest(appended)
     assert manifest is not None
-    check_whole(appended, manifest, threads=1)
+    check_whole(appended, manifest)
     found = appended.read_bytes()
     appended.unlink()
     manifest_path(appended).unlink()

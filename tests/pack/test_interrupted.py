@@ -85,7 +85,7 @@ def test_encoded_splits_killed_again_and_again_end_as_if_undisturbed(
     assert out.read_bytes() == expected
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest, threads=2)
+    check_whole(out, manifest)
     assert leftovers(tmp_path) == []
 
 
@@ -115,7 +115,7 @@ def test_a_kill_leaves_the_old_pack_as_it_was(tmp_path: Path, many: Path) -> Non
     assert out.read_bytes() == before
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest, threads=2)
+    check_whole(out, manifest)
     assert finish(many, out, seed=1) > 0
     assert out.read_bytes() != before
 

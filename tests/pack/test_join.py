@@ -46,7 +46,7 @@ def test_it_is_the_file_of_one_process(tmp_path: Path, make_images: Any, encodin
     assert (together.samples, together.nbytes) == (alone.samples, alone.nbytes)
     manifest = read_manifest(tmp_path / "two.h5")
     assert manifest is not None
-    check_whole(tmp_path / "two.h5", manifest, threads=1)
+    check_whole(tmp_path / "two.h5", manifest)
     assert leftovers(tmp_path) == []
 
 

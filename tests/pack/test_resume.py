@@ -98,7 +98,7 @@ def _check(out: Path, expected: bytes, leftovers: Callable[[Path], list[str]]) -
     assert out.read_bytes() == expected
     manifest = read_manifest(out)
     assert manifest is not None
-    check_whole(out, manifest, threads=2)
+    check_whole(out, manifest)
     assert leftovers(out.parent) == []
 
 

@@ -41,7 +41,7 @@ def _bytes_of(target: Path) -> dict[str, bytes]:
     for shard in shards:
         manifest = read_manifest(shard)
         assert manifest is not None
-        check_whole(shard, manifest, threads=1)
+        check_whole(shard, manifest)
     return {shard.name: shard.read_bytes() for shard in shards}
 
 

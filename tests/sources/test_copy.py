@@ -71,7 +71,7 @@ def copy(step: ProgressStep) -> Callable[..., list[str]]:
             **changes,
         }
         options.setdefault("size", source.stat().st_size if source.exists() else 10)
-        return copy_blocks(source, target, expected=expected, **options)
+        return copy_blocks(source, target, expected=expected, **options).hashes
 
     return run
 

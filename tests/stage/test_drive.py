@@ -73,7 +73,7 @@ def test_the_first_session_packs_and_publishes(images: Path, my_drive: Path, dri
     cached = next((drive.cloud / "MyDrive" / "colabstage").glob("*.h5"))
     manifest = read_manifest(cached)
     assert manifest is not None
-    check_whole(cached, manifest, threads=2)
+    check_whole(cached, manifest)
     assert cached.read_bytes() == staged.path.read_bytes()
     assert [step.name for step in staged.report.steps][-2:] == ["pack", "publish to cache"]
     assert not [p for p in cached.parent.iterdir() if p.name.startswith(".colabstage-")]

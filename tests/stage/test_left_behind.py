@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.opening import OpenSource
+    from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.make import StageCall, TooLarge
+    from colabstage.stage.make import StageCall
     from colabstage.stage.record import StagedFiles
 
 # The third block of the pack.
@@ -127,11 +128,13 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     try:
         if awakes == "before the new staging":
 
-            def awake_and_make(call: StageCall, source: OpenSource, *, pack: bool) -> StagedFiles | TooLarge | None:
+            def awake_and_make(
+                call: StageCall, source: OpenSource, cache: Cache | None = None
+            ) -> StagedFiles | CachedPack | None:
                 hanging.awake()
                 wait_until_over()
                 assert not call.request.pack_path.exists()
-                return make_local(call, source, pack=pack)
+                return make_local(call, source, cache)
 
             monkeypatch.setattr(run, "make_local", awake_and_make)
         staged = stage_dataset(photos, **options)
@@ -146,7 +149,7 @@ def test_a_restore_that_was_left_behind_changes_nothing(
     assert state_of(staged) == made
     manifest = read_manifest(staged.path)
     assert manifest is not None
-    assert not damaged_blocks(staged.path, manifest, threads=1)
+    assert not damaged_blocks(staged.path, manifest)
     again = stage_dataset(photos, **options)
     assert again.report.origin == "local"
     assert state_of(again) == made

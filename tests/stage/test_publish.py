@@ -42,7 +42,7 @@ def test_a_file_is_copied_with_its_manifest(checkpoint: Path, tmp_path: Path) ->
     assert not report.uploading
     manifest = read_manifest(report.path)
     assert manifest is not None
-    check_whole(report.path, manifest, threads=2)
+    check_whole(report.path, manifest)
     assert sorted(p.name for p in report.path.parent.iterdir()) == ["best.pt", "best.pt.json"]
 
 
@@ -58,7 +58,7 @@ def test_the_previous_version_is_kept(checkpoint: Path, tmp_path: Path) -> None:
     assert report.previous.read_bytes() == versions[1]
     manifest = read_manifest(report.previous)
     assert manifest is not None
-    check_whole(report.previous, manifest, threads=1)
+    check_whole(report.previous, manifest)
     assert len(list(report.path.parent.iterdir())) == 4
 
 

@@ -70,7 +70,7 @@ def check_manifest(place: Path) -> None:
     """The file is the one that its manifest describes."""
     manifest = read_manifest(place)
     assert manifest is not None
-    check_whole(place, manifest, threads=2)
+    check_whole(place, manifest)
 
 
 _DIES = """

@@ -92,7 +92,7 @@ def check_all(found: list[dict[str, Any]], truth: bytes, drive: SimulatedDrive, 
     for pack in (path, cached):
         manifest = read_manifest(pack)
         assert manifest is not None
-        check_whole(pack, manifest, threads=2)
+        check_whole(pack, manifest)
     assert cached.read_bytes() == truth
     assert list(local_dir.rglob(".colabstage-*.tmp")) == []
     assert [entry.name for entry in cached.parent.iterdir() if entry.name.startswith(".colabstage-")] == []
