@@ -7,14 +7,15 @@ hashes detect, and blocks can be checked in parallel and repaired one by one.
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
-from colabstage.io.files import block_ranges, hash_ranges, read_json, write_json
-from colabstage.io.ownership import among_others, remove_vouched, sweep_orphans
+from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
+from colabstage.io.ownership import among_others, remove_vouched, sweep_orphans, sync_file
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
@@ -176,6 +177,23 @@ def check_place_of_manifest(file: Path) -> None:
 def write_manifest(file: Path, manifest: Manifest) -> None:
     """Write the manifest of `file` atomically; from then on the file counts as complete."""
     write_json(manifest_path(file), asdict(manifest))
+
+
+def claim_manifest(file: Path, manifest: Manifest) -> bool:
+    """Write the manifest of a file that is about to be put in its place, unless there is one; return whether it did.
+
+    Of several that claim a place one succeeds. Who is killed meanwhile leaves the first part of a manifest, which
+    counts for nothing and is recognised as ours.
+    """
+    beside = manifest_path(file)
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    with open(handle, "w", encoding="utf-8") as written:
+        written.write(json_text(asdict(manifest)))
+    sync_file(beside)
+    return True
 
 
 def read_manifest(file: Path) -> Manifest | None:

@@ -118,10 +118,15 @@ def target_file(to: str | os.PathLike[str], name: str) -> Path:
     return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
 
 
+def json_text(value: Any) -> str:
+    """Return `value` as JSON, with sorted keys and a final newline: the same value is the same text."""
+    return json.dumps(value, indent=1, sort_keys=True) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as JSON, atomically, with sorted keys and a final newline."""
+    """Write `value` as `json_text`, atomically."""
     with atomic_path(path) as temp:
-        temp.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        temp.write_text(json_text(value), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

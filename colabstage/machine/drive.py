@@ -250,11 +250,12 @@ def is_readonly(drive: Mount) -> bool:
     asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
     if drive.readonly or drive.fstype != DRIVE_TYPE:
         return drive.readonly
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # of a process that has just ended
-            words = line.read_bytes().decode("utf-8", "replace")
-            if asked.search(words):
-                return "read_only_mode:true" in words
+    # Thousands may run, so without paths and patterns for each of them.
+    for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError), open(f"/proc/{process}/cmdline", "rb") as line:  # it may have just ended
+            words = line.read()
+            if b"mount_point_path:" in words and asked.search(words.decode("utf-8", "replace")):
+                return b"read_only_mode:true" in words
     return False
 
 

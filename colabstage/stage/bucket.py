@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from colabstage.errors import DamagedPackError, PackFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.h5.manifest import Manifest, parse_manifest
 from colabstage.h5.parts import PartName
-from colabstage.io.files import hash_block
+from colabstage.io.files import hash_block, json_text
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import cancellation_of
 from colabstage.io.redaction import show_address
@@ -212,7 +212,7 @@ class _Publication:
         self._place, self._name, self._manifest, self._cancellation = place, name, manifest, cancellation
         self._store = place._store
         self._there = place._objects()
-        self._content = (json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n").encode()
+        self._content = json_text(asdict(manifest)).encode()
 
     def is_there(self) -> bool:
         """Tell whether the very content is there already, as after a kill at the end, or from somebody else."""

@@ -85,17 +85,18 @@ def _files_of(shards: Sequence[CachedFile]) -> FileSet:
     return FileSet([FileOfSet(one.source, one.name, one.manifest) for one in shards])
 
 
+@dataclass(slots=True)
 class Cache:
     """The cache as one call sees it.
 
     Its folder is looked for once, and not before it is needed, because a Drive that hangs takes long to give up on.
     """
 
-    def __init__(self, request: StageRequest) -> None:
-        self._request = request
-        self._chosen: tuple[CachePlace | None, str] | None = None
-        self.is_left = False
-        """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
+    request: StageRequest
+    """What is staged."""
+    is_left: bool = False
+    """Whether the pack in the cache is useful to other machines and has to stay, so that none is published."""
+    _chosen: tuple[CachePlace | None, str] | None = None
 
     @property
     def place(self) -> CachePlace | None:
@@ -113,11 +114,11 @@ class Cache:
         Raises:
             SourceNotFoundError, SourceAccessError: the cache is in a bucket that is not there, or that refuses us.
         """
-        place = self.place if self._request.wants_pack else None
+        place = self.place if self.request.wants_pack else None
         if place is None:
             return None
         try:
-            return place.ask(lambda: find_cached(self._request, place))
+            return place.ask(lambda: find_cached(self.request, place))
         except (DriveDisconnectedError, SourceReadError) as error:
             # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
             self._chosen = None, str(error).removesuffix(".")
@@ -125,7 +126,7 @@ class Cache:
 
     def _choose(self) -> tuple[CachePlace | None, str]:
         if self._chosen is None:
-            request = self._request
+            request = self.request
             self._chosen = find_cache_dir(request.cache_dir, near=request.drive_path, local=request.folder)
         return self._chosen
 
@@ -239,7 +240,7 @@ def restore_pack(
     make_folder(request.folder)
     try:
         with open_workspace(
-            restore_name(request),
+            request.copy_path,
             keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError),
             in_own_folder=True,
         ) as workspace:
@@ -355,12 +356,6 @@ def _lend(
     return fetched
 
 
-def restore_name(request: StageRequest) -> Path:
-    """Return the name of an unfinished copy from the cache."""
-    # Not the pack's own name: packing takes up leftovers of that name, and would continue a copy as if it were its own.
-    return request.pack_path.with_name(f"{request.pack_path.name}.copy")
-
-
 def exceeds_limit(request: StageRequest, cached: CachedPack) -> bool:
     """Tell whether a pack in the cache is not to be copied here whole."""
     if request.disk_limit is None:
@@ -386,8 +381,6 @@ class CurrentPack(NamedTuple):
 def find_current(call: StageCall, source: SourceOnce, cache: Cache) -> CurrentPack | None:
     """Return the packed copy in the cache, if there is a complete one and the source is not known to have changed."""
     request = call.request
-    if request.refresh or not request.wants_pack:
-        return None
     with call.report.timed("look in cache") as step:
         cached = cache.find()
         identity = None if cached is None else identity_of(cached.manifest)

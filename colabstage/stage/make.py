@@ -25,7 +25,6 @@ from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.shards import pack_by_executor
 from colabstage.sources.tree import fetch_folder
-from colabstage.stage.cache import restore_name
 from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import (
     SourceListingError,
@@ -138,7 +137,7 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
                 request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
             )
         # Not the leftovers of the pack: packing continues what an interrupted run has finished.
-        sweep_orphans(request.folder, name=restore_name(request).name)
+        sweep_orphans(request.folder, name=request.copy_path.name)
         with open_spool(request.folder / _SPOOL) as spool:
             make_folder(spool)
             large = stream = None

@@ -23,6 +23,7 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import (
@@ -37,24 +38,26 @@ from colabstage.h5.manifest import (
     BLOCK_BYTES,
     Manifest,
     check_place_of_manifest,
+    claim_manifest,
     is_as_written,
     is_manifest,
     is_whole,
     manifest_of_bytes,
     manifest_path,
+    parse_manifest,
     read_manifest,
     remove_manifest,
     sweep_pack_leftovers,
     write_manifest,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import make_folder, target_file
+from colabstage.io.files import make_folder, read_json, target_file
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
-from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.progress import SYSTEM_CLOCK, cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
 from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
-from colabstage.io.workspace import disk_use, open_workspace
+from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, require_answer, silence_of
 from colabstage.machine.resources import check_space
@@ -69,6 +72,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
 
 PREVIOUS_SUFFIX = ".previous"
+# What has a manifest and no file for so long was given up; and how often that is looked at.
+_PLACING_S, _LOOK_S = 2.0, 0.02
 Proof = Literal["uploaded", "read back", "written"]
 """What is known about a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client reports
 the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
@@ -465,10 +470,38 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
     if there is not None:
         discard_version(previous)
         write_manifest(previous, there)
-        move_vouched(target, previous, is_as_written)
+        # Another process may have put its own version there meanwhile.
+        move_vouched(target, previous, lambda file: is_as_written(file) and read_manifest(file) == there)
+    _claim(target, manifest, there, workspace=temp.parent)
     # A reader that comes between these two finds a manifest without a file, which does not count.
-    write_manifest(target, manifest)
     put_file(temp, target, replaces=lambda _: False)
+
+
+def _claim(target: Path, manifest: Manifest, before: Manifest | None, *, workspace: Path) -> None:
+    """Write the manifest of what is about to be put at `target`, where nobody else is about to put something.
+
+    `before`: that of the version which has just got another name.
+
+    Raises:
+        TargetExistsError: another process was faster.
+    """
+    beside = manifest_path(target)
+    deadline = SYSTEM_CLOCK.now() + _PLACING_S
+    while not claim_manifest(target, manifest):
+        if os.path.lexists(target):
+            msg = f"Another process has published '{target}' meanwhile. Publish again."
+            raise TargetExistsError(msg)
+        found = read_json(beside)
+        is_done_with = before is not None and parse_manifest(found, str(beside)) == before
+        # Not that of the version before: of a run that died, or of one that is about to put its file there.
+        if is_done_with or not is_worked_in(target.parent, but=workspace) or SYSTEM_CLOCK.now() > deadline:
+            remove_vouched(beside, partial(_is_still, found=found))
+        else:
+            SYSTEM_CLOCK.sleep(_LOOK_S)
+
+
+def _is_still(beside: Path, *, found: object) -> bool:
+    return is_manifest(beside) and read_json(beside) == found
 
 
 def sweep_leftovers_of(target: Path) -> None:

@@ -77,6 +77,12 @@ class StageRequest:
         return self.folder / f"{self.name}.h5"
 
     @property
+    def copy_path(self) -> Path:
+        """Return what an unfinished copy of the pack in the cache is named after."""
+        # Not the pack: packing takes up leftovers of its name, and would continue a copy as if it were its own.
+        return self.folder / f"{self.name}.h5.copy"
+
+    @property
     def files_path(self) -> Path:
         """Return the plain tree of files on the local disk."""
         return self.folder / "files"

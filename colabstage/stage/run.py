@@ -229,7 +229,8 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
         # Nothing is written yet, so this is the moment to report that the source cannot be read. With the pack in the
         # cache it may not be needed at all, and listing it takes time. A source that has to be downloaded before it can
         # be opened is left to whoever holds the lock, because two downloads at once would only halve the speed.
-        cached = cache.find() is not None and not request.refresh and not request.wants_files
+        looks = request.cache_dir is not None and not request.refresh and not request.wants_files
+        cached = looks and cache.find() is not None
         if not cached and (request.disk_limit is not None or not comes_whole(request.source)):
             source.open(to_pack=True)
         make_own_folder(request.folder.parent)
@@ -294,7 +295,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     # Although nothing had to be done: the run that made it may have been killed before it cleaned up, and its
     # leftovers would stay until somebody stages that source again.
     _sweep_copies(request)
-    if request.wants_pack and record.published is False:
+    if request.wants_pack and record.published is False and request.cache_dir is not None:
         return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
     return _finish(call, published_before=record.published is True)
 
@@ -319,7 +320,10 @@ def _sweep_copies(request: StageRequest) -> None:
 
 def _restore(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset | None:
     """Return what is in the cache, copied here or opened in part, if it can be used."""
-    request, found = call.request, find_current(call, source, cache)
+    request = call.request
+    if request.cache_dir is None or request.refresh or not request.wants_pack:
+        return None
+    found = find_current(call, source, cache)
     if found is None:
         return None
     if exceeds_limit(request, found.pack):
@@ -369,9 +373,10 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     opened = source.open()
     if opened.resumed_bytes:
         report.note(f"{format_bytes(opened.resumed_bytes)} of the source were here from a run that was interrupted.")
-    publishes = request.wants_pack and not cache.is_left and cache.place is not None
+    caches = request.wants_pack and request.cache_dir is not None and not cache.is_left
     if request.wants_pack:
-        record = LocalRecord(request.key, opened.identity, seal, files, False if publishes else None)
+        published = False if caches and cache.place is not None else None
+        record = LocalRecord(request.key, opened.identity, seal, files, published)
     else:
         record = files_record(request, opened.identity, files)
     # Before the copy of the source is removed: after a kill at this point, the next call has everything it needs.
@@ -379,7 +384,7 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     opened.discard()
     # This run may not have used what a dead one left behind.
     _sweep_copies(request)
-    if not request.wants_pack or cache.is_left:
+    if not caches:
         return _finish(call)
     if not wait:
         # Not a daemon: a script that ends right after staging would cut the copy off.
@@ -397,8 +402,7 @@ def _publish_pack(
     request = call.request
     place = cache.place
     if place is None:
-        if request.cache_dir is not None:
-            call.report.note(f"Not cached: {cache.why}.")
+        call.report.note(f"Not cached: {cache.why}.")
         return None
     done = None
     with call.report.timed("publish to cache", unit="B") as step:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +20,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.h5.manifest import BLOCK_BYTES, check_whole, manifest_path, read_manifest
+from colabstage.io.ownership import put_file
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.publish import FileState, check_unchanged, previous_path, publish_file, restore_file
 from colabstage.stage.run import stage_dataset
@@ -309,6 +313,38 @@ def test_another_may_publish_the_same_meanwhile(tmp_path: Path, monkeypatch: pyt
         check_manifest(there)
     check_manifest(previous_path(there))
     assert previous_path(there).read_bytes() == b"old" * 1000
+
+
+def test_two_that_publish_at_the_same_moment_each_have_their_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is second makes the first the previous version; no file ever stands under the other's manifest."""
+    there = tmp_path / "there" / "model.pt"
+    contents = [b"one" * 1000, b"two" * 1000]
+    turns, came, placed = itertools.count(), threading.Event(), threading.Event()
+
+    def meet_and_put(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
+        # The first puts its file there when the second has said what it is about to put there, if it ever does.
+        if next(turns) == 0:
+            came.wait(0.5)
+        else:
+            came.set()
+            placed.wait(5)
+        put_file(made, target, replaces=replaces)
+        placed.set()
+
+    def publish(number: int) -> None:
+        source = tmp_path / f"{number}.pt"
+        source.write_bytes(contents[number])
+        publish_file(source, there, progress=False)
+
+    monkeypatch.setattr("colabstage.stage.publish.put_file", meet_and_put)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(publish, range(2))) == [None, None]
+    assert sorted(path.read_bytes() for path in (there, previous_path(there))) == contents
+    for path in (there, previous_path(there)):
+        check_manifest(path)
+    assert not [name for name in names(there.parent) if name.startswith(".")]
 
 
 def test_another_may_restore_the_same_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
