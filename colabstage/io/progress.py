@@ -343,6 +343,12 @@ class LateStep:
         """Count what was done before, as `start_at`."""
         self._count(amount, lambda step: start_at(step, amount))
 
+    def note(self, text: str) -> None:
+        """Show a text beside it, as `annotate`."""
+        with self._lock:
+            if self._step is not None:
+                annotate(self._step, text)
+
     def _count(self, amount: int, tell: Callable[[ProgressStep], object]) -> None:
         with self._lock:
             # What came twice is no further copy.

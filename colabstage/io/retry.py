@@ -45,16 +45,23 @@ class RetryPolicy:
     """Tries for one item, the first included."""
     first_wait_s: float = 0.25
     """Seconds before the second try; each further wait doubles."""
+    patience_s: float = 0.0
+    """Seconds for which a server is asked again at least, however often: what takes hours should not end because a
+    server had a bad minute. Not for mounts: one that fails waits for a person."""
     missing_is_transient: bool = True
     """Whether a file is worth another try that was listed a moment ago and now is not found, as on a dying mount."""
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or not self.first_wait_s >= 0:
+        if self.attempts < 1 or not self.first_wait_s >= 0 or not self.patience_s >= 0:
             msg = (
-                f"A retry policy needs at least one attempt and a wait of no less than 0 s, got attempts="
-                f"{self.attempts} and first_wait_s={self.first_wait_s}."
+                f"A retry policy needs at least one attempt and times of no less than 0 s, got attempts="
+                f"{self.attempts}, first_wait_s={self.first_wait_s} and patience_s={self.patience_s}."
             )
             raise OptionError(msg)
+
+
+# For what was opened, so that it has answered a moment ago.
+PATIENT = RetryPolicy(patience_s=60.0)
 
 
 def is_transient(error: OSError, policy: RetryPolicy) -> bool:

@@ -166,6 +166,11 @@ class PartialPack:
         """Return bytes `fetched` and `evicted` since this was opened, `kept` from before, `here`, and on the `disk`."""
         return self.file.figures
 
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        return self.file.waits_for
+
     def units(self, split: str) -> NDArray[np.intp]:
         """Return the first and the last block of each row, `(N, 2)`, counted from 0."""
         return self._of(split).units

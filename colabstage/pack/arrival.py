@@ -425,20 +425,27 @@ class PackArrival:
         """What readers in this process have got."""
         self._needs: Needs | None = None
         self._figures: Callable[[], Mapping[str, int]] = dict
+        self._waits_for: Callable[[], str] = str
         self._pid = os.getpid()
 
-    def follow(self, needs: Needs, figures: Callable[[], Mapping[str, int]]) -> None:
-        """Pass what readers expect to `needs` from now on, and ask `figures` for those of bytes."""
-        self._needs, self._figures = needs, figures
+    def follow(self, needs: Needs, figures: Callable[[], Mapping[str, int]], waits_for: Callable[[], str]) -> None:
+        """Pass what readers expect to `needs` from now on, ask `figures` for those of bytes, and `waits_for` why none
+        come."""
+        self._needs, self._figures, self._waits_for = needs, figures, waits_for
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_map": None, "_needs": None, "_figures": dict}
+        return {**self.__dict__, "_map": None, "_needs": None, "_figures": dict, "_waits_for": str}
 
     @property
     def figures(self) -> Mapping[str, int]:
         """Return how many bytes of the source's samples are here: `fetched` by this run and `kept` from an earlier one.
         None is `evicted`. Only in the process that packs."""
         return self._figures()
+
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present; "" where it does. Only in the process that packs."""
+        return self._waits_for()
 
     @property
     def complete(self) -> bool:

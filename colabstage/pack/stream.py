@@ -172,7 +172,9 @@ class PackStream:
             coming, self._coming = self._coming, None
         if coming is not None:
             self.arrival = coming
-            coming.follow(self._needs, self._bytes_moved)
+            source = self._source
+            assert source is not None
+            coming.follow(self._needs, self._bytes_moved, lambda: source.waits_for)
             self._begun(coming)
 
     @property

@@ -160,6 +160,11 @@ class OpenList(Closing):
         return sum(part.resumed_bytes for part in self.parts)
 
     @property
+    def waits_for(self) -> str:
+        """Return why nothing of a part comes at present; "" where all do."""
+        return next((why for part in self.parts if (why := part.waits_for)), "")
+
+    @property
     def extent(self) -> tuple[int, int]:
         """Return how many files it has, where an archive is one, and their bytes together."""
         return self.parts[0].extent if self._is_one else (self.identity.files, self.identity.nbytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -242,7 +243,8 @@ class ObjectTree(Tree):
         self._retry = retry
         self._clock = clock
         try:
-            listed = self._patiently(lambda: self._list(workers))
+            # Nobody is told yet why it takes long.
+            listed = self._patiently(lambda: self._list(workers), replace(retry, patience_s=0.0))
         except BaseException:
             self._store.close()
             raise
@@ -297,11 +299,12 @@ class ObjectTree(Tree):
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         # One budget for the whole file, which starts over with every byte.
-        file, budget = self._object(entry), RetryBudget()
+        file, budget = self._object(entry), RetryBudget(self._retry, self._clock)
         at = 0
         while at < entry.size:  # the last piece comes after the question whether it is still the same object
             try:
                 for piece in file.read_range(at, entry.size - at):
+                    self.waits_for = ""
                     at += len(piece)
                     yield piece
             except TransientError as error:
@@ -346,18 +349,23 @@ class ObjectTree(Tree):
             "while being read. Wait until its upload is complete, then stage again."
         )
 
-    def _patiently(self, read: Callable[[], T]) -> T:
-        budget = RetryBudget()
+    def _patiently(self, read: Callable[[], T], policy: RetryPolicy | None = None) -> T:
+        budget = RetryBudget(policy or self._retry, self._clock)
         while True:
             try:
-                return read()
+                found = read()
             except TransientError as error:
                 self._rest(error, budget, 0)
+            else:
+                self.waits_for = ""
+                return found
 
     def _rest(self, error: TransientError, budget: RetryBudget, arrived: int) -> None:
         """Wait before the next try; raise what failed when there have been enough."""
+        wait_s = budget.next_wait_s(error, self.label, arrived=arrived)
+        self.waits_for = budget.waits_for
         # As long as the service asks, but a minute at most: longer looks like hanging.
-        self._clock.sleep(min(budget.next_wait_s(error, self.label, self._retry, arrived=arrived), 60.0))
+        self._clock.sleep(min(wait_s, 60.0))
 
 
 def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:

@@ -16,7 +16,7 @@ from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadErro
 from colabstage.io.files import Closing
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.retry import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.units import format_count
 from colabstage.io.workspace import disk_use, find_orphans
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
@@ -279,6 +279,13 @@ class SourcePart(Closing):
         return self._copy.kept_bytes if self._copy is not None else 0
 
     @property
+    def waits_for(self) -> str:
+        """Return why nothing of it comes at present although it is still asked for; "" where it does."""
+        if self._copy is not None:
+            return self._copy.waits_for
+        return "" if self.tree is None else self.tree.waits_for
+
+    @property
     def _is_copied(self) -> bool:
         """Tell whether a file is copied here, because reading it where it is takes too long."""
         # A mount counts as far: random reads of an archive through it are slower than a copy of all of it.
@@ -302,9 +309,7 @@ class SourcePart(Closing):
         assert facts.size is not None
         step = self._stack.enter_context(LateStep(self.opening.progress, f"copy {facts.name}", facts.size))
         self._copy = self._stack.enter_context(
-            StreamingCopy(
-                self.file, self._copy_path, step=step, policy=RetryPolicy(), cancellation=self.opening.cancellation
-            )
+            StreamingCopy(self.file, self._copy_path, step=step, policy=PATIENT, cancellation=self.opening.cancellation)
         )
         return self._copy
 
@@ -329,7 +334,7 @@ class SourcePart(Closing):
                     folder / facts.name,
                     step=step,
                     cancellation=self.opening.cancellation,
-                    policy=RetryPolicy(),
+                    policy=PATIENT,
                 )
             return fetched.path
 
@@ -573,7 +578,7 @@ def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
     from colabstage.sources.objects_fsspec import ObjectTree, object_kind, open_object
 
     if object_kind(source.url) == "folder":
-        tree = ObjectTree(source.url, workers=SLOW_LISTERS)
+        tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)
         return SourcePart(source, "object store", slow=True, opening=opening, tree=tree)
     file = open_object(source.url, checksum=opening.checksum)
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)

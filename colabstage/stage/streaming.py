@@ -106,6 +106,10 @@ class Arriving(Arrival, Protocol):
     def figures(self) -> Mapping[str, int]:
         """Return bytes that were `fetched`, `kept` from an earlier run and `evicted`."""
 
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present although it is still asked for; "" where it does."""
+
     def check(self) -> None:
         """Raise why no more rows come, if none do."""
 
@@ -261,8 +265,11 @@ class BackgroundPack:
         return now
 
     def _training(self) -> str:
-        """Return how readers get on while data arrives, in words; "" before their first batch."""
+        """Return how readers get on while data arrives, in words: why nothing comes, if so; "" before their first
+        batch."""
         got = self.arrival.handed_out
+        if waits_for := self.arrival.waits_for:
+            return waits_for
         if got.first_s is None:
             return ""
         seconds = got.last_s - got.first_s

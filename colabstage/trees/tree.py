@@ -94,6 +94,8 @@ class Tree(Closing):
     """The bytes that positions of entries count in; `None` where each file is by itself. Closed with the tree."""
     by_request: bool = False
     """Whether each part of a file is a question of its own to a service: who reads here and there wants a copy."""
+    waits_for: str = ""
+    """Why no file comes at present although it is still asked for; "" where they do."""
     unpacked: Path | None = None
     """The folder with all files in it that an archive was unpacked to; who takes them from there takes the tree's
     place."""

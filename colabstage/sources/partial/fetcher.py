@@ -21,7 +21,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
 from colabstage.io.files import hash_block, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.retry import PATIENT
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
@@ -149,7 +149,10 @@ _MOST_OPEN = 16
 
 
 class Fetcher:
-    """Fetch for all readers of one part. Made by `become_fetcher`."""
+    """Fetch for all readers of one part. Made by `become_fetcher`.
+
+    `waits_for`: why nothing comes at present although it is still asked for; "" where it does.
+    """
 
     def __init__(self, part: LocalPart, folder: Path, openers: Sequence[Callable[[], RemoteFile]], lock: int) -> None:
         self._part, self._folder, self._openers, self._lock = part, folder, openers, lock
@@ -166,6 +169,7 @@ class Fetcher:
         self._wished: dict[int, float] = {}
         self._planned = False
         self._last: object = None
+        self.waits_for = ""
         self._pid = os.getpid()
         part.begin()
         # It holds the fetcher weakly: the last reader of this process that goes ends it.
@@ -330,7 +334,10 @@ class Fetcher:
                     changed, label = None, remote.facts.label
                     # After a wrong hash the question is worth a round trip: "changed" says more than "damaged".
                     asked = remote if turn else without_version_check(remote)
-                    data = read_directly(asked, offset, length, policy=RetryPolicy(), stopped=self._stop.is_set)
+                    data = read_directly(
+                        asked, offset, length, policy=PATIENT, stopped=self._stop.is_set, tell=self._wait_for
+                    )
+                    self._wait_for("")
                     if hash_block(data) == wanted:
                         return data
                     self._drop(number, remote)
@@ -343,6 +350,9 @@ class Fetcher:
             f"{_BLOCK_TRIES} readings."
         )
         raise DamagedPackError(msg)
+
+    def _wait_for(self, what: str) -> None:
+        self.waits_for = what
 
     def _open(self, number: int) -> RemoteFile:
         with self._guard:

@@ -149,6 +149,11 @@ class BlockwiseFile:
             "disk": part.disk_bytes,
         }
 
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present; "" where it does, or where another process asks."""
+        return next((one.waits_for for one in self._fetchers), "")
+
     def settle(self, kept: NDArray[np.bool_], edges: Edges, *, least: int) -> None:
         """Say which blocks are always kept and what stays of others; from then on others are fetched and let go.
 
@@ -479,6 +484,11 @@ class WholeFile:
         """Return bytes, as `BlockwiseFile.figures`."""
         size = self.files.size
         return {"fetched": 0, "evicted": 0, "kept": size, "here": size, "disk": size}
+
+    @property
+    def waits_for(self) -> str:
+        """Return that nothing is waited for."""
+        return ""
 
     def read(self, address: int, length: int) -> bytes:
         """Return bytes."""

@@ -1,8 +1,9 @@
 """Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
 
 A connection that fails is opened again at the byte where it stopped. The retry budget starts over with every byte
-that arrives by whichever connection: a download of hours survives any number of cuts, and one that gets nowhere ends
-soon. A connection that is refused while others go on leaves its byte range to them, and asks again ever more rarely.
+that arrives by whichever connection: a download of hours survives any number of cuts. A connection that is refused
+while others go on leaves its byte range to them, and asks again ever more rarely. Where all are refused, one of them
+asks on for as long as the policy is patient, and says what it waits for.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import io
 import threading
 from typing import TYPE_CHECKING
 
-from colabstage.errors import SourceChangedError, SourceReadError
-from colabstage.io.progress import SYSTEM_CLOCK, start_at
+from colabstage.errors import SourceChangedError, SourceReadError, ended, said_by
+from colabstage.io.progress import SYSTEM_CLOCK, annotate, start_at
 from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import ConnectionTuner, FlightLimit, IntervalSet, RangeScheduler
@@ -33,6 +34,10 @@ LOOK_S = 0.25
 # How often a connection that is free looks for another that has become slow.
 _IDLE_LOOK_S = 0.05
 _LONGEST_WAIT_S = 30.0
+# Where nothing comes at all, somebody waits for the end of that.
+_LONGEST_PATIENT_WAIT_S = 5.0
+# Whoever asks to be left alone for longer is asked again all the same.
+_LONGEST_ASKED_WAIT_S = 60.0
 # A read so far ahead of what is on its way is worth a request of its own.
 FAR_BYTES = 8 * 1024 * 1024
 # A connection for less than this would end before the first one is at full speed.
@@ -83,6 +88,7 @@ class Transfer:
         self._last_moved = clock.now()
         self._window = (self._last_moved, 0)
         self._error: BaseException | None = None
+        self._waits_for = ""
         self._stopping = False
         self._working = 0
         self._threads: list[threading.Thread] = []
@@ -92,6 +98,11 @@ class Transfer:
         with self._lock:
             self._last_moved = self._clock.now()
             self._spawn(self._begin)
+
+    @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        return self._waits_for
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
         """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes."""
@@ -241,7 +252,7 @@ class Transfer:
 
     def _connect(self) -> None:
         """Work as one connection: range after range until nothing is left to do."""
-        budget, hashes = RetryBudget(), BlockHashes(self._size)
+        budget, hashes = RetryBudget(self._policy, self._clock), BlockHashes(self._size)
         while (byte_range := self._next_range()) is not None:
             while byte_range.left and not self._ended():
                 try:
@@ -250,7 +261,7 @@ class Transfer:
                     self._go_on_after(error, byte_range, budget)
                 # What came through proves that the connection is good again.
                 else:
-                    budget = RetryBudget()
+                    budget = RetryBudget(self._policy, self._clock)
 
     def _grow(self) -> None:
         """Open as many connections as are wanted now, with the lock held."""
@@ -300,7 +311,8 @@ class Transfer:
             assert self._plan is not None
             was_whole = self._whole_blocks(offset, end)
             new = self._arrived.add(offset, end)
-            now = self._clock.now()
+            waited, now = bool(new and self._waits_for), self._clock.now()
+            self._waits_for = "" if new else self._waits_for
             if data:
                 self._plan.advance(byte_range, end, now)
             if new:
@@ -315,6 +327,8 @@ class Transfer:
                     self._freed.notify()
             finished = [number for number in self._whole_blocks(offset, end) if number not in was_whole]
             self._moved.notify_all()
+        if waited:
+            annotate(self._step, "")
         # Only bytes that nobody else had brought count.
         if new:
             self._step.advance(new)
@@ -343,22 +357,30 @@ class Transfer:
             assert self._plan is not None
             moved = byte_range.position > byte_range.begin
             arrived = self._arrived.total
-            tries = budget.count(moved=moved, arrived=arrived, slow=error.slow)
-            wait_s = budget.wait_s(error, self._policy)
-            spent = tries >= self._policy.attempts or wait_s > self._stall_timeout_s
+            wait_s = budget.count(error, arrived=arrived, moved=moved)
+            in_time = wait_s <= self._stall_timeout_s
+            spent = budget.is_spent or not in_time
+            last = spent and self._working == 1
             if spent or (not moved and self._working > 1):
                 self._plan.finish(byte_range, self._clock.now())
                 self._freed.notify_all()
-            if spent and self._working == 1:
-                self._error = self._error or final_error(error, self._label, tries)
+            if last and not (in_time and budget.is_patient):
+                self._error = self._error or final_error(error, self._label, budget.tries)
                 self._wake()
                 return
-            self._working -= spent
-            self._pause(min(wait_s, _LONGEST_WAIT_S) if spent else wait_s)
+            resting = spent and not last
+            self._working -= resting
+            if last:
+                self._waits_for = budget.waits_for
+        if last:
+            # Outside the lock: whoever shows progress may be slow.
+            annotate(self._step, budget.waits_for)
+        with self._lock:
+            self._pause(min(wait_s, _LONGEST_WAIT_S) if resting else wait_s)
             # Its tries are spent: it does not ask again before another connection has shown that there is a point.
-            while spent and not self._ended() and self._arrived.total == arrived:
+            while resting and not self._ended() and self._arrived.total == arrived:
                 self._clock.wait(self._freed, LOOK_S)
-            self._working += spent
+            self._working += resting
 
     def _pause(self, seconds: float) -> None:
         """Wait with the lock held."""
@@ -371,48 +393,72 @@ class Transfer:
 
 
 class RetryBudget:
-    """The tries of one connection."""
+    """The tries of one connection, or of one reader.
 
-    def __init__(self) -> None:
+    `tries`: since any byte of the file arrived, the latest failure included. `is_spent`: whether there were as many as
+    the policy has. `is_patient`: whether it is asked again all the same, for the policy's `patience_s` are not over;
+    `waits_for` then says what is waited for.
+    """
+
+    def __init__(self, policy: RetryPolicy, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.tries = 0
+        self.is_spent = self.is_patient = False
+        self.waits_for = ""
+        self._policy, self._clock = policy, clock
         self._refusals = 0
-        self._tries = 0
         self._arrived = -1
+        self._since = 0.0
 
-    def count(self, *, moved: bool, arrived: int, slow: bool = False) -> int:
-        """Return tries since any byte of the file arrived, this failure included.
+    def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
+        """Take note of a failure, and return the seconds before the next try: as many as the other side asked for.
 
-        `moved`: this connection brought some. `slow`: as `TransientError` has it; what came then counts for nothing.
+        Args:
+            error: the failure. What came so slowly that it is one counts for nothing.
+            arrived: how many bytes of the file are here, by whichever connection.
+            moved: whether this connection brought some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
-        self._tries = self._tries + 1 if slow or arrived == self._arrived else 1
+        if error.slow or arrived == self._arrived:
+            self.tries += 1
+        else:
+            self.tries, self._since = 1, self._clock.now()
         self._arrived = arrived
-        return self._tries
+        self.is_spent = self.tries >= self._policy.attempts
+        patience_s = 0.0 if _is_of_a_mount(error) else self._policy.patience_s
+        self.is_patient = self._clock.now() - self._since < patience_s
+        waits = self.is_spent and self.is_patient
+        self.waits_for = f"{ended(said_by(error))} It is asked again for {patience_s:.0f} s." if waits else ""
+        longest_s = _LONGEST_PATIENT_WAIT_S if waits else _LONGEST_WAIT_S
+        own_s = float(min(self._policy.first_wait_s * 2 ** min(self._refusals - 1, 16), longest_s))
+        if error.wait_s is None:
+            return own_s
+        # "At once" is not asked a thousand times a minute.
+        return max(error.wait_s, own_s) if self.is_spent else error.wait_s
 
-    def wait_s(self, error: TransientError, policy: RetryPolicy) -> float:
-        """Return seconds before the next try: the other side knows best when it can be asked again."""
-        if error.wait_s is not None:
-            return error.wait_s
-        return float(min(policy.first_wait_s * 2 ** min(self._refusals - 1, 16), _LONGEST_WAIT_S))
-
-    def next_wait_s(self, error: TransientError, label: str, policy: RetryPolicy, *, arrived: int) -> float:
-        """Count a failure of the only connection; return seconds before the next try.
+    def next_wait_s(self, error: TransientError, label: str, *, arrived: int) -> float:
+        """Return as `count`, for who is the only one that asks.
 
         Raises:
-            OSError: there have been enough; as `final_error`.
+            OSError: what `final_error` makes of the failure: tries and patience are spent.
         """
-        tries = self.count(moved=False, arrived=arrived, slow=error.slow)
-        if tries >= policy.attempts:
-            raise final_error(error, label, tries) from error
-        return self.wait_s(error, policy)
+        wait_s = self.count(error, arrived=arrived)
+        if self.is_spent and not self.is_patient:
+            raise final_error(error, label, self.tries) from error
+        return wait_s
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
     """Return what is raised when a failure that passes did not pass."""
-    if isinstance(error.__cause__, OSError) and error.__cause__.errno is not None:
+    if _is_of_a_mount(error):
+        assert isinstance(error.__cause__, OSError)
         return translate_read_error(error.__cause__, label, tries)
     often = "1 try" if tries == 1 else f"{tries} tries"
     asked = f" The other side asked to wait {error.wait_s:.0f} seconds." if error.wait_s else ""
     return SourceReadError(f"{error} Given up after {often} without a byte.{asked} What has arrived is kept.")
+
+
+def _is_of_a_mount(error: TransientError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
 
 
 def stopped_error(label: str) -> SourceReadError:
@@ -444,8 +490,10 @@ def read_directly(
     policy: RetryPolicy,
     stopped: Callable[[], bool],
     clock: Clock = SYSTEM_CLOCK,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> bytes:
-    """Return a part of a source, by a request of its own; the retry budget starts over with every byte.
+    """Return a part of a source, by a request of its own; the retry budget starts over with every byte. `tell` is
+    called with what is waited for where the policy is patient.
 
     Raises:
         As `RemoteFile.read_range`, but no `TransientError`.
@@ -453,7 +501,7 @@ def read_directly(
     # Its buffer becomes the result without a copy.
     data = io.BytesIO()
     got = 0
-    budget = RetryBudget()
+    budget = RetryBudget(policy, clock)
     while got < length:
         try:
             with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
@@ -464,8 +512,9 @@ def read_directly(
             if got < length:
                 raise _ended_early(source.facts, offset + got)
         except TransientError as error:
-            wait_s = budget.next_wait_s(error, source.facts.label, policy, arrived=got)
-            deadline = clock.now() + min(wait_s, _LONGEST_WAIT_S)
+            wait_s = budget.next_wait_s(error, source.facts.label, arrived=got)
+            tell(budget.waits_for)
+            deadline = clock.now() + min(wait_s, _LONGEST_ASKED_WAIT_S)
             while (left_s := deadline - clock.now()) > 0 and not stopped():
                 clock.sleep(min(left_s, LOOK_S))
             if stopped():
@@ -486,7 +535,7 @@ def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cance
     """
     import xxhash
 
-    facts, budget = source.facts, RetryBudget()
+    facts, budget = source.facts, RetryBudget(policy)
     seen, done = xxhash.xxh3_64(), 0
     while True:
         begin = at = done if facts.ranges else 0
@@ -511,4 +560,4 @@ def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cance
             failure = _ended_early(facts, at)
         except TransientError as error:
             failure = error
-        cancellation.sleep(budget.next_wait_s(failure, facts.label, policy, arrived=done))
+        cancellation.sleep(budget.next_wait_s(failure, facts.label, arrived=done))

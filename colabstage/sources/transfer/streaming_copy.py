@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -121,6 +122,11 @@ class StreamingCopy(Closing):
         return 0 if self._transfer is None else self._transfer.kept_bytes
 
     @property
+    def waits_for(self) -> str:
+        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        return "" if self._transfer is None else self._transfer.waits_for
+
+    @property
     def block_hashes(self) -> tuple[str, ...]:
         """Return the xxh3-64 of each block of 8 MiB, once everything is here."""
         finished = {} if self._partial is None else self._partial.finished
@@ -203,7 +209,7 @@ class StreamingCopy(Closing):
         # Bytes that are far off are had sooner by a request of their own.
         if not transfer.wait_for(offset, end, patient=False, cancellation=self._cancellation):
             try:
-                return self._read_directly(offset, end)
+                return self._read_directly(offset, end, patient=False)
             # A dead mount gives nothing by the copy either.
             except DriveDisconnectedError:
                 raise
@@ -307,13 +313,13 @@ class StreamingCopy(Closing):
             self._at_end = None
             return None
 
-    def _read_directly(self, offset: int, end: int) -> bytes:
+    def _read_directly(self, offset: int, end: int, *, patient: bool = True) -> bytes:
         try:
             return read_directly(
                 self._source,
                 offset,
                 end - offset,
-                policy=self._policy,
+                policy=self._policy if patient else replace(self._policy, patience_s=0.0),
                 stopped=self._is_stopped,
                 clock=self._clock,
             )
