@@ -21,6 +21,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.images.options import VOID
+from colabstage.load.batches import WHITE
 from colabstage.load.epoch import BatchPlace, apply_transform
 from colabstage.load.geometry import (
     AREAS,
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
 _SEEDS = 2**62
-# Whole range of the integers that images come in.
-_WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
 
 
 class _Placed:
@@ -275,7 +274,7 @@ class Normalize(_Placed):
                 f"(B, {channels}, H, W). Give one mean and one std for all of x, or one for each of its channels."
             )
             raise OptionError(msg)
-        white = _WHITE.get(x.dtype, 1.0)
+        white = WHITE.get(x.dtype, 1.0)
         # 65535 is beyond float16.
         values = x.to(torch.float32 if x.dtype == torch.uint16 else self.dtype)
         # One for all leaves the axes as they are.

@@ -75,10 +75,10 @@ def moves_itself(thing: object) -> bool:
 Ragged = Literal["list", "pad"]
 
 VALUES = "values"
-_LENGTHS = "lengths"
+LENGTHS = "lengths"
 
 # Whole range of the integers that images come in.
-_WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _MOST_CHANNELS = 4
 _IMAGE_AXES = 3
@@ -264,7 +264,7 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
         `lengths`, int64 `(B,)`: how many of each row are real.
     """
     padded = {name: _pad_rows([target[name] for target in targets]) for name in targets[0]}
-    return {**padded, _LENGTHS: torch.tensor([len(target[BOXES]) for target in targets])}
+    return {**padded, LENGTHS: torch.tensor([len(target[BOXES]) for target in targets])}
 
 
 def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -274,13 +274,17 @@ def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         `values`, `(B, M)`, filled up with -1 for signed integers and with 0 for everything else, and `lengths`, int64
         `(B,)`: how many of each row are real.
     """
-    return {VALUES: _pad_rows(rows), _LENGTHS: torch.tensor([len(row) for row in rows])}
+    return {VALUES: _pad_rows(rows), LENGTHS: torch.tensor([len(row) for row in rows])}
 
 
 def _pad_rows(rows: list[torch.Tensor]) -> torch.Tensor:
+    return pad_sequence(rows, batch_first=True, padding_value=filler_of(rows[0].dtype))
+
+
+def filler_of(dtype: torch.dtype) -> int:
+    """Return what rows are filled up with: -1 for signed integers, 0 for everything else."""
     # -1 is not a class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
-    filler = -1 if rows[0].dtype in _SIGNED else 0
-    return pad_sequence(rows, batch_first=True, padding_value=filler)
+    return -1 if dtype in _SIGNED else 0
 
 
 def target_tensor(y: NDArray[Any]) -> torch.Tensor:
@@ -303,7 +307,7 @@ def scale_to(x: Any, dtype: torch.dtype) -> Any:
     # A text is nobody's number.
     if isinstance(x, str):
         return x
-    white = _WHITE.get(x.dtype)
+    white = WHITE.get(x.dtype)
     if white is None:
         # Floats and wide integers say nothing of a range that they come in.
         return x.to(dtype)

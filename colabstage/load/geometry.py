@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
+from colabstage.load.batches import LENGTHS, filler_of
 from colabstage.load.reading.rows import resize_into
 
 if TYPE_CHECKING:
@@ -103,9 +104,6 @@ def _middle_crops(image: NDArray[np.int64], ratio: tuple[float, float]) -> NDArr
     return np.concatenate([(image - crop) // 2, crop], axis=1)
 
 
-_LENGTHS = "lengths"
-
-
 @dataclass(frozen=True, slots=True)
 class BoxMovement:
     """What happens to places in each image: `new = old * scale + shift`."""
@@ -129,7 +127,7 @@ def move_targets(y: Any, image_size: Size, movement: Movement, boxes: BoxMovemen
         return _move_mask(y, image_size, movement)
     # Padded boxes are told by what they have, because collate functions make plain dicts.
     if isinstance(y, dict):
-        if {BOXES, _LENGTHS} <= y.keys():
+        if {BOXES, LENGTHS} <= y.keys():
             return _move_padded(y, boxes)
         return {name: move_targets(value, image_size, movement, boxes) for name, value in y.items()}
     if isinstance(y, list) and y and all(isinstance(part, dict) and BOXES in part for part in y):
@@ -197,7 +195,7 @@ def _move_list(targets: list[dict[str, Any]], movement: BoxMovement) -> list[dic
 
 
 def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any]:
-    boxes, lengths = target[BOXES], target[_LENGTHS]
+    boxes, lengths = target[BOXES], target[LENGTHS]
     scale, shift = (part[:, None] for part in _scale_and_shift(movement, boxes))
     moved = _moved(boxes, scale, shift)
     kept = torch.arange(boxes.shape[1], device=boxes.device) < lengths.to(boxes.device)[:, None]
@@ -208,9 +206,9 @@ def _move_padded(target: dict[str, Any], movement: BoxMovement) -> dict[str, Any
     order = (~kept).to(torch.uint8).argsort(dim=1, stable=True)
     real = kept.gather(1, order)
     columns = {**target, BOXES: moved}
-    del columns[_LENGTHS]
+    del columns[LENGTHS]
     return {name: _repacked(value, order, real) for name, value in columns.items()} | {
-        _LENGTHS: kept.sum(dim=1).to(lengths)
+        LENGTHS: kept.sum(dim=1).to(lengths)
     }
 
 
@@ -218,8 +216,7 @@ def _repacked(column: torch.Tensor, order: torch.Tensor, real: torch.Tensor) -> 
     """Bring a padded column `(B, M, …)` into another order, and filled up again as `pad_targets` does."""
     extra = (1,) * (column.dim() - 2)
     taken = column.gather(1, order.view(*order.shape, *extra).expand_as(column))
-    is_index = not column.is_floating_point() and column.dtype not in (torch.uint8, torch.bool)
-    return taken.masked_fill(~real.view(*real.shape, *extra), -1 if is_index else 0)
+    return taken.masked_fill(~real.view(*real.shape, *extra), filler_of(column.dtype))
 
 
 def mirror(images: torch.Tensor, chosen: NDArray[np.bool_], axis: int) -> torch.Tensor:

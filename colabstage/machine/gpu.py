@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import NotSupportedHereError
 from colabstage.io.units import format_duration
@@ -69,24 +69,6 @@ class GpuReading:
     """The processes that compute on it, as far as this process may see them."""
 
 
-class GpuSource(Protocol):
-    """Where readings come from; used from one thread."""
-
-    @property
-    def label(self) -> str:
-        """Return the name of the source: `"NVML"` or `"nvidia-smi"`."""
-
-    def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return the state of all GPUs, by index; with `processes`, also the processes that use them.
-
-        Raises:
-            NotSupportedHereError: the driver does not answer, or not in time.
-        """
-
-    def close(self) -> None:
-        """Release the driver. Calling it twice is fine."""
-
-
 def gpu_problem() -> str | None:
     """Return why there cannot be a GPU here, as far as the installed software shows; `None` where there may be one."""
     # Without asking the driver, which may take a second to wake up.
@@ -130,7 +112,7 @@ class SmiGpus:
         self._timeout_s = timeout_s
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return the state of all GPUs.
+        """Return the state of all GPUs, by index; with `processes`, also the processes that use them.
 
         Raises:
             NotSupportedHereError: the program is missing, fails, or takes too long.
@@ -254,11 +236,11 @@ class NvmlGpus:
         self._devices = [(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in count]
 
     def read(self, *, processes: bool = False) -> tuple[GpuReading, ...]:
-        """Return the state of all GPUs."""
+        """Return the state of all GPUs, as `SmiGpus.read`."""
         return tuple(self._look(index, device, processes=processes) for index, device in self._devices)
 
     def close(self) -> None:
-        """Shut the library down."""
+        """Shut the library down. Calling it twice is fine."""
         if self._open:
             self._open = False
             with contextlib.suppress(self._nvml.NVMLError):
@@ -291,6 +273,10 @@ class NvmlGpus:
             return question(device)
         except self._nvml.NVMLError:
             return None
+
+
+# Where readings come from; used from one thread.
+GpuSource = SmiGpus | NvmlGpus
 
 
 def _open_nvml() -> NvmlGpus | None:

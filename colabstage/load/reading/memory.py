@@ -121,11 +121,10 @@ class ReadFile(_CheckedFile):
         self.read_into(start, target)
         return target.tobytes()
 
-    def read_blocks(self, start: int, target: NDArray[np.uint8]) -> Iterator[None]:
-        """Read as `read_into`, in large blocks, with a pause after each."""
+    def read_blocks(self, start: int, target: NDArray[np.uint8]) -> None:
+        """Read as `read_into`, in large blocks, between which Ctrl-C is heard."""
         for block in range(0, len(target), _BLOCK_BYTES):
             self.read_into(start + block, target[block : block + _BLOCK_BYTES])
-            yield
 
     def read_through(self, start: int, length: int) -> Iterator[None]:
         """Have the system hold a part of the file in memory, by reading it once, with a pause after each block."""

@@ -630,8 +630,7 @@ class OpenFile:
                 return load_array(self.rows(facts, choice, keep=False), facts, pool)
         values = empty_array(facts.shape, facts.dtype)
         file = self._sequential(facts)
-        for _ in file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8)):
-            pass
+        file.read_blocks(facts.offset or 0, values.reshape(-1).view(np.uint8))
         # In place and once, because the array is kept: readers of rows then need not turn each.
         if facts.stored != facts.dtype:
             turn_bytes(values)

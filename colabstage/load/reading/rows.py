@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,14 +273,6 @@ _FEW_KEYS = 256
 _LOOKED_AT = 16
 
 
-class RaggedSource(Protocol):
-    """Read rows of variable length at random. May be called from several threads at once."""
-
-    def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps
-        `bytes`."""
-
-
 class H5pyRagged:
     """Read rows through h5py, whose lock lets one thread read at a time."""
 
@@ -290,7 +282,7 @@ class H5pyRagged:
         self._references = HeapReferences(dataset, str(dataset.name).lstrip("/"))
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """Read as `RaggedSource.read`.
+        """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps `bytes`.
 
         Raises:
             DamagedPackError: their heap is broken, or references do not lead to rows in it.
@@ -323,10 +315,14 @@ class KeptRagged:
         self._stops = np.concatenate([none, *(block[1:] for block in offsets)])
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """Read as `RaggedSource.read`."""
+        """Read as `H5pyRagged.read`."""
         places = (side[rows].tolist() for side in (self._starts, self._stops))
         blocks = (rows // self._step).tolist()
         return [self._blocks[block][start:stop].copy() for block, start, stop in zip(blocks, *places, strict=True)]
+
+
+# What reads rows of variable length at random, by several threads at once.
+RaggedSource = H5pyRagged | KeptRagged
 
 
 def keep_rows(
