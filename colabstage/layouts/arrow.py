@@ -60,6 +60,10 @@ _COLUMN_BUFFER_BYTES = 1 << 20
 # How a stream ends; the second is that of streams that do not begin with the first half of it.
 _END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
+# Types whose numbers all are int64 as well.
+_WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
+# How the places of values are stored, by the type of a column.
+_OFFSETS = {"binary": np.int32, "large_binary": np.int64}
 
 
 class FileFacts(NamedTuple):
@@ -120,8 +124,8 @@ def read_facts(shard: ShardFile) -> FileFacts:
     Raises:
         CorruptArchiveError: it is truncated or damaged, or neither parquet nor Arrow.
     """
-    arrow = import_arrow(shard.name)
-    with _ArrowFile(arrow, shard) as opened:
+    with _ArrowFile(shard) as opened:
+        ipc = opened.arrow.ipc
         if opened.head.startswith(_PARQUET):
             file = opened.parquet()
             return FileFacts(
@@ -133,9 +137,9 @@ def read_facts(shard: ShardFile) -> FileFacts:
                 ),
             )
         if opened.head.startswith(_FEATHER):
-            return FileFacts(arrow.ipc.open_file(opened.file).schema, 2 * shard.content.size)
+            return FileFacts(ipc.open_file(opened.file).schema, 2 * shard.content.size)
         # A stream nearly always has its values unchanged, and they are read from where they are.
-        facts = FileFacts(arrow.ipc.open_stream(opened.file).schema, 0)
+        facts = FileFacts(ipc.open_stream(opened.file).schema, 0)
         # Refuse a stream that stops between two batches, which pyarrow takes for its end.
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
         size = shard.content.size
@@ -159,20 +163,19 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
         BrokenDatasetError: a row has no image; it is named.
         CorruptArchiveError: the file is truncated or damaged.
     """
-    arrow = import_arrow(shard.name)
-    with _ArrowFile(arrow, shard) as opened:
+    with _ArrowFile(shard) as opened:
         if not opened.head.startswith((_PARQUET, _FEATHER)):
-            found = opened.rows_in_place(arrow, number, image, label)
+            found = opened.rows_in_place(number, image, label)
             if found is not None:
                 return found
-    with _ArrowFile(arrow, shard) as opened:
+    with _ArrowFile(shard) as opened:
         rows = _RowColumns(number, label)
         for batch in opened.batches(image, label):
             for content in _bytes_column(batch.column(image)).to_pylist():
                 if content is None:
                     raise _no_image(shard, len(rows))
                 rows.add_image(spool.append(content), len(content))
-            rows.add_labels(arrow, batch)
+            rows.add_labels(batch)
     return rows.found(spooled=True)
 
 
@@ -194,13 +197,13 @@ class _RowColumns:
         """Note where the image of the next row is."""
         self._places.extend((start, size))
 
-    def add_labels(self, arrow: Any, batch: Any) -> None:
+    def add_labels(self, batch: Any) -> None:
         """Note the labels of some rows."""
         if self._label is None:
             self._labels.append([None] * len(batch))
             return
         column = batch.column(self._label)
-        if arrow.types.is_integer(column.type) and not arrow.types.is_uint64(column.type) and not column.null_count:
+        if str(column.type) in _WHOLE and not column.null_count:
             self._labels.append(column.to_numpy(zero_copy_only=False).astype(np.int64))
             return
         values = column.to_pylist()
@@ -227,8 +230,8 @@ def _joined_labels(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] 
 class _ArrowFile:
     """A file as pyarrow reads it; what goes wrong inside becomes one typed error."""
 
-    def __init__(self, arrow: Any, shard: ShardFile) -> None:
-        self._arrow = arrow
+    def __init__(self, shard: ShardFile) -> None:
+        self.arrow = arrow = import_arrow(shard.name)
         self.shard = shard
         window = ScanWindow(shard.content)
         self.head = window.pread(8, 0)
@@ -236,7 +239,7 @@ class _ArrowFile:
 
     def parquet(self) -> Any:
         """Return the file as a table; a column is read as a stream, not by whole row groups."""
-        return self._arrow.parquet.ParquetFile(self.file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
+        return self.arrow.parquet.ParquetFile(self.file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
 
     def batches(self, image: str, label: str | None) -> Iterator[Any]:
         """Yield the rows, some at a time."""
@@ -245,10 +248,10 @@ class _ArrowFile:
             columns = [image, label] if label else [image]
             yield from self.parquet().iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
         elif self.head.startswith(_FEATHER):
-            reader = self._arrow.ipc.open_file(self.file)
+            reader = self.arrow.ipc.open_file(self.file)
             yield from map(reader.get_batch, range(reader.num_record_batches))
         else:
-            yield from self._arrow.ipc.open_stream(self.file)
+            yield from self.arrow.ipc.open_stream(self.file)
 
     def __enter__(self) -> _ArrowFile:
         return self
@@ -257,16 +260,17 @@ class _ArrowFile:
         # One handle at a time: a dataset may have thousands of files.
         rest_shard(self.shard)
         # What a mount answers has a number, and what we raise is typed; all else is pyarrow's word on what it read.
-        of_arrow = isinstance(error, self._arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
+        of_arrow = isinstance(error, self.arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
         if of_arrow and not isinstance(error, ColabstageError):
             msg = f"'{self.shard.name}' is truncated, damaged or of an unknown kind: {error}. Copy or upload it again."
             raise CorruptArchiveError(msg) from error
 
-    def rows_in_place(self, arrow: Any, number: int, image: str, label: str | None) -> FoundRows | None:
+    def rows_in_place(self, number: int, image: str, label: str | None) -> FoundRows | None:
         """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of a type
         of their own."""
-        reader = arrow.ipc.MessageReader.open_stream(self.file)
-        schema = arrow.ipc.read_schema(reader.read_next_message())
+        ipc = self.arrow.ipc
+        reader = ipc.MessageReader.open_stream(self.file)
+        schema = ipc.read_schema(reader.read_next_message())
         rows = _RowColumns(number, label)
         while True:
             try:
@@ -277,35 +281,26 @@ class _ArrowFile:
                 return None
             body = message.body
             start = self.file.tell() - body.size
-            batch = arrow.ipc.read_record_batch(message, schema)
+            batch = ipc.read_record_batch(message, schema)
             column = _bytes_column(batch.column(image))
             if column.null_count:
                 raise _no_image(self.shard, len(rows) + column.is_null().to_pylist().index(True))
-            offsets = _offsets(arrow, column)
+            dtype = _OFFSETS.get(str(column.type))
+            if dtype is None:
+                return None
+            offsets = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column) + 1]
             data = column.buffers()[2]
-            if (
-                offsets is None
-                or data is None
-                or not body.address <= data.address <= body.address + body.size - data.size
-            ):
+            if data is None or not body.address <= data.address <= body.address + body.size - data.size:
                 return None
             first = start + data.address - body.address
             for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
                 rows.add_image(first + begin, end - begin)
-            rows.add_labels(arrow, batch)
+            rows.add_labels(batch)
         return rows.found(spooled=False)
 
 
 def _bytes_column(column: Any) -> Any:
     return column.field("bytes") if hasattr(column, "field") else column
-
-
-def _offsets(arrow: Any, column: Any) -> Any:
-    kinds = ((arrow.binary(), np.int32), (arrow.large_binary(), np.int64))
-    dtype = next((dtype for kind, dtype in kinds if column.type == kind), None)
-    if dtype is None:
-        return None
-    return np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column) + 1]
 
 
 def _no_image(shard: ShardFile, row: int) -> BrokenDatasetError:
@@ -330,9 +325,7 @@ class _ColumnRoles(NamedTuple):
     """The columns of a file, by what they are for."""
 
     image: str
-    """The one that has the images."""
     label: str | None
-    """The one that has the labels, if any."""
     classes: tuple[str, ...]
     """Names of the classes, where the file has them."""
     others: list[str]
@@ -425,10 +418,9 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
         label = next(
             (name for name in _OBJECTS if name in names and f"{_BOX}: " in str(facts.schema.field(name).type)), None
         )
-        if label is not None:
-            return _ColumnRoles(
-                image, label, _box_names(features.get(label)), [n for n in names if n not in (image, label)]
-            )
+    others = [name for name in names if name not in (image, label)]
+    if label in _OBJECTS:
+        return _ColumnRoles(image, label, _box_names(features.get(label)), others)
     odd = next((name for name in called if plain_name(name) in _LABELS), None)
     if label is None and odd is not None:
         kind = facts.schema.field(odd).type
@@ -438,7 +430,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
         )
         raise BrokenDatasetError(msg)
     classes = features.get(label or "", {}).get("names") or ()
-    return _ColumnRoles(image, label, tuple(map(str, classes)), [name for name in names if name not in (image, label)])
+    return _ColumnRoles(image, label, tuple(map(str, classes)), others)
 
 
 def _box_names(feature: Any) -> tuple[str, ...]:

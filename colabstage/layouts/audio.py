@@ -52,13 +52,11 @@ class _Wav(NamedTuple):
     code: int
     """How samples are stored, by the number of the format."""
     channels: int
-    """How many samples lie side by side."""
     rate: int
     """Samples in a second, of each channel."""
     bits: int
     """Bits of a sample."""
     data: memoryview
-    """The samples, as they are stored."""
 
 
 def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
@@ -175,17 +173,12 @@ _PROBES = 16
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """How clips become rows: what `audio_clips` takes."""
+    """How clips become rows: what `audio_clips` takes, and says of each what it is; lengths in samples."""
 
     length: int | None = None
-    """Samples of each row; longer clips are cut, shorter ones filled with zeros, both at the end. `None` takes the
-    length that all clips have."""
     dtype: SoundDtype = "float32"
-    """"float32" from -1 to 1, or "int16"."""
     mono: bool = False
-    """The mean of the channels, `(length,)`; else a clip of several channels is `(length, channels)`."""
     rate: int | None = None
-    """Samples in a second that each clip must have; `None` takes that of the first. Nothing is resampled."""
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(SoundDtype):
@@ -269,11 +262,9 @@ class _SeenClip(NamedTuple):
     """What one clip turned out to be."""
 
     name: str
-    """The clip's file."""
     length: int
     """Its samples, of each channel."""
     channels: int
-    """How many channels it has."""
     rate: int
     """Samples in a second."""
 
@@ -315,7 +306,6 @@ class _ClipDecoder:
     """Makes a row of a file's bytes."""
 
     options: AudioOptions
-    """What rows are to be."""
     length: int
     """Samples of each row."""
     channels: int
@@ -329,7 +319,11 @@ class _ClipDecoder:
 
     def __call__(self, content: bytes) -> NDArray[Any]:
         clip = read_clip(content, self.options.dtype)
-        values = self._mixed(clip)
+        values = clip.values
+        if self.options.mono and values.shape[1] > 1:
+            # In 64 bits: the sum of two samples of 16 bits does not fit 16.
+            mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
+            values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
         if clip.rate != self.rate or values.shape[1] != self.channels:
             msg = (
                 f"The clip has {clip.rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
@@ -346,11 +340,3 @@ class _ClipDecoder:
         row: NDArray[Any] = np.zeros((self.length, self.channels), values.dtype)
         row[: len(values)] = values[: self.length]
         return row.reshape(self.shape)
-
-    def _mixed(self, clip: Clip) -> NDArray[Any]:
-        values = clip.values
-        if not self.options.mono or values.shape[1] == 1:
-            return values
-        # In 64 bits: the sum of two samples of 16 bits does not fit 16.
-        mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
-        return (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)

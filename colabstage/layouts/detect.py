@@ -249,7 +249,8 @@ def token_blocks(
     Args:
         length: tokens of each row.
         dtype: "uint16" or "uint32", of tokens in .bin files and in the rows.
-        next_tokens: whether each row has as its target the same number of tokens, each the one that follows.
+        next_tokens: whether each row has as its target the same number of tokens, each the one that follows; they take
+            as much again in the file. Without, there are no targets.
         tokenizer: makes numbers of a text; without one, tokens are the bytes of UTF-8.
         separator: the token between documents (files, or lines of a .jsonl); none by default.
         field: where a line of a .jsonl has its text.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 from typing import TYPE_CHECKING, NamedTuple
+from xml.etree.ElementTree import TreeBuilder
 from xml.parsers import expat
 
 import numpy as np
@@ -35,6 +36,7 @@ _ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
 POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 _VOC_COLUMNS = (Column("difficult", np.uint8), Column("truncated", np.uint8), Column("pose", np.int64))
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
+_OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for edge in _EDGES))
 # Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
 _LIST_ORDER = ("train", "val", "test", "trainval")
 _MAX_DEPTH = 32
@@ -50,7 +52,6 @@ class _Object(NamedTuple):
     """One thing in an image."""
 
     name: str
-    """What is in the box."""
     values: list[float]
     """The box, and what else is known of it."""
 
@@ -104,7 +105,7 @@ def read_voc(tree: Tree) -> SampleTable:
     parsed = dict(
         zip(
             [file.name for file in files],
-            read_files(tree, files, lambda file, content: _AnnotationParser(file.name).parse(content)),
+            read_files(tree, files, lambda file, content: _parse_voc(file.name, content)),
             strict=True,
         )
     )
@@ -196,89 +197,66 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     return found
 
 
-def _flag(text: str) -> float:
-    """Return a yes or no as people write it; what is unspecified is no."""
-    return _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
+def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
+    """Read one file. Entities, by which a small file grows to gigabytes or reads others, are refused."""
+    parser, builder = expat.ParserCreate(), TreeBuilder()
+    found: list[_Object] = []
+    depth = 0
 
-
-class _AnnotationParser:
-    """Reads one file. Entities, by which a small file grows to gigabytes or reads others, are refused."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._path: list[str] = []
-        self._text: list[str] = []
-        self._object: dict[str, str] = {}
-        self._size: dict[str, str] = {}
-        self._found: list[_Object] = []
-        self._parser = expat.ParserCreate()
-        self._parser.buffer_text = True
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._text.append
-        self._parser.EntityDeclHandler = self._refuse
-        self._parser.ExternalEntityRefHandler = self._refuse
-
-    def parse(self, content: bytes) -> _VocAnnotation:
-        try:
-            self._parser.Parse(content, True)
-        except expat.ExpatError as error:
-            self._fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
-        return _VocAnnotation(self._found, self._finished_size())
-
-    def _fail(self, reason: str, line: int | None = None, cause: Exception | None = None) -> NoReturn:
-        msg = f"'{self._name}', line {line or self._parser.CurrentLineNumber}: {reason}."
+    def fail(reason: str, line: int = 0, cause: Exception | None = None) -> NoReturn:
+        msg = f"'{name}', line {line or parser.CurrentLineNumber}: {reason}."
         raise BrokenDatasetError(msg) from cause
 
-    def _refuse(self, *_: object) -> NoReturn:
-        self._fail("it declares an entity, which no annotation needs; refused")
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth == 1 and tag != "annotation":
+            fail(f"it is a file of '{tag}', expected 'annotation'")
+        if depth > _MAX_DEPTH:
+            fail(f"elements are nested {_MAX_DEPTH} deep")
+        builder.start(tag, attributes)
 
-    def _start(self, tag: str, attributes: object) -> None:
-        self._path.append(tag)
-        self._text.clear()
-        if len(self._path) == 1 and tag != "annotation":
-            self._fail(f"it is a file of '{tag}', expected 'annotation'")
-        if len(self._path) > _MAX_DEPTH:
-            self._fail(f"elements are nested {_MAX_DEPTH} deep")
-        if self._path[1:] == ["object"]:
-            self._object = {}
-
-    def _end(self, tag: str) -> None:
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        element = builder.end(tag)
         # Parts of an object (a person's head) are objects of their own, and no boxes of the image.
-        inside = self._path[1:]
-        if len(inside) == 2 and inside[0] == "object":
-            self._object[tag] = "".join(self._text).strip()
-        elif len(inside) == 3 and inside[:2] == ["object", "bndbox"]:
-            self._object[f"bndbox/{tag}"] = "".join(self._text).strip()
-        elif inside == ["object"]:
-            self._found.append(self._finished())
-        elif len(inside) == 2 and inside[0] == "size":
-            self._size[tag] = "".join(self._text).strip()
-        self._path.pop()
-        self._text.clear()
+        if depth == 1 and tag == "object":
+            said = {one: text.strip() for one in _OF_OBJECT if (text := element.findtext(one)) is not None}
+            if not said.get("name"):
+                fail("an object has no name")
+            try:
+                x0, y0, x1, y1 = (float(said[f"bndbox/{edge}"]) for edge in _EDGES)
+                flags = [
+                    _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
+                    for text in (said.get("difficult", ""), said.get("truncated", ""))
+                ]
+            except (KeyError, ValueError) as error:
+                fail(f"an object has no readable bndbox or flags ({error})", cause=error)
+            if not np.isfinite([x0, y0, x1, y1]).all():
+                fail("an edge of an object's bndbox is not a number")
+            pose = said.get("pose", "").capitalize()
+            number = float(POSES.index(pose)) if pose in POSES else 0.0
+            # Tools that count from 0 write 0 here, and mean the first pixel as well.
+            found.append(_Object(said["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
 
-    def _finished_size(self) -> tuple[int, int]:
-        try:
-            height, width = (int(float(self._size.get(side) or 0)) for side in ("height", "width"))
-        except (ValueError, OverflowError) as error:
-            self._fail(f"the image's size is not a number of pixels ({error})", cause=error)
-        # Some tools write zeros for a size that they do not know.
-        return (height, width) if height > 0 and width > 0 else (0, 0)
+    def refuse(*_: object) -> NoReturn:
+        fail("it declares an entity, which no annotation needs; refused")
 
-    def _finished(self) -> _Object:
-        if not self._object.get("name"):
-            self._fail("an object has no name")
-        try:
-            x0, y0, x1, y1 = (float(self._object[f"bndbox/{edge}"]) for edge in _EDGES)
-            flags = [_flag(self._object.get(name, "")) for name in ("difficult", "truncated")]
-        except (KeyError, ValueError) as error:
-            self._fail(f"an object has no readable bndbox or flags ({error})", cause=error)
-        if not np.isfinite([x0, y0, x1, y1]).all():
-            self._fail("an edge of an object's bndbox is not a number")
-        pose = self._object.get("pose", "").capitalize()
-        number = float(POSES.index(pose)) if pose in POSES else 0.0
-        # Tools that count from 0 write 0 here, and mean the first pixel as well.
-        return _Object(self._object["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number])
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = builder.data
+    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
+    root = builder.close()
+    try:
+        height, width = (int(float((root.findtext(f"size/{side}") or "").strip() or 0)) for side in ("height", "width"))
+    except (ValueError, OverflowError) as error:
+        fail(f"the image's size is not a number of pixels ({error})", cause=error)
+    # Some tools write zeros for a size that they do not know.
+    return _VocAnnotation(found, (height, width) if height > 0 and width > 0 else (0, 0))
 
 
 _KITTI_IMAGES, _KITTI_LABELS = "image_2", "label_2"

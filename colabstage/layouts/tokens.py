@@ -41,22 +41,15 @@ _HEADER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """How text becomes rows: what `token_blocks` takes."""
+    """How text becomes rows: what `token_blocks` takes, and says of each what it is."""
 
     length: int = 1024
-    """Tokens of each row."""
     next_tokens: bool = True
-    """Whether each row has as its target the same number of tokens, each the one that follows; they take as much again
-    in the file. Without, there are no targets."""
     dtype: TokenDtype = "uint16"
-    """"uint16" or "uint32", of tokens in .bin files and in the rows."""
     tokenizer: Callable[[str], Sequence[int]] | None = None
-    """Makes numbers of a text; without one, tokens are the bytes of UTF-8. It sees at least a megabyte of a file at a
-    time, cut where a line ends, or one document of a .jsonl."""
+    """Sees at least a megabyte of a file at a time, cut where a line ends, or one document of a .jsonl."""
     separator: int | None = None
-    """The token between documents (files, or lines of a .jsonl); none by default."""
     field: str = "text"
-    """Where a line of a .jsonl has its text."""
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -144,21 +137,20 @@ class _TextFile:
         self.tree = tree
         self.entry = entry
         self.options = options
+        self.is_jsonl = entry.name.lower().endswith(".jsonl")
 
     def tokens(self) -> Iterator[NDArray[Any]]:
-        if self.options.tokenizer is None and not self.entry.name.lower().endswith(".jsonl"):
+        separator = [] if self.options.separator is None else [np.array([self.options.separator], np.int64)]
+        if self.options.tokenizer is None and not self.is_jsonl:
             # Bytes are the tokens, so the text need not be decoded, nor held as a whole.
             for piece in self.tree.chunks(self.entry):
                 yield np.frombuffer(piece, np.uint8)
-            yield from _separator(self.options)
-            return
-        for text in self._texts():
-            tokens = text.encode() if self.options.tokenizer is None else self.options.tokenizer(text)
-            yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else self._checked(tokens)
-            if self.entry.name.lower().endswith(".jsonl"):
-                yield from _separator(self.options)
-        if not self.entry.name.lower().endswith(".jsonl"):
-            yield from _separator(self.options)
+        else:
+            for text in self._documents() if self.is_jsonl else map(self._decoded, self._lines()):
+                tokens = text.encode() if self.options.tokenizer is None else self.options.tokenizer(text)
+                yield np.frombuffer(tokens, np.uint8) if isinstance(tokens, bytes) else self._checked(tokens)
+                yield from separator if self.is_jsonl else ()
+        yield from () if self.is_jsonl else separator
 
     def _checked(self, tokens: Sequence[int]) -> NDArray[Any]:
         # Tokenizers give lists, arrays, or numbers of some type of their own.
@@ -182,34 +174,27 @@ class _TextFile:
             raise LayoutError(msg)
         return values
 
-    def _texts(self) -> Iterator[str]:
-        """Yield the documents of a .jsonl; of other text, pieces that end where a line does."""
-        is_jsonl = self.entry.name.lower().endswith(".jsonl")
-        number = 0
+    def _documents(self) -> Iterator[str]:
+        """Yield the texts in the lines of a .jsonl."""
+        first = 1
         for piece in self._lines():
-            lines = piece.split(b"\n") if is_jsonl else [piece]
-            for line in lines:
-                number += 1
-                if is_jsonl and line.strip():
-                    try:
-                        found = json.loads(line)
-                        text = found if isinstance(found, str) else found[self.options.field]
-                    except (ValueError, KeyError, TypeError, RecursionError) as error:
-                        place = f"'{self.entry.name}', line {number},"
-                        why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
-                        msg = f"{place} has no text under '{self.options.field}': {why}."
-                        raise BrokenDatasetError(msg) from error
-                    if not isinstance(text, str):
-                        kind = kind_of(text)
-                        msg = (
-                            f"'{self.entry.name}', line {number}, has {kind} under '{self.options.field}', "
-                            "expected text."
-                        )
-                        raise BrokenDatasetError(msg)
-                    yield text
-                elif not is_jsonl:
-                    yield self._decoded(line)
-            number -= is_jsonl  # what follows the last line end of a piece is the next one's first line
+            lines = piece.split(b"\n")
+            for number, line in enumerate(lines, first):
+                if not line.strip():
+                    continue
+                place = f"'{self.entry.name}', line {number},"
+                try:
+                    found = json.loads(line)
+                    text = found if isinstance(found, str) else found[self.options.field]
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    why = f"it is {kind_of(found)}" if isinstance(error, TypeError) else said_by(error)
+                    msg = f"{place} has no text under '{self.options.field}': {why}."
+                    raise BrokenDatasetError(msg) from error
+                if not isinstance(text, str):
+                    msg = f"{place} has {kind_of(text)} under '{self.options.field}', expected text."
+                    raise BrokenDatasetError(msg)
+                yield text
+            first += len(lines) - 1  # what follows the last line end of a piece is the next one's first line
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the content in pieces that end behind a line, or where the file does."""
@@ -235,11 +220,6 @@ class _TextFile:
         except UnicodeDecodeError as error:
             msg = f"'{self.entry.name}' is not text in UTF-8: {error}."
             raise BrokenDatasetError(msg) from error
-
-
-def _separator(options: TokenOptions) -> Iterator[NDArray[Any]]:
-    if options.separator is not None:
-        yield np.array([options.separator], np.int64)
 
 
 NAME = "tokens"

@@ -11,13 +11,13 @@ import contextlib
 import errno
 import importlib
 import io
-import queue
-import threading
-import time
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from collections import deque
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from colabstage.errors import ArchiveError, ColabstageError, CorruptArchiveError, NotEnoughSpaceError, SourceReadError
 from colabstage.io.files import make_folder
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.trees.entries import ArchiveLimits, check_limits
@@ -25,6 +25,7 @@ from colabstage.trees.tree import HEAD_BYTES, Compression, SourceFile, Temporary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from concurrent.futures import Future
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -88,7 +89,8 @@ _ZSTD_WINDOW_BYTES = 1 << 30
 # What a dictionary of a gigabyte takes; `xz -9` needs 65 MiB.
 _XZ_MEMORY_BYTES = (1 << 30) + (1 << 26)
 _THREAD_END_S = 1.0
-_LOOK_S = 0.1
+# Pieces that are made, or wait, while one is used.
+_AHEAD = 2
 
 
 @contextlib.contextmanager
@@ -208,73 +210,44 @@ class _Streams(io.RawIOBase):
         return bytes(data)
 
 
-class PiecesAhead:
-    """Pieces made by a thread of its own while the caller uses those before; a context manager and an iterator.
+@contextlib.contextmanager
+def pieces_ahead(
+    pieces: Generator[bytes], *, stall_timeout_s: float = 600.0, cancellation: Cancellation | None = None
+) -> Iterator[Iterator[bytes]]:
+    """Give pieces that a thread of its own makes while the caller uses those before.
 
     Args:
-        pieces: iterated over by that thread alone until the context ends.
+        pieces: iterated over by that thread alone until the context ends, and then closed.
         stall_timeout_s: with no piece for so many seconds the source counts as dead.
-        ahead: pieces that wait at most.
         cancellation: looked at several times a second while the next piece is waited for.
     """
+    pool = DaemonPool(1, "colabstage-unpack")
+    coming: deque[Future[bytes | None]] = deque()
 
-    def __init__(
-        self,
-        pieces: Generator[bytes],
-        *,
-        stall_timeout_s: float = 600.0,
-        ahead: int = 2,
-        cancellation: Cancellation | None = None,
-    ) -> None:
-        self._source = pieces
-        self._stall_timeout_s = stall_timeout_s
-        self._cancellation = cancellation
-        self._pieces: queue.Queue[bytes | BaseException | None] = queue.Queue(ahead)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="colabstage-unpack", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # The thread looks at this between pieces and while it waits for room in the queue.
-        self._stop.set()
-        # It may be waiting in a mount's read, which nothing interrupts; the source's own deadline ends that.
-        self._thread.join(timeout=_THREAD_END_S)
-
-    def __iter__(self) -> Iterator[bytes]:
-        while (piece := self._next()) is not None:
-            if isinstance(piece, BaseException):
-                raise piece
+    def come() -> Iterator[bytes]:
+        while True:
+            while len(coming) <= _AHEAD:
+                coming.append(pool.submit(partial(next, pieces, None)))
+            try:
+                (piece,) = pool.results([coming.popleft()], cancellation=cancellation, stall_timeout_s=stall_timeout_s)
+            except TimeoutError as error:
+                if error.errno is not None:  # the medium's own answer
+                    raise
+                msg = f"Nothing could be unpacked for {stall_timeout_s:.0f} seconds: the source hangs. Run this again."
+                raise SourceReadError(msg) from error
+            if piece is None:
+                return
             yield piece
 
-    def _next(self) -> bytes | BaseException | None:
-        deadline = time.monotonic() + self._stall_timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                return self._pieces.get(timeout=min(left_s, _LOOK_S))
-            if self._cancellation is not None:
-                self._cancellation.check()
-        msg = f"Nothing could be unpacked for {self._stall_timeout_s:.0f} seconds: the source hangs. Run this again."
-        raise SourceReadError(msg)
-
-    def _run(self) -> None:
-        try:
-            with contextlib.closing(self._source) as pieces:
-                for piece in pieces:
-                    self._put(piece)
-                    if self._stop.is_set():
-                        return
-            self._put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, which raises it
-            self._put(error)
-
-    def _put(self, piece: bytes | BaseException | None) -> None:
-        while not self._stop.is_set():
-            with contextlib.suppress(queue.Full):
-                self._pieces.put(piece, timeout=_LOOK_S)
-                return
+    try:
+        yield come()
+    finally:
+        for future in coming:
+            future.cancel()
+        # The thread may be waiting in a mount's read, which nothing interrupts; the source's own deadline ends that.
+        with contextlib.suppress(Exception):
+            pool.results([pool.submit(pieces.close)], stall_timeout_s=_THREAD_END_S)
+        pool.close(abandon=True)
 
 
 _SPOOL_BYTES = 4 << 20
@@ -299,7 +272,7 @@ def unpack_into(
     try:
         with (
             path.open("xb", buffering=0) as out,
-            PiecesAhead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
+            pieces_ahead(_unpack_pieces(source, cancellation), cancellation=cancellation) as pieces,
         ):
             for piece in pieces:
                 # Each piece is checked before it is written: a bomb must not fill the disk first.

@@ -79,15 +79,6 @@ class _UnlistedFolder(NamedTuple):
         return f"{self.name}/" if self.name else ""
 
 
-class _EntriesToLookAt(NamedTuple):
-    """Some entries of a folder, to be looked at together."""
-
-    folder: _UnlistedFolder
-    """The folder."""
-    entries: list[os.DirEntry[str]]
-    """Those of its entries."""
-
-
 class _SeenEntry(NamedTuple):
     """What one entry of a folder turned out to be."""
 
@@ -492,8 +483,12 @@ class _LevelWalk:
         name = _path_below(self._root, folder.name)
         listed = read_with_retry(lambda: self._read(folder, name), name, policy=self._retry)
         self._heard()
-        batches = _batches(listed, self._threads.workers)
-        looks = [self._threads.look(functools.partial(self._look, batch)) for batch in batches]
+        entries = listed.entries
+        length = min(max(1, -(-len(entries) // (4 * self._threads.workers))), _LOOK_BATCH)
+        batches = [entries[start : start + length] for start in range(0, len(entries), length)]
+        looks = [self._threads.look(functools.partial(self._look_and_tell, folder, batch)) for batch in batches]
+        # Each entry is to go when it has been looked at.
+        entries.clear()
         listed.looked.extend(self._threads.results(looks))
         if self._ahead is not None and folder.name in self._chosen:
             self._ahead.start([some.files for some in listed.looked], self._chosen[folder.name])
@@ -521,7 +516,7 @@ class _LevelWalk:
                     # from each other, at each entry.
                     with self._turn if look_s < _KERNEL_LOOK_S and not alone else contextlib.nullcontext():
                         began = SYSTEM_CLOCK.now()
-                        looked = _look_at(self._root, _EntriesToLookAt(folder, batch), self._retry)
+                        looked = self._look_at(folder, batch)
                         look_s = (SYSTEM_CLOCK.now() - began) / count
                     listed.looked.append(self._told(looked))
                     # On a mount that leaves them out each look is a round trip of its own.
@@ -533,59 +528,50 @@ class _LevelWalk:
                 os.close(handle)
         return listed
 
-    def _look(self, batch: _EntriesToLookAt) -> _Looked:
-        return self._told(_look_at(self._root, batch, self._retry))
+    def _look_and_tell(self, folder: _UnlistedFolder, entries: list[os.DirEntry[str]]) -> _Looked:
+        return self._told(self._look_at(folder, entries))
+
+    def _look_at(self, folder: _UnlistedFolder, entries: list[os.DirEntry[str]]) -> _Looked:
+        """Look at each entry once, which empties the list; what they are is checked by all names at once, because
+        nearly all are plain files."""
+        prefix = folder.prefix
+        looked = _Looked(len(entries), Listing(), [])
+        names = [entry.name for entry in entries]
+        odd_names = _ODD_NAMES.search(f"/{'/'.join(names).lower()}/") is not None
+        odd: list[os.DirEntry[str]] = []
+        plain: list[str] = []
+        sizes: list[int] = []
+        times: list[int] = []
+        # An entry that was looked at holds nearly a kilobyte, and there may be millions, so each goes before the next.
+        entries.reverse()
+        while entries:
+            entry = entries.pop()
+            try:
+                if odd_names or not entry.is_file(follow_symlinks=False):
+                    odd.append(entry)
+                    continue
+                found = entry.stat()
+            except OSError:
+                odd.append(entry)
+                continue
+            plain.append(entry.name)
+            sizes.append(found.st_size)
+            times.append(found.st_mtime_ns)
+        looked.files.add_all(prefix, plain, sizes, times)
+        for entry in odd:
+            path = f"{self._root}/{prefix}{entry.name}"
+            seen = read_with_retry(functools.partial(_look_at_entry, entry), path, policy=self._retry)
+            if seen.kind == "file":
+                looked.files.add_all(prefix, [entry.name], [seen.size], [seen.mtime_ns])
+            elif seen.kind != "left out":
+                looked.others.append((prefix + entry.name, seen))
+        return looked
 
     def _told(self, looked: _Looked) -> _Looked:
         """Tell of the files that are now known to be there."""
         if self._found is not None:
             self._found([f"{self._root}/{name}" for name in looked.files.names])
         return looked
-
-
-def _batches(listed: _ListedFolder, workers: int) -> list[_EntriesToLookAt]:
-    entries = listed.entries
-    length = min(max(1, -(-len(entries) // (4 * workers))), _LOOK_BATCH)
-    batches = [
-        _EntriesToLookAt(listed.folder, entries[start : start + length]) for start in range(0, len(entries), length)
-    ]
-    entries.clear()  # each is to go when its batch has been looked at
-    return batches
-
-
-def _look_at(root: str, batch: _EntriesToLookAt, retry: RetryPolicy) -> _Looked:
-    """Look at each entry once; what they are is checked by all names at once, because nearly all are plain files."""
-    entries, prefix = batch.entries, batch.folder.prefix
-    looked = _Looked(len(entries), Listing(), [])
-    names = [entry.name for entry in entries]
-    odd_names = _ODD_NAMES.search(f"/{'/'.join(names).lower()}/") is not None
-    odd: list[os.DirEntry[str]] = []
-    plain: list[str] = []
-    sizes: list[int] = []
-    times: list[int] = []
-    # An entry that was looked at holds nearly a kilobyte, and there may be millions, so each goes before the next.
-    entries.reverse()
-    while entries:
-        entry = entries.pop()
-        try:
-            if odd_names or not entry.is_file(follow_symlinks=False):
-                odd.append(entry)
-                continue
-            found = entry.stat()
-        except OSError:
-            odd.append(entry)
-            continue
-        plain.append(entry.name)
-        sizes.append(found.st_size)
-        times.append(found.st_mtime_ns)
-    looked.files.add_all(prefix, plain, sizes, times)
-    for entry in odd:
-        seen = read_with_retry(functools.partial(_look_at_entry, entry), f"{root}/{prefix}{entry.name}", policy=retry)
-        if seen.kind == "file":
-            looked.files.add_all(prefix, [entry.name], [seen.size], [seen.mtime_ns])
-        elif seen.kind != "left out":
-            looked.others.append((prefix + entry.name, seen))
-    return looked
 
 
 def _look_at_entry(entry: os.DirEntry[str]) -> _SeenEntry:

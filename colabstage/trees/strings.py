@@ -97,12 +97,10 @@ class StringArray(Sequence[str]):
         source, target = np.frombuffer(data, np.uint8), np.frombuffer(packed, np.uint8)
         done = 0
         for first in range(0, len(lengths), _PAGE_STRINGS):
-            page = lengths[first : first + _PAGE_STRINGS].astype(np.int64)
-            total = int(page.sum())
-            # How much further each byte is in the old bytes than in this page.
-            ahead = starts[first : first + _PAGE_STRINGS] - (np.cumsum(page) - page)
-            target[done : done + total] = source[np.repeat(ahead, page) + np.arange(total)]
-            done += total
+            page = slice(first, first + _PAGE_STRINGS)
+            cut = _pieces_of(source, starts[page], lengths[page].astype(np.int64))
+            target[done : done + len(cut)] = cut
+            done += len(cut)
         return cls(packed, ends)
 
     @classmethod
@@ -215,10 +213,9 @@ class StringArray(Sequence[str]):
         data = np.frombuffer(whole._data, np.uint8)
         numbers: dict[bytes, int] = {}
         of_strings = np.empty(len(self), np.uint32)
-        for first in range(0, len(self), _PAGE_STRINGS):
+        for first, page_starts, _ in whole._bounds():
             page = slice(first, first + _PAGE_STRINGS)
-            starts = np.append(whole._ends[first - 1] if first else 0, whole._ends[page][:-1]).astype(np.int64)
-            starts, lengths = starts + begins[page], ends[page] - begins[page]
+            starts, lengths = page_starts + begins[page], ends[page] - begins[page]
             # Files of one folder follow each other, so most parts are the same as the one before.
             heads = np.flatnonzero(_differs_from_last(data, starts, lengths))
             bounds = zip(starts[heads].tolist(), (starts + lengths)[heads].tolist(), strict=True)
@@ -238,18 +235,14 @@ class StringArray(Sequence[str]):
         lengths = whole.lengths
         factors = _factors(int(lengths.max(initial=0)))
         found: NDArray[np.uint64] = lengths.astype(np.uint64)
-        begin = 0
-        for first in range(0, len(self), _PAGE_STRINGS):
-            own = lengths[first : first + _PAGE_STRINGS]
-            ends = np.cumsum(own)
-            data = np.frombuffer(whole._data, np.uint8, int(ends[-1]), begin)
-            begin += len(data)
-            places = np.arange(len(data)) - np.repeat(ends - own, own)
+        data = np.frombuffer(whole._data, np.uint8)
+        for first, starts, ends in whole._bounds():
+            page, begins = data[starts[0] : ends[-1]], starts - starts[0]
+            places = np.arange(len(page)) - np.repeat(begins, ends - starts)
             # An empty string would be given the byte that follows it.
-            some = np.flatnonzero(own)
+            some = np.flatnonzero(ends - starts)
             if len(some):
-                sums = np.add.reduceat(factors[places] * (data + np.uint64(1)), (ends - own)[some])
-                found[first + some] += sums
+                found[first + some] += np.add.reduceat(factors[places] * (page + np.uint64(1)), begins[some])
         return found
 
     def among(self, texts: Collection[str]) -> NDArray[np.intp]:
@@ -261,13 +254,10 @@ class StringArray(Sequence[str]):
     def padded(self, width: int) -> NDArray[np.bytes_]:
         """Return bytes of one width, `(N,)`: each string with zeros after it. `width`: at least that of the longest."""
         whole = self.packed()
+        data = np.frombuffer(whole._data, np.uint8)
         padded = np.empty((len(self), width), np.uint8)
-        begin, lengths = 0, whole.lengths
-        for first in range(0, len(self), _PAGE_STRINGS):
-            own = lengths[first : first + _PAGE_STRINGS]
-            data = np.frombuffer(whole._data, np.uint8, int(own.sum()), begin)
-            begin += len(data)
-            padded[first : first + _PAGE_STRINGS] = _padded(data, np.cumsum(own) - own, own, width)
+        for first, starts, ends in whole._bounds():
+            padded[first : first + _PAGE_STRINGS] = _padded(data, starts, ends - starts, width)
         return padded.reshape(-1).view(f"S{width}")
 
     def order(self) -> NDArray[np.intp]:
@@ -290,13 +280,11 @@ class StringArray(Sequence[str]):
     def encoded(self) -> Iterator[bytes]:
         """Return the bytes of each."""
         for piece in self._pieces():
-            start = 0
-            for first in range(0, len(piece), _PAGE_STRINGS):
-                ends = (piece._ends[first : first + _PAGE_STRINGS].astype(np.int64) - start).tolist()
+            for _, starts, ends in piece._bounds():
                 # Slices of bytes are bytes, and those of a bytearray would have to be copied once more.
-                data = bytes(piece._data[start : start + ends[-1]])
-                yield from [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-                start += len(data)
+                data = bytes(piece._data[starts[0] : ends[-1]])
+                bounds = zip((starts - starts[0]).tolist(), (ends - starts[0]).tolist(), strict=True)
+                yield from [data[begin:end] for begin, end in bounds]
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _PAGE_STRINGS):
@@ -411,10 +399,15 @@ def _padded(
 ) -> NDArray[np.uint8]:
     """Return uint8 `(N, width)`: pieces of some bytes, with zeros after each."""
     padded = np.zeros((len(lengths), width), np.uint8)
-    # How much further each byte is in the data than in its piece.
-    ahead = starts - (np.cumsum(lengths) - lengths)
-    padded[np.arange(width) < lengths[:, None]] = data[np.repeat(ahead, lengths) + np.arange(int(lengths.sum()))]
+    padded[np.arange(width) < lengths[:, None]] = _pieces_of(data, starts, lengths)
     return padded
+
+
+def _pieces_of(data: NDArray[np.uint8], starts: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return pieces of some bytes, one after the other."""
+    # How much further each byte is in the data than among the pieces.
+    ahead = starts - (np.cumsum(lengths) - lengths)
+    return data[np.repeat(ahead, lengths) + np.arange(int(lengths.sum()))]
 
 
 def _differs_from_last(

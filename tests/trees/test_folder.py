@@ -235,17 +235,17 @@ def test_looks_take_turns_only_where_the_kernel_answers(
     """There several threads would only take Python's lock from each other; round trips are made at the same time."""
     root = write_files(tmp_path / "root", {f"c{number}/{file:02}": b"" for number in range(4) for file in range(20)})
     monkeypatch.setattr(folder, "_KERNEL_LOOK_S", float("inf") if asks_kernel_alone else 0.0)
-    look_at, meet, together = folder._look_at, threading.Barrier(4), []
+    look_at, meet, together = folder._LevelWalk._look_at, threading.Barrier(4), []
 
     def look(*arguments: Any) -> Any:
         # After the first few, by which the pace of a folder shows.
-        if len(arguments[1].entries) > 4:
+        if len(arguments[2]) > 4:
             with contextlib.suppress(threading.BrokenBarrierError):
                 meet.wait(0.2 if asks_kernel_alone else 30)
-                together.append(arguments[1].folder.name)
+                together.append(arguments[1].name)
         return look_at(*arguments)
 
-    monkeypatch.setattr(folder, "_look_at", look)
+    monkeypatch.setattr(folder._LevelWalk, "_look_at", look)
     monkeypatch.setattr(folder, "_SLOW_LOOK_S", float("inf"))
     assert len(FolderTree(root, workers=4).entries) == 80
     assert len(together) == (0 if asks_kernel_alone else 4)

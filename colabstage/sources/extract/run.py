@@ -31,7 +31,7 @@ from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.workspace import Journal, current_world, read_journal, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders
-from colabstage.trees.decompress import PiecesAhead
+from colabstage.trees.decompress import pieces_ahead
 from colabstage.trees.tree import LocalBytes, RequestedBytes, TemporaryBytes, owners_bytes
 
 if TYPE_CHECKING:
@@ -487,6 +487,6 @@ class Extraction(Closing):
             cancellation.check()
             step.advance(done)
 
-        with PiecesAhead(job_chunks(self._source(), job), stall_timeout_s=stall_timeout_s) as pieces:
+        with pieces_ahead(job_chunks(self._source(), job), stall_timeout_s=stall_timeout_s) as pieces:
             write_large(job, place, iter(pieces), advance=advance)
         self._finish(batch)
