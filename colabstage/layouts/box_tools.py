@@ -58,7 +58,6 @@ class _Format(NamedTuple):
     """One way to write boxes."""
 
     name: str
-    """The name of the tool or format."""
     extension: str
     """The extension of its files."""
     marks: tuple[bytes, ...]

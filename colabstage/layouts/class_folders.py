@@ -81,11 +81,16 @@ class _ClassFolder(NamedTuple):
     class_name: str
     """The class of all that is in it."""
     path: str
-    """Its name in the tree."""
     split: str
     """The split that it is of, or ""."""
     number: int
     """Its number among the folders that have files."""
+
+    @classmethod
+    def of(cls, folder: _FolderOfKind, order: int, split: str) -> _ClassFolder:
+        """Return a folder whose outermost part is the class."""
+        # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
+        return cls(order, folder.parts[0], "/".join(folder.parts), split, folder.number)
 
 
 def read_class_folders(tree: Tree, kind: FileKind) -> SampleTable:
@@ -113,14 +118,19 @@ class _ClassFolders:
 
     def find(self) -> SampleTable:
         files = self._find_files()
-        with_files, folder_of = _folders(files)
+        paths, folder_of = files.folders
+        parts_of = [tuple(path.split("/")) if path else () for path in paths]
+        with_files = [
+            _FolderOfKind(() if any(map(is_foreign_folder, parts)) else parts, number)
+            for number, parts in enumerate(parts_of)
+        ]
         folders = _unwrap([*with_files, *self._without_files(with_files)])
         filled = [folder for folder in folders if folder.number >= 0]
         splits = self._split_folders(filled)
         found = sorted(
             _with_splits(folders, splits)
             if splits
-            else [_class_folder(folder, 0, "", folder.parts) for folder in folders if folder.parts]
+            else [_ClassFolder.of(folder, 0, "") for folder in folders if folder.parts]
         )
         found, flat = _without_flat(found) if splits else (found, [])
         if not any(folder.number >= 0 for folder in found):
@@ -183,7 +193,11 @@ class _ClassFolders:
     def _without_files(self, with_files: list[_FolderOfKind]) -> list[_FolderOfKind]:
         """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
         kind."""
-        names = {*self.tree.empty_folders, *self._of_other_pictures()}
+        names = set(self.tree.empty_folders)
+        # Covers and spectrograms beside sound make no class.
+        if self.kind.layout != "audio":
+            others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES)).folders[0]
+            names |= {folder for folder in others if folder}
         # A folder above one with files is not a class of its own.
         used = {folder.parts[:depth] for folder in with_files for depth in range(1, len(folder.parts) + 1)}
         found = {tuple(name.split("/")) for name in names}
@@ -194,13 +208,6 @@ class _ClassFolders:
             and not is_split_folder(parts[-1])
             and not is_role_folder(parts[-1])
         ]
-
-    def _of_other_pictures(self) -> set[str]:
-        # Covers and spectrograms beside sound make no class.
-        if self.kind.layout == "audio":
-            return set()
-        others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES))
-        return {folder for name in others.names if (folder := posixpath.dirname(name))}
 
     def _split_folders(self, folders: list[_FolderOfKind]) -> dict[str, str]:
         """Return the folders of splits with the name that each is stored under; empty where the folders are those of
@@ -231,7 +238,7 @@ class _ClassFolders:
         return splits
 
     def _listed_classes(
-        self, files: FileEntries, folder_of: NDArray[np.int32], flat: list[_ClassFolder], classes: list[str]
+        self, files: FileEntries, folder_of: NDArray[Any], flat: list[_ClassFolder], classes: list[str]
     ) -> dict[str, dict[str, str]]:
         """Return the class of each file of the splits whose folder has a list of names and classes beside the images.
 
@@ -279,15 +286,6 @@ class _ClassFolders:
                 if found != everything
             ],
         )
-
-
-def _folders(files: FileEntries) -> tuple[list[_FolderOfKind], NDArray[np.int32]]:
-    """Return the folders that hold files, and for each file the number of its own, int32 `(N,)`."""
-    paths, folder_of = files.folders
-    folders = [_FolderOfKind(tuple(path.split("/")) if path else (), number) for number, path in enumerate(paths)]
-    return [folder._replace(parts=()) if any(map(is_foreign_folder, folder.parts)) else folder for folder in folders], (
-        folder_of.astype(np.int32)
-    )
 
 
 def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:
@@ -344,7 +342,7 @@ def _with_splits(folders: list[_FolderOfKind], splits: dict[str, str]) -> list[_
     for top, split in splits.items():
         below = [folder._replace(parts=folder.parts[1:]) for folder in folders if folder.parts[:1] == (top,)]
         below = _unwrap_split(below, top)
-        found += [_class_folder(one, _SPLIT_ORDER[split], split, one.parts) for one in below if one.parts]
+        found += [_ClassFolder.of(one, _SPLIT_ORDER[split], split) for one in below if one.parts]
     return found
 
 
@@ -386,11 +384,6 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
         msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
         raise BrokenDatasetError(msg)
     return found
-
-
-def _class_folder(folder: _FolderOfKind, order: int, split: str, below: tuple[str, ...]) -> _ClassFolder:
-    # ImageFolder sorts the paths of a class's folders as strings, so "a-b" comes before "a/c".
-    return _ClassFolder(order, below[0], "/".join(below), split, folder.number)
 
 
 IMAGE_FOLDER = "image_folder"

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
-# More JSON files than this are one for each image: another tool's.
-# COCO's own archives have fewer; tools that write a file for each image write far more.
+# COCO's own archives have fewer JSON files; tools that write a file for each image write far more.
 _MAX_FILES = 24
 # What annotations of COCO's other tasks have: of these a category alone is not the answer that was asked for.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
@@ -63,15 +62,12 @@ class _CocoFile(NamedTuple):
     """One file of annotations."""
 
     entry: FileEntry
-    """The file."""
     split: str
     """The split in its name; "" for none."""
     images: list[Any]
-    """Its list `images`."""
     boxes: list[Any]
     """Its list `annotations`, reduced to what is needed."""
     categories: list[Any]
-    """Its list `categories`."""
 
     def place(self, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
         """Return the images that are there with their ids, and how many are not.

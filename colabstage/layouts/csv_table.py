@@ -66,7 +66,6 @@ class _FoundRow(NamedTuple):
     file: int
     """The file's number."""
     cells: list[str]
-    """What is in the row."""
     places: dict[str, int]
     """The place of each column, by name."""
     split: str
@@ -80,7 +79,6 @@ class _LeadingTable(NamedTuple):
     """One table file that leads to files of the tree."""
 
     name: str
-    """The table's name in the tree."""
     header: list[str]
     """Names of its columns."""
     rows: list[list[str]]
@@ -221,7 +219,7 @@ class TableSearch:
         # Roles are found in the first table and hold for all: test.csv may have too few rows to tell a class from a
         # number.
         columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
-        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(first, columns, notes)
+        roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
         found = self._labelled(found, roles, notes)
         rows = [row for table in found for row in table.rows_with_files(files, roles, several=len(found) > 1)]
         notes += self._notes(found, rows, len(files), roles)
@@ -257,7 +255,7 @@ class TableSearch:
             notes=tuple(notes),
         )
 
-    def _roles(self, table: _LeadingTable, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
+    def _roles(self, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
 
         Raises:

@@ -220,13 +220,21 @@ def audio_clips(
 
 def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | None) -> SampleTable:
     """Make a table of clips in folders of classes or named by a table; or else in WebDataset's tars."""
+    return _first_that_fits(
+        lambda: read_audio(tree, options=options, labels=labels),
+        lambda: webdataset.read_webdataset(tree, sound=options),
+    )
+
+
+def _first_that_fits(read: Callable[[], SampleTable], otherwise: Callable[[], SampleTable]) -> SampleTable:
+    """Make a table in one of two ways; where neither fits, the error says why the first does not."""
     try:
-        return read_audio(tree, options=options, labels=labels)
+        return read()
     except BrokenDatasetError:
         raise
     except LayoutError as error:
         try:
-            return webdataset.read_webdataset(tree, sound=options)
+            return otherwise()
         except BrokenDatasetError:
             raise
         except LayoutError:
@@ -373,15 +381,7 @@ class TableFile:
         """
         entries = [entry for entry in tree.entries if entry.name == self.name or not is_table(entry.name)]
         seen = PartOfTree(tree, entries)
-        try:
-            return read_table(seen)
-        except BrokenDatasetError:
-            raise
-        except LayoutError as error:
-            try:
-                return read_audio(seen)
-            except LayoutError:
-                raise error from None
+        return _first_that_fits(lambda: read_table(seen), lambda: read_audio(seen))
 
 
 def is_table_file(path: Path, layout: object) -> bool:

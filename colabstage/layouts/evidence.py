@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import FileEntry, Tree
+    from colabstage.trees.tree import Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
 # Enough to see what a file is about, and little enough for a slow mount.
@@ -415,10 +415,11 @@ class _FolderEvidence:
             return _SaidElsewhere()
         by_stem = {stem_of(name): name for name in others.names}
         classes = set(self.found.classes)
-        texts = sorted(
-            (entry for entry in others.ending_in(_TEXTS) if _may_speak_of_many(entry, classes)),
-            key=lambda entry: (entry.name.count("/"), entry.name),
+        # Neither what is in the folder of one class nor a readme lists images of several.
+        of_many = others.ending_in(_TEXTS).where(
+            lambda name: classes.isdisjoint(name.split("/")[:-1]) and not is_note(name)
         )
+        texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))
         # The beginning of each tells; some lists have a line for each of a million files.
         heads = {
             entry.name: read_head(self.tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]
@@ -499,12 +500,6 @@ class _SaidElsewhere(NamedTuple):
     """Why that speaks against folders as classes, "" where it does not."""
     lists: list[str] = []  # noqa: RUF012  # never changed
     """Lists of splits that agree with them."""
-
-
-def _may_speak_of_many(entry: FileEntry, classes: set[str]) -> bool:
-    """Tell whether a file may be a list of images of several classes, by its name and place."""
-    *folders, base = entry.name.split("/")
-    return classes.isdisjoint(folders) and not is_note(base)
 
 
 def _says_more(name: str, what: str) -> str:

@@ -140,8 +140,6 @@ _MASK_SUFFIXES = (
 )  # fmt: skip
 _OBJECTS = frozenset({"instances", "instance", "panoptic"})
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
-# Masks with a palette are at times GIFs, which no layout takes for images.
-_MASK_EXTENSIONS = IMAGE_EXTENSIONS
 
 
 class _PairKey(NamedTuple):
@@ -160,6 +158,13 @@ class _Sides(NamedTuple):
     """Those that are not masks."""
     masks: dict[FileEntry, _PairKey]
     """Those in folders of masks, or with a mask's suffix."""
+
+    def by_stem(self) -> _Sides | None:
+        """Return the same without folders, where stems tell all images and all masks apart."""
+        images, masks = (
+            {one: _PairKey((), place.stem) for one, place in side.items()} for side in (self.images, self.masks)
+        )
+        return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
 
 
 def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
@@ -182,7 +187,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     sides = _sides(tree, masks)
     pairs = _match_sides(sides)
     if 2 * len(pairs) < len(sides.images):
-        by_stem = _by_stem(sides)
+        by_stem = sides.by_stem()
         pairs = _match_sides(by_stem) if by_stem is not None else pairs
     # A competition keeps the masks of its test images to itself.
     splits = {split_of_path(image.name) for image, _ in pairs}
@@ -226,7 +231,7 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     Raises:
         EmptySourceError, LayoutError: there are no images, or no masks.
     """
-    files = files_ending_in(tree.entries, _MASK_EXTENSIONS)
+    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     if not files:
         msg = f"'{tree.label}' holds no images."
         raise EmptySourceError(msg)
@@ -320,13 +325,6 @@ def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
 def _is_of_objects(mask: FileEntry) -> bool:
     """Tell whether a mask numbers the single objects, as Mapillary has them beside those that number the classes."""
     return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
-
-
-def _by_stem(sides: _Sides) -> _Sides | None:
-    """Return the same without folders, where stems tell all images and all masks apart."""
-    images = {image: _PairKey((), place.stem) for image, place in sides.images.items()}
-    masks = {mask: _PairKey((), place.stem) for mask, place in sides.masks.items()}
-    return _Sides(images, masks) if all(len(set(one.values())) == len(one) for one in (images, masks)) else None
 
 
 def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:

@@ -320,9 +320,7 @@ class _SplitList(NamedTuple):
     """A list that names samples."""
 
     file: str
-    """The list's name in the tree."""
     split: str
-    """The split that it lists."""
     samples: list[int]
     """Numbers of the samples that it names."""
     missing: int
@@ -333,7 +331,6 @@ class ListedSplits(NamedTuple):
     """Samples with the splits that lists give them."""
 
     table: SampleTable
-    """The samples."""
     lists: frozenset[str] = frozenset()
     """Names of the lists that were read."""
 

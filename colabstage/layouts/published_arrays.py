@@ -147,7 +147,6 @@ class _CifarFile(NamedTuple):
     """The images and labels of one file of CIFAR."""
 
     split: str
-    """The split that it belongs to."""
     images: SampleSource
     """`(32, 32, 3)` each."""
     labels: dict[str, NDArray[np.int64]]
@@ -320,7 +319,7 @@ class _PixelColumns(NamedTuple):
     pixels: slice
     """The columns of pixels, or the one column of all pixels."""
     shape: tuple[int, ...]
-    """The shape of an image."""
+    """That of an image."""
     in_one: bool
     """Whether one column holds all pixels, separated by blanks."""
     label: int | None
@@ -333,7 +332,6 @@ class _Table(NamedTuple):
     """One table, N rows."""
 
     name: str
-    """Its file."""
     shape: tuple[int, ...]
     """The shape of each image."""
     images: SampleSource

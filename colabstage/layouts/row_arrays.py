@@ -44,20 +44,8 @@ _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
 # Arrays of whole datasets are few; so many files are one for each sample.
 _MAX_FILES = 256
 _X = {
-    "x",
-    "xs",
-    "image",
-    "images",
-    "img",
-    "imgs",
-    "data",
-    "feature",
-    "features",
-    "input",
-    "inputs",
-    "samples",
-    "signals",
-}
+    "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
+}  # fmt: skip
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
 # The test set of MNIST and its kin, and SVHN's further images.
@@ -65,11 +53,6 @@ _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
 # What numpy.savez calls arrays that are given to it without names.
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
-
-
-def is_matlab5(tree: Tree, entry: FileEntry) -> bool:
-    """Tell whether a .mat file is of the old kind."""
-    return entry.name.lower().endswith(".mat") and read_head(tree, entry, len(_HEAD)) == _HEAD
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
@@ -459,7 +442,7 @@ def _find_arrays(tree: Tree) -> list[StoredArray]:
             except CorruptArchiveError as error:
                 msg = f"'{entry.name}' cannot be read: {error}"
                 raise LayoutError(msg) from error
-        elif is_matlab5(tree, entry):
+        elif suffix == ".mat" and read_head(tree, entry, len(_HEAD)) == _HEAD:
             found += matlab5_arrays(tree, entry)
         else:
             found += hdf5_arrays(tree, entry)

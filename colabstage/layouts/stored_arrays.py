@@ -185,7 +185,7 @@ class StoredArray:
     name: str
     """Where it lies: the file, and the key in it."""
     shape: tuple[int, ...]
-    """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
+    """As its rows come out."""
     dtype: np.dtype[Any]
     """As its rows come out; native byte order. Text has dtype kind "U", "S" or "O"."""
     rows: Callable[[], SampleSource]
@@ -250,9 +250,8 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
 @dataclass(frozen=True, slots=True)
 class _NpyHeader:
     shape: tuple[int, ...]
-    """Of the array."""
     dtype: np.dtype[Any]
-    """Of the array, in the file's byte order."""
+    """In the file's byte order."""
     fortran: bool
     """Whether columns, and not rows, are contiguous."""
     start: int

@@ -298,15 +298,6 @@ class _Record(NamedTuple):
     """How many a one-hot label tells apart; 0 of any other."""
 
 
-class _ScannedRecords(NamedTuple):
-    shard: ShardFile
-    """The file."""
-    records: list[_Record]
-    """Its records that have an image."""
-    without: int
-    """How many have none."""
-
-
 class RecordImages:
     """The image in each of N records; reading one verifies its whole record."""
 
@@ -360,10 +351,10 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     shards = _record_files(tree)
     image = _image_feature(tree, shards)
     scanned = scan_each(len(shards), lambda number: _scan_records(shards[number], number, image))
-    records = [record for found in scanned for record in found.records]
+    records = [record for found, _ in scanned for record in found]
     names = StringArray.of(record.name for record in records)
     parts = ShardParts(shards, [record.stored for record in records], names)
-    without = sum(found.without for found in scanned)
+    without = sum(count for _, count in scanned)
     notes = [left_out(without, "records", f"without '{image}'") + "."] if without else []
     targets, classes = _targets_of_records(records, parts, notes)
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
@@ -458,8 +449,8 @@ def _pixel_shape(features: dict[str, Feature], image: ByteSpan) -> tuple[int, in
     return (height, width, depth) if fits else None
 
 
-def _scan_records(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
-    """Return every record of a file, in one pass over it."""
+def _scan_records(shard: ShardFile, number: int, image: str) -> tuple[list[_Record], int]:
+    """Return every record of a file that has an image, and how many have none, in one pass over it."""
     window = ScanWindow(shard.content)
     records = []
     count = 0
@@ -480,7 +471,7 @@ def _scan_records(shard: ShardFile, number: int, image: str) -> _ScannedRecords:
             records.append(_Example(data, features, name).as_record(stored, found))
         count += 1
     rest_shard(shard)
-    return _ScannedRecords(shard, records, count - len(records))
+    return records, count - len(records)
 
 
 class _Example:

@@ -32,10 +32,10 @@ _MOST_BYTES = 8 << 20
 _STALL_S = 60.0
 
 
-def spread_over_folders(folders: int, most: int = SAMPLES) -> Mapping[int, int]:
+def spread_over_folders(folders: int) -> Mapping[int, int]:
     """Return by the numbers of some of so many folders, in the order of their names, how many files of each are looked
-    at: `most` in all, spread evenly."""
-    return Counter((2 * number + 1) * folders // (2 * most) for number in range(most)) if folders else {}
+    at: `SAMPLES` in all, spread evenly."""
+    return Counter((2 * number + 1) * folders // (2 * SAMPLES) for number in range(SAMPLES)) if folders else {}
 
 
 def spread_within(files: int, count: int) -> Sequence[int]:

@@ -250,8 +250,6 @@ def open_tree(
     spool: Path,
     workers: int = 1,
     limits: ArchiveLimits = DEFAULT_LIMITS,
-    single_files: bool = False,
-    cancellation: Cancellation | None = None,
 ) -> Tree:
     """Open a folder, an archive or a compressed file as a tree.
 
@@ -260,8 +258,6 @@ def open_tree(
         spool: a folder on a local disk for the unpacked form of what is compressed as a whole; nothing stays in it.
         workers: how many folders are listed at once; for folders on a mounted Drive.
         limits: what an archive's headers may promise.
-        single_files: whether a file of arrays or records counts too, as a tree of that one file.
-        cancellation: looked at while what is compressed as a whole is unpacked.
 
     Raises:
         SourceNotFoundError: there is nothing at `path`; the message says what is there instead.
@@ -274,9 +270,7 @@ def open_tree(
     """
     if _is_folder(path):
         return FolderTree(path, workers=workers)
-    return open_archive(
-        LocalBytes(path), spool=spool, limits=limits, single_files=single_files, cancellation=cancellation
-    )
+    return open_archive(LocalBytes(path), spool=spool, limits=limits)
 
 
 def open_archive(
@@ -292,9 +286,10 @@ def open_archive(
 
     Args:
         source: its bytes.
-        spool, limits, cancellation: as of `open_tree`.
+        spool, limits: as of `open_tree`.
         single_files: whether a file of arrays or records counts too, as a tree of that one file.
         name: what the service calls it, for where its address does not say what it is.
+        cancellation: looked at while what is compressed as a whole is unpacked.
 
     Raises:
         Everything that `open_tree` raises for a file.

@@ -257,12 +257,16 @@ def _blocks(label: str, text: str) -> Iterator[dict[str, str]]:
             yield fields
 
 
-class _Py7zr:
+class _ByPackage:
+    """What the two packages are given."""
+
     def __init__(self, module: Any, path: str, label: str) -> None:
         self._module = module
         self._path = path
         self._label = label
 
+
+class _Py7zr(_ByPackage):
     def _open(self) -> Any:
         try:
             return self._module.SevenZipFile(self._path)
@@ -297,12 +301,7 @@ class _Py7zr:
                 raise _archive_damaged(self._label, error) from error
 
 
-class _RarFile:
-    def __init__(self, module: Any, path: str, label: str) -> None:
-        self._module = module
-        self._path = path
-        self._label = label
-
+class _RarFile(_ByPackage):
     def _open(self) -> Any:
         try:
             archive = self._module.RarFile(self._path)

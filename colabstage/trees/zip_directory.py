@@ -318,22 +318,22 @@ def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> 
     def take_some(at: int, piece: bytes) -> bytes:
         """Take the records of a piece that is at a place in the directory; return the beginning of one that is cut."""
         nonlocal done, room
-        found = _record_starts(source, piece, at, is_last=at + len(piece) == length)
-        wanted = done + len(found.starts)
+        places, end = _record_starts(source, piece, at, is_last=at + len(piece) == length)
+        wanted = done + len(places)
         if wanted > room:
             # As many as there will be if the others are as long as these, since a column that grows is there twice.
-            room = wanted + 17 * wanted * (length - at - found.end) // (16 * max(1, at + found.end))
+            room = wanted + 17 * wanted * (length - at - end) // (16 * max(1, at + end))
             for name, column in facts.items():
                 facts[name] = np.empty(room, column.dtype)
                 facts[name][:done] = column[:done]
-        for first in range(0, len(found.starts), _PARSED_TOGETHER):
-            starts = np.array(found.starts[first : first + _PARSED_TOGETHER], np.int64)
+        for first in range(0, len(places), _PARSED_TOGETHER):
+            starts = np.array(places[first : first + _PARSED_TOGETHER], np.int64)
             records = _Records(source, piece, starts)
             names.append(records.names(done, stored_names))
             for name, values in records.facts().items():
                 facts[name][done : done + len(starts)] = values
             done += len(starts)
-        return piece[found.end :]
+        return piece[end:]
 
     at, rest = 0, b""
     for piece in pieces:
@@ -430,19 +430,13 @@ class _Records:
         return found
 
 
-class _WholeRecords(NamedTuple):
-    """The records that are in a part of a directory whole."""
-
-    starts: Sequence[int] | NDArray[np.int64]
-    """Where each begins, counted from the part's first byte."""
-    end: int
-    """Where the last ends."""
-
-
-def _record_starts(source: ByteSource, piece: bytes, place: int, *, is_last: bool) -> _WholeRecords:
-    """Return where the record of each member begins. `place`: where in the directory the piece is."""
+def _record_starts(
+    source: ByteSource, piece: bytes, place: int, *, is_last: bool
+) -> tuple[Sequence[int] | NDArray[np.int64], int]:
+    """Return where each record begins that is in a piece whole, and where the last ends. `place`: where in the
+    directory the piece is."""
     found = _starts_by_marks(piece)
-    if found is not None and (found.end == len(piece) or not is_last):
+    if found is not None and (found[1] == len(piece) or not is_last):
         return found
     starts = array("q")
     at, length = 0, len(piece)
@@ -462,12 +456,12 @@ def _record_starts(source: ByteSource, piece: bytes, place: int, *, is_last: boo
         end = at
     if is_last and end < length:
         raise _damaged_directory(source, f"its directory is not readable at byte {place + end:,}")
-    return _WholeRecords(starts, end)
+    return starts, end
 
 
-def _starts_by_marks(piece: bytes) -> _WholeRecords | None:
-    """Return the records that begin wherever their mark is, if each of them ends where the next begins; otherwise, as
-    where a name contains the mark, or something is damaged, return `None`."""
+def _starts_by_marks(piece: bytes) -> tuple[NDArray[np.int64], int] | None:
+    """Return the same of records that begin wherever their mark is, if each of them ends where the next begins;
+    otherwise, as where a name contains the mark, or something is damaged, return `None`."""
     last = len(piece) - _MEMBER.size
     data = np.frombuffer(piece, np.uint8)
     starts = np.flatnonzero(data[: max(0, last + 1)] == _MEMBER_MARK[0])
@@ -482,9 +476,7 @@ def _starts_by_marks(piece: bytes) -> _WholeRecords | None:
     if not np.array_equal(starts[1:], ends[:-1]) or ends[-1] <= last:
         return None
     # The last may be cut.
-    return (
-        _WholeRecords(starts, int(ends[-1])) if ends[-1] <= len(piece) else _WholeRecords(starts[:-1], int(starts[-1]))
-    )
+    return (starts, int(ends[-1])) if ends[-1] <= len(piece) else (starts[:-1], int(starts[-1]))
 
 
 def _begins_with_zip64(
