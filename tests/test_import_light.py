@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-HEAVY = ("torch", "h5py", "numpy", "PIL", "fsspec", "gdown", "ipywidgets", "tqdm", "rich", "typer")
+HEAVY = ("torch", "h5py", "numpy", "PIL", "fsspec", "ipywidgets", "tqdm", "rich", "typer")
 
 
 def run_python(code: str) -> str:

@@ -17,7 +17,6 @@ from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with
 from colabstage.io.page import COLOURS, page
 from colabstage.io.units import format_bytes, format_count, format_duration
-from colabstage.sources.share_download import gdown_problem
 
 if TYPE_CHECKING:
     import os
@@ -161,20 +160,6 @@ def judge_current_folder(facts: MachineFacts) -> Ruling:
     if facts.folder_mount is not None:
         return Ruling("warn", f"The current folder '{facts.folder}' is on {facts.folder_mount}.")
     return Ruling("ok", f"'{facts.folder}' is on a local disk.")
-
-
-def judge_gdown(facts: MachineFacts) -> Ruling:
-    """Run %pip install -q -U "gdown>=6.3" and, if gdown was imported before, restart the session. Older versions (5.2.2
-    is on Colab's image) take a download that broke off for a whole one, and stop at 50 files of a folder. Only Google
-    Drive share links need it."""
-    found = facts.packages.get("gdown")
-    installed, imported = (None, None) if found is None else (found.installed, found.imported)
-    problem = gdown_problem(installed, imported)
-    if problem is None:
-        return Ruling("ok", f"gdown {imported or installed}.")
-    missing = installed is None and imported is None
-    # Share links are one source among many: without gdown only they do not work.
-    return Ruling("warn" if missing else "fail", problem.partition(" Run: ")[0])
 
 
 def judge_memory(facts: MachineFacts) -> Ruling:
@@ -369,7 +354,6 @@ CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
     "Drive client's cache": judge_drive_cache,
     "mounts": judge_mount,
     "current folder": judge_current_folder,
-    "gdown": judge_gdown,
     "libraries": judge_libraries,
     "memory": judge_memory,
     "shared memory": judge_shared_memory,

@@ -49,7 +49,7 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 _HDF5_SUFFIXES = {".h5", ".hdf5"}
 # Of a deadline, for counting files: the rest is for starting the process, for its answer, and for what comes besides.
 _COUNTING_PART = 0.5
-PACKAGES = ("numpy", "h5py", "torch", "gdown")
+PACKAGES = ("numpy", "h5py", "torch")
 _DRIVE_CLIENT = "root/.config/Google/DriveFS"
 # A machine with more mounts than this is not a notebook; their probes would take each other's time.
 _MOST_MOUNTS = 16

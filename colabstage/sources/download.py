@@ -1,4 +1,4 @@
-"""What comes of a source whole before anything of it is read: by a service's own tool, or from a server without ranges.
+"""What comes of a source whole before anything of it is read: from Kaggle, a share link, or a server without ranges.
 
 It records the source's state from the first byte on, so the call after a kill finds it, and continues it or removes it.
 """
@@ -117,7 +117,7 @@ class Download:
 
 @dataclass(slots=True)
 class Brought:
-    """What a service's own tool has brought here whole, now or in an interrupted run."""
+    """What was brought here whole, now or in an interrupted run."""
 
     path: Path
     """The file or folder."""

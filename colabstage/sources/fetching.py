@@ -378,7 +378,7 @@ class _FetchCall:
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
     def _move(self, opened: SourcePart, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
-        """Put in its place what a service's own tool has brought beside it."""
+        """Put in its place what was brought beside it."""
         assert opened.path is not None
         seal = {} if opened.tree is not None else file_seal(opened.path)
         coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)

@@ -31,7 +31,7 @@ from colabstage.sources.http_session import HttpSession
 from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientError, at_least_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Future
 
     import requests
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
     from colabstage.sources.remote import Checksum
 
+_TIMEOUT_S = 30.0
 # The first look asks for so much: enough to see a page's title; it still comes in the first round trip.
 _LOOK_BYTES = 8 * 1024
 # A trickle is looked at for so long.
@@ -86,7 +87,7 @@ def open_http(
     url: str,
     *,
     checksum: Checksum | None = None,
-    timeout_s: float = 30.0,
+    timeout_s: float = _TIMEOUT_S,
     least_bytes_per_s: float = LEAST_BYTES_PER_S,
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
@@ -124,8 +125,23 @@ def open_http(
         raise
 
 
+def open_known(url: str, facts: RemoteFacts, headers: Mapping[str, str]) -> HttpFile:
+    """Return a file of which another answer from this address has told the facts, without a look of its own.
+
+    Args:
+        url: where the answer came from.
+        facts: what it told.
+        headers: those of the answer, whose validators every part is compared with.
+
+    Raises:
+        OptionError: `url` is not a web address.
+    """
+    page = is_page_type(headers) or names_a_page(url, facts.name)
+    return HttpFile(HttpSession(url, _TIMEOUT_S), _Look(facts, validators(headers), page))
+
+
 class HttpFile:
-    """A `RemoteFile` on a web server. Made by `open_http`."""
+    """A `RemoteFile` on a web server. Made by `open_http` or `open_known`."""
 
     def __init__(self, session: HttpSession, look: _Look, tail: Future[_Tail | None] | None = None) -> None:
         self._session = session

@@ -128,7 +128,7 @@ class SourcePart(Closing):
     path: Path | None = None
     """Where it is on this machine's disks or mounts; `None` where it is only reached over the network."""
     brought: Brought | None = None
-    """How it came here, where its service's own tool brings all of it."""
+    """How it came here, where all of it comes before it is opened."""
     questions: Md5Questions | None = None
     """What asks Drive's client for the MD5: of each file of a folder before that is read, of a zip while its directory
     is; `None` elsewhere."""
@@ -607,10 +607,10 @@ def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> S
     """Open one file behind a share link, whose parts are read where they are."""
     if isinstance(source, ShareSource):
         from colabstage.sources.share_download import share_link_facts
-        from colabstage.sources.share_service import open_shared
+        from colabstage.sources.share_service import open_shared_file
 
         facts = share_link_facts(source.link, cancellation=opening.cancellation)
         if facts is not None and facts.size is not None and facts.ranges:
-            return SourcePart(source, "share link", True, opening, file=open_shared(source.link, facts))
+            return SourcePart(source, "share link", True, opening, file=open_shared_file(source))
     msg = f"'{source.label}' comes whole or not at all."
     raise ComesWholeError(msg)

@@ -152,7 +152,7 @@ def document_error(label: str, kind: str) -> OptionError:
     )
 
 
-OWN_COPY = (
+_OWN_COPY = (
     "Either wait, up to 24 hours; or open the link in a browser, make a copy in your own Drive (for a folder: add a "
     "shortcut and copy the files), mount your Drive and stage the copy's path: a copy has a quota of its own."
 )
@@ -194,14 +194,15 @@ def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
 def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
     if _QUOTA.search(answer.text):
         return DriveQuotaError(
-            f"Google Drive does not hand out '{label}' for now: too many users have viewed or downloaded it. {OWN_COPY}"
+            f"Google Drive does not hand out '{label}' for now: too many users have viewed or downloaded it. "
+            f"{_OWN_COPY}"
         )
     # That page asks for proof of a human, which a program cannot give.
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
     if answer.status == 429 or robot:
         return DriveQuotaError(
             f"Google Drive refuses '{label}' because there were too many requests from this machine's address, which "
-            f"it may share with others. {OWN_COPY}"
+            f"it may share with others. {_OWN_COPY}"
         )
     return None
 

@@ -1,9 +1,7 @@
 """Google Drive's answers about a shared link: what it is, its name, size and contents, and parts of a file.
 
-Folders are listed from the page that gdown reads as well, but here: gdown's listing asks Drive to export every Google
-document in the folder, fails as a whole where one cannot be, takes the login page for an empty folder, and cannot be
-stopped. One request for the first byte of a file tells its name, its size and whether it changed since. gdown brings
-whole files; Google's download address gives ranges as well, as any web server does.
+Folders are listed from the page that shows them inside other pages. One request for the first byte of a file tells its
+name, its size and whether it changed since. Google's download address gives ranges of it, as any web server does.
 """
 
 from __future__ import annotations
@@ -14,14 +12,21 @@ import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlencode
 
-from colabstage.errors import ColabstageError, OptionError, SourceReadError, WebPageError, said_by
+from colabstage.errors import (
+    ColabstageError,
+    OptionError,
+    SourceAccessError,
+    SourceNotFoundError,
+    SourceReadError,
+    WebPageError,
+    said_by,
+)
 from colabstage.io.files import Closing
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
-from colabstage.sources.http_file import HttpFile, open_http
+from colabstage.sources.http_file import HttpFile, open_known
 from colabstage.sources.http_session import innermost
 from colabstage.sources.parse import ShareSource
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up
@@ -45,12 +50,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-CONNECT_TIMEOUT_S = 20.0
-READ_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 20.0
+_READ_TIMEOUT_S = 60.0
 # Requests at once; more of them make Google take this machine for a robot.
 IN_FLIGHT = 6
 # Where files are downloaded from.
-DOWNLOADS = "https://drive.usercontent.google.com/download"
+_DOWNLOADS = "https://drive.usercontent.google.com/download"
 # Pages that Drive writes are some kilobytes; a listing has about a kilobyte for each entry.
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _MAX_DEPTH = 50
@@ -127,8 +132,8 @@ class DriveWeb(Closing):
             return ShareLink("file", link.id, link.resource_key)
         return ShareLink(found.kind, link.id, link.resource_key or found.resource_key)
 
-    def facts(self, link: ShareLink) -> RemoteFacts:
-        """Return name, size and version of a shared file.
+    def find(self, link: ShareLink) -> tuple[RemoteFacts, WebAnswer]:
+        """Return name, size and version of a shared file, and the answer that told them, which came with a first byte.
 
         Raises:
             OptionError: it is a Google document.
@@ -138,7 +143,7 @@ class DriveWeb(Closing):
         """
         query = {**link_query(link), "export": "download", "confirm": "t"}
         try:
-            answer = self._ask(DOWNLOADS, query, link.label, first_byte=True)
+            answer = self._ask(_DOWNLOADS, query, link.label, first_byte=True)
         except TransientError:
             # To a Google document, too, Drive answers with status 500.
             self.resolve(ShareLink("unknown", link.id, link.resource_key))
@@ -150,7 +155,7 @@ class DriveWeb(Closing):
         # Only data has a name to be saved under; pages have none.
         if "Content-Disposition" not in answer.headers:
             raise page_instead_of_data(link.label, answer)
-        return RemoteFacts(
+        facts = RemoteFacts(
             label=link.label,
             name=safe_name(disposition_name(answer.headers) or link.id),
             size=_total_bytes(answer),
@@ -158,6 +163,7 @@ class DriveWeb(Closing):
             ranges=answer.status in (206, 416),
             connections=1,
         )
+        return facts, answer
 
     def list_folder(self, link: ShareLink) -> SharedFolder:
         """Return every file in a shared folder and the folders below it, each with a name of its own.
@@ -234,14 +240,16 @@ class DriveWeb(Closing):
 
         # One byte is enough for all facts to come with it, whatever the file's size.
         headers = {"Range": "bytes=0-0"} if first_byte else {}
-        timeout = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S)
+        timeout = (_CONNECT_TIMEOUT_S, _READ_TIMEOUT_S)
         try:
             with self._session.get(
                 address, params=query, headers=headers, stream=True, timeout=timeout, allow_redirects=redirects
             ) as response:
                 answer = WebAnswer(response.status_code, response.url, response.headers, _page_text(response))
         except requests.RequestException as error:
-            msg = f"Asking Google Drive about '{label}' failed: {short_reason(error)}."
+            # The innermost reason: outer ones show the address.
+            reason = said_by(innermost(error)).splitlines()[0][:200]
+            msg = f"Asking Google Drive about '{label}' failed: {reason}."
             raise TransientError(msg) from error
         problem = judge_answer(label, answer)
         if problem is not None:
@@ -331,20 +339,19 @@ def _candidates(name: str) -> Iterator[str]:
     yield from (f"{stem} ({number}){suffix}" for number in itertools.count(1))
 
 
-def short_reason(error: BaseException) -> str:
-    """Return the innermost reason of a failed request, in one line, without the address that was asked."""
-    return said_by(innermost(error)).splitlines()[0][:200]
-
-
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
+
+
+# As what a web server's answer with a page passes, whatever Drive means by it.
+_PAGES = (WebPageError, SourceAccessError, SourceNotFoundError)
 
 
 class SharedRanges:
     """A `RemoteFile` behind a link. Made by `open_shared`."""
 
-    def __init__(self, link: ShareLink, facts: RemoteFacts, file: HttpFile) -> None:
+    def __init__(self, link: ShareLink, file: HttpFile) -> None:
         self._link, self._file = link, file
-        self.facts = facts
+        self.facts = file.facts
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Read as `RemoteFile.read_range`; a page in place of the bytes is told in Drive's own terms.
@@ -354,7 +361,7 @@ class SharedRanges:
         """
         try:
             yield from self._file.read_range(offset, length)
-        except WebPageError as error:
+        except _PAGES as error:
             raise _explained(self._link, error) from error
 
     def close(self) -> None:
@@ -371,7 +378,7 @@ def list_shared(source: ShareSource) -> dict[str, ShareSource]:
     with given_up(), DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
         link = web.resolve(source.link)
         if link.kind != "folder":
-            found = web.facts(link)
+            found, _ = web.find(link)
             return {found.name: _source_of(link, found.name)}
         return {file.name: _source_of(file.link, file.name) for file in web.list_folder(link).files}
 
@@ -384,37 +391,24 @@ def open_shared_file(source: ShareSource) -> SharedRanges:
     """Open one file behind a link, of which Drive is asked first what it is.
 
     Raises:
-        Exception: as `open_shared`.
+        OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError, SourceReadError: Drive refuses.
     """
     with DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
-        return open_shared(source.link, web.facts(source.link))
+        return open_shared(source.link, *web.find(source.link))
 
 
-def open_shared(link: ShareLink, facts: RemoteFacts) -> SharedRanges:
-    """Open a file of which `share_link_facts` has told that it gives ranges.
-
-    Raises:
-        DriveQuotaError, SourceAccessError, SourceNotFoundError, SourceReadError: Drive refuses.
-    """
-    query = urlencode({**link_query(link), "export": "download", "confirm": "t"})
-    try:
-        file = open_http(f"{DOWNLOADS}?{query}", policy=_POLICY)
-    except WebPageError as error:
-        raise _explained(link, error) from error
+def open_shared(link: ShareLink, facts: RemoteFacts, answer: WebAnswer) -> SharedRanges:
+    """Open a file of which `DriveWeb.find` has told these; nothing more is asked before it is read."""
     # In the state that a download of all of it would note. More at once look like a machine, which Google refuses.
     found = replace(facts, connections=IN_FLIGHT, eager=False)
-    if not file.facts.ranges or file.facts.size != facts.size:
-        file.close()
-        msg = f"Google Drive does not give parts of '{link.label}' now. Try again later."
-        raise SourceReadError(msg)
-    return SharedRanges(link, found, file)
+    return SharedRanges(link, open_known(answer.url, found, answer.headers))
 
 
 def _explained(link: ShareLink, error: ColabstageError) -> ColabstageError:
     """Return what a page in place of a file means: Drive is asked once more."""
     try:
         with DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
-            web.facts(link)
+            web.find(link)
     except TransientError:
         return error
     except ColabstageError as told:

@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         for start in range(0, len(body), _PIECE_BYTES):
             self.wfile.write(body[start : start + _PIECE_BYTES])
             if answer.bytes_per_s:
-                ahead = (start + _PIECE_BYTES) / answer.bytes_per_s - (time.monotonic() - began)
+                ahead = min(start + _PIECE_BYTES, len(body)) / answer.bytes_per_s - (time.monotonic() - began)
                 closing.wait(max(0.0, ahead))
             if closing.is_set():
                 break

@@ -1,4 +1,4 @@
-"""Google Drive's public pages for shared files and folders, as `gdown` meets them, on loopback.
+"""Google Drive's public pages for shared files and folders, on loopback.
 
 What is imitated, and from which facts:
 

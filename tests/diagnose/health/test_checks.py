@@ -15,7 +15,6 @@ from colabstage.diagnose.doctor import (
     judge_current_folder,
     judge_disk,
     judge_drive_cache,
-    judge_gdown,
     judge_gpu,
     judge_libraries,
     judge_machine,
@@ -59,7 +58,6 @@ PACKAGES = {
     "numpy": PackageFacts("2.1.3", "2.1.3"),
     "h5py": PackageFacts("3.16.0"),
     "torch": PackageFacts("2.11.0+cu128"),
-    "gdown": PackageFacts("6.5.1"),
 }
 WELL = MachineFacts(
     platform=PLATFORM,
@@ -118,11 +116,6 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_mount, {"mounts": ()}, "skip", "Nothing is mounted"),
     (judge_current_folder, {}, "ok", "on a local disk"),
     (judge_current_folder, {"folder_mount": "Google Drive"}, "warn", "'/content' is on Google Drive"),
-    (judge_gdown, {}, "ok", "gdown 6.5.1."),
-    (judge_gdown, packages(gdown="6.3"), "ok", "gdown 6.3."),
-    (judge_gdown, packages(gdown="5.2.2"), "fail", "gdown 5.2.2 is installed, which takes a download that broke off"),
-    (judge_gdown, {"packages": {"gdown": PackageFacts("6.5.1", "5.2.2")}}, "fail", "has loaded gdown 5.2.2 already"),
-    (judge_gdown, packages(gdown=None), "warn", "Google Drive links need the package gdown"),
     (judge_memory, {}, "ok", "11 GB of 13 GB free; '/content/photos.h5' has 1 GB: it fits"),
     (judge_memory, {"dataset": replace(FILE, nbytes=10 * GB)}, "warn", "it does not fit"),
     (judge_memory, {"dataset": replace(FOLDER, nbytes=10 * GB, counted=False)}, "warn", "has at least 10 GB"),
@@ -243,7 +236,7 @@ def test_a_machine_that_is_well_needs_no_remedy() -> None:
     report = judge_machine(WELL)
     assert report.exit_code == 0
     assert not any(finding.remedy for finding in report.findings)
-    assert str(report).splitlines()[0] == "All 14 checks passed."
+    assert str(report).splitlines()[0] == "All 13 checks passed."
 
 
 def test_warnings_do_not_fail() -> None:

@@ -165,19 +165,6 @@ def test_what_the_drive_client_keeps(
     assert finding(doctor(timeout_s=5.0), "Drive client's cache").status == "fail"
 
 
-def test_the_gdown_of_colabs_image(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed gdown 5.2.2 is refused with the line that replaces it; the one of these tests is fine."""
-    assert finding(doctor(timeout_s=5.0), "gdown").status == "ok"
-    metadata = machine / "site" / "gdown-5.2.2.dist-info" / "METADATA"
-    metadata.parent.mkdir(parents=True)
-    metadata.write_text("Metadata-Version: 2.1\nName: gdown\nVersion: 5.2.2\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(machine / "site")
-    found = finding(doctor(timeout_s=5.0), "gdown")
-    assert found.status == "fail"
-    assert "gdown 5.2.2 is installed" in found.message
-    assert '%pip install -q -U "gdown>=6.3"' in found.remedy
-
-
 def test_what_the_page_cache_holds(machine: Path) -> None:
     """A file that was pushed out of memory is cold, and warm once it has been read."""
     file = machine / "big.bin"

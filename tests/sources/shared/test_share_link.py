@@ -1,4 +1,4 @@
-"""Google Drive share links: the forms people paste, and the real gdown against an imitated Drive on loopback."""
+"""Google Drive share links: the forms people paste, and downloads from an imitated Drive on loopback."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from colabstage.errors import (
     ChecksumMismatchError,
     ColabstageError,
     DriveQuotaError,
-    MissingDependencyError,
     OptionError,
     SourceAccessError,
     SourceChangedError,
@@ -32,15 +30,10 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.remote import Checksum, TransientError
-from colabstage.sources.share_download import (
-    ShareLink,
-    download_share_link,
-    gdown_problem,
-    parse_share_link,
-    share_link_facts,
-)
-from colabstage.sources.share_pages import WebAnswer, judge_answer, safe_name
+from colabstage.sources.share_download import download_share_link, share_link_facts
+from colabstage.sources.share_pages import ShareLink, WebAnswer, judge_answer, parse_share_link, safe_name
 from colabstage.sources.share_service import SharedFile, name_apart
+from colabstage.sources.transfer.partial_file import BLOCK_BYTES
 from tests.support.https_hosts import answer_page
 from tests.support.share_links import DriveShares, SharedItem
 
@@ -184,41 +177,6 @@ def test_messages_never_show_a_resource_key() -> None:
     assert "secret" not in link.label
 
 
-@pytest.mark.parametrize(
-    ("installed", "imported", "words"),
-    [
-        (None, None, "need the package gdown"),
-        ("5.2.2", None, "gdown 5.2.2 is installed"),
-        ("5.2.2", "5.2.2", "restart the session"),
-        ("6.5.1", "5.2.2", "has loaded gdown 5.2.2 already"),
-        ("6.2.9", None, '%pip install -q -U "gdown>=6.3"'),
-    ],
-)
-def test_a_gdown_that_does_not_check_is_named_with_the_upgrade_line(
-    installed: str | None, imported: str | None, words: str
-) -> None:
-    """Missing, too old, or too old in memory only: each has its own remedy."""
-    assert words in (gdown_problem(installed, imported) or "")
-
-
-@pytest.mark.parametrize(("installed", "imported"), [("6.3.0", None), ("6.5.1", "6.5.1"), ("10.0", "10.0")])
-def test_a_gdown_that_checks_is_fine(installed: str, imported: str | None) -> None:
-    """6.3 and everything after is taken."""
-    assert gdown_problem(installed, imported) is None
-
-
-def test_an_old_gdown_in_memory_stops_the_download_before_any_request(
-    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What an earlier cell imported counts, whatever pip has installed since."""
-    old = types.ModuleType("gdown")
-    old.__version__ = "5.2.2"  # type: ignore[attr-defined]  # as the real one has
-    monkeypatch.setitem(sys.modules, "gdown", old)
-    with pytest.raises(MissingDependencyError, match="restart"):
-        fetch(LINK, out)
-    assert not out.exists()
-
-
 def test_a_small_file_arrives_under_its_name(drive: DriveShares, out: Path) -> None:
     """The bytes are the shared ones, the name is Drive's, and nothing else is left."""
     drive.add(SharedItem(FILE, "Größe 数.bin", content=content(70_000)))
@@ -226,6 +184,13 @@ def test_a_small_file_arrives_under_its_name(drive: DriveShares, out: Path) -> N
     assert path == out / "Größe 数.bin"
     assert path.read_bytes() == content(70_000)
     assert list(out.iterdir()) == [path]
+
+
+def test_a_file_takes_two_requests(drive: DriveShares, out: Path) -> None:
+    """One for its facts, and one for all of it: Google counts them."""
+    drive.add(SharedItem(FILE, "a.bin", content=content(9_000_000)))
+    fetch(LINK, out)
+    assert drive.count("/download") == 2
 
 
 def test_an_empty_file_arrives(drive: DriveShares, out: Path) -> None:
@@ -366,8 +331,8 @@ def test_a_right_checksum_is_accepted_and_a_wrong_one_keeps_the_file_aside(drive
     right = hashlib.sha256(content(9_000)).hexdigest()
     with pytest.raises(ChecksumMismatchError, match=right):
         fetch(LINK, out, checksum=Checksum("sha256", "0" * 64))
-    assert [path.name for path in out.iterdir()] == ["a.bin.mismatch"]
-    assert (out / "a.bin.mismatch").read_bytes() == content(9_000)
+    assert [path.name for path in out.iterdir()] == ["a.bin.damaged"]
+    assert (out / "a.bin.damaged").read_bytes() == content(9_000)
     assert fetch(LINK, out, checksum=Checksum("sha256", right)).read_bytes() == content(9_000)
 
 
@@ -385,14 +350,15 @@ def test_what_is_there_already_stays(drive: DriveShares, out: Path) -> None:
 _CHILD = """
 import sys
 from pathlib import Path
-from colabstage.sources.share_download import ShareLink, download_share_link
+from colabstage.sources.share_download import download_share_link
+from colabstage.sources.share_pages import ShareLink
 from colabstage.io.progress import Cancellation, NullProgress
 download_share_link(ShareLink(*sys.argv[1:3]), Path(sys.argv[3]), progress=NullProgress(), cancellation=Cancellation())
 """
 
 
-def kill_when(link: ShareLink, out: Path, ready: Callable[[], bool]) -> int:
-    """Download in another process and kill it once `ready` says so; return how many bytes are on the disk."""
+def kill_when(link: ShareLink, out: Path, ready: Callable[[], bool]) -> None:
+    """Download in another process and kill it once `ready` says so."""
     with subprocess.Popen([sys.executable, "-c", _CHILD, link.kind, link.id, str(out)]) as child:
         deadline = time.monotonic() + 60
         while not ready():
@@ -401,7 +367,6 @@ def kill_when(link: ShareLink, out: Path, ready: Callable[[], bool]) -> int:
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
         child.wait()
-    return on_disk(out)
 
 
 def on_disk(folder: Path) -> int:
@@ -418,37 +383,37 @@ def on_disk(folder: Path) -> int:
 
 def test_a_killed_download_is_resumed_from_where_it_stopped(drive: DriveShares, out: Path) -> None:
     """What a dead process left is taken over, and only the rest is asked for."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(6_000_000), bytes_per_s=2_000_000))
-    left = kill_when(LINK, out, lambda: on_disk(out) > 1_500_000)
+    drive.add(SharedItem(FILE, "a.bin", content=content(24_000_000), bytes_per_s=8_000_000))
+    kill_when(LINK, out, lambda: on_disk(out) > 18_000_000)
     change(drive, FILE, bytes_per_s=0.0)
     seen = len(drive.starts(FILE))
-    assert fetch(LINK, out).read_bytes() == content(6_000_000)
-    assert left in drive.starts(FILE)[seen:]
+    assert fetch(LINK, out).read_bytes() == content(24_000_000)
+    assert drive.starts(FILE)[seen:][-1] == 2 * BLOCK_BYTES
     assert [path.name for path in out.iterdir()] == ["a.bin"]
 
 
 def test_a_file_that_changed_since_the_kill_is_fetched_whole(drive: DriveShares, out: Path) -> None:
     """Bytes of the old file are never joined with bytes of the new one."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(6_000_000), bytes_per_s=2_000_000))
-    kill_when(LINK, out, lambda: on_disk(out) > 1_500_000)
-    drive.add(SharedItem(FILE, "a.bin", content=content(6_000_000, seed=1), modified="Tue, 03 Mar 2026 10:00:00 GMT"))
-    assert fetch(LINK, out).read_bytes() == content(6_000_000, seed=1)
+    drive.add(SharedItem(FILE, "a.bin", content=content(24_000_000), bytes_per_s=8_000_000))
+    kill_when(LINK, out, lambda: on_disk(out) > 18_000_000)
+    drive.add(SharedItem(FILE, "a.bin", content=content(24_000_000, seed=1), modified="Tue, 03 Mar 2026 10:00:00 GMT"))
+    assert fetch(LINK, out).read_bytes() == content(24_000_000, seed=1)
 
 
-class CancelAt(NullProgress):
-    """Progress that asks to stop once so many bytes have been reported."""
+class CallAt(NullProgress):
+    """Progress that calls something once so many bytes have been reported."""
 
-    def __init__(self, cancellation: Cancellation, at: int) -> None:
-        self._cancellation = cancellation
+    def __init__(self, at: int, call: Callable[[], object]) -> None:
         self._left = at
+        self._call = call
 
     def step(self, name: str, *, total: int | None, unit: str) -> Self:
         return self
 
     def advance(self, amount: int = 1) -> None:
         self._left -= amount
-        if self._left <= 0:
-            self._cancellation.cancel()
+        if self._left <= 0 < self._left + amount:
+            self._call()
 
     def __enter__(self) -> Self:
         return self
@@ -459,16 +424,16 @@ class CancelAt(NullProgress):
 
 def test_a_cancelled_download_stops_soon_and_is_resumed(drive: DriveShares, out: Path) -> None:
     """Stopping takes a moment even while the other side is slow; the next call goes on."""
-    drive.add(SharedItem(FILE, "a.bin", content=content(4_000_000), bytes_per_s=600_000))
+    drive.add(SharedItem(FILE, "a.bin", content=content(12_000_000), bytes_per_s=8_000_000))
     cancellation = Cancellation()
     began = time.monotonic()
     with pytest.raises(CancelledError):
-        fetch(LINK, out, cancellation=cancellation, progress=CancelAt(cancellation, 600_000))
+        fetch(LINK, out, cancellation=cancellation, progress=CallAt(9_500_000, cancellation.cancel))
     assert time.monotonic() - began < 5
     assert not (out / "a.bin").exists()
     change(drive, FILE, bytes_per_s=0.0)
-    assert fetch(LINK, out).read_bytes() == content(4_000_000)
-    assert drive.starts(FILE)[-1] >= 512 * 1024
+    assert fetch(LINK, out).read_bytes() == content(12_000_000)
+    assert drive.starts(FILE)[-1] == BLOCK_BYTES
 
 
 def test_a_silent_server_does_not_hold_up_a_cancellation(drive: DriveShares, out: Path) -> None:
@@ -633,16 +598,6 @@ def test_a_file_that_changes_during_the_download_is_an_error(drive: DriveShares,
     """Two halves of different files never become one."""
     drive.add(SharedItem(FILE, "a.bin", content=content(4_000_000), bytes_per_s=1_500_000, cut_every=2_000_000))
     changed = SharedItem(FILE, "a.bin", content=content(5_000_000, seed=1), modified="Tue, 03 Mar 2026 10:00:00 GMT")
-    timer = threading.Timer(1.0, drive.add, [changed])
-    timer.start()
     with pytest.raises(SourceChangedError):
-        fetch(LINK, out)
-    timer.join()
+        fetch(LINK, out, progress=CallAt(1_000_000, lambda: drive.add(changed)))
     assert not (out / "a.bin").exists()
-
-
-def test_no_cookie_file_is_written(drive: DriveShares, out: Path, tmp_path: Path) -> None:
-    """gdown's cookies of a login are neither used nor changed."""
-    drive.add(SharedItem(FILE, "a.bin", content=b"abc"))
-    fetch(LINK, out)
-    assert not (tmp_path / ".cache").exists()
