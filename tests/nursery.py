@@ -35,14 +35,17 @@ _INTERRUPT = b"i"
 def ask(address: str, role: str, arguments: list[str], folder: str, environment: dict[str, str]) -> int:
     """Run a kernel, nbclient or a script in a forked process with our standard streams; returns its exit code.
 
-    An interrupt is passed on, as Jupyter interrupts a kernel by a signal to the process that it started.
+    An interrupt is passed on, as Jupyter interrupts a kernel by a signal to the process that it started. If whoever
+    started this process is gone, it ends, and with it what it has asked for: a killed test leaves no kernels.
     """
+    starter = os.pidfd_open(os.getppid())
     request = {"role": role, "arguments": arguments, "folder": folder, "environment": environment}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
         signal.signal(signal.SIGINT, lambda *_: connection.send(_INTERRUPT))
-        answer = connection.recv(_ANSWER)
+        ready, _, _ = select.select([connection, starter], [], [])
+        answer = connection.recv(_ANSWER) if connection in ready else b""
     return int(answer) if answer else 1
 
 

@@ -6,11 +6,15 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+
+from tests.io.test_board import wait_until
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -25,6 +29,38 @@ def guards() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+_NURSERY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from tests import nursery
+nursery.PRELOADED["nothing"] = ()
+nursery.main("nothing", sys.argv[2], int(sys.argv[3]))
+"""
+
+
+def test_what_a_killed_test_has_asked_a_nursery_for_ends(tmp_path: Path) -> None:
+    """A kernel belongs to a nursery, which outlives the test; so it is told when whoever asked for it is gone."""
+    script, note, root = tmp_path / "script.py", tmp_path / "note", Path(__file__).parent.parent
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(note)!r}).write_text(str(os.getpid()))\ntime.sleep(100)\n",
+        encoding="utf-8",
+    )
+    with tempfile.TemporaryDirectory(prefix="nursery-", ignore_cleanup_errors=True) as folder:
+        address = f"{folder}/socket"
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
+            subprocess.run([sys.executable, "-c", _NURSERY, root, address, str(owner.pid)], check=True, timeout=60)
+            asks = [sys.executable, root / "tests/nursery.py", "ask", address, "script", script]
+            test = subprocess.Popen(
+                [sys.executable, "-c", f"import subprocess; subprocess.run({list(map(str, asks))!r})"]
+            )
+            wait_until(lambda: note.exists() and note.read_text(encoding="utf-8") != "")
+            asked = psutil.Process(int(note.read_text(encoding="utf-8")))
+            test.kill()
+            test.wait(10)
+            wait_until(lambda: not asked.is_running() or asked.status() == psutil.STATUS_ZOMBIE)
+            owner.communicate(b"\n", 10)
 
 
 def test_a_quiet_test_leaves_nothing(guards: ModuleType, tmp_path: Path) -> None:

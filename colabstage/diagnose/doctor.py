@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warn", "fail", "skip"]
 
-_GB = 1_000_000_000
+_GB, _MB = 1_000_000_000, 1_000_000
 # Less than this is gone with the first archive, or with a notebook's own downloads.
 _LITTLE_DISK_BYTES = 5 * _GB
 _NO_DISK_BYTES = 1 * _GB
@@ -109,7 +109,8 @@ def _too_much(data: DatasetFacts, free_bytes: int) -> str:
 
 def _in_part(data: DatasetFacts, free_bytes: int) -> str:
     """Say how to train on what is larger than the disk."""
-    limit = f'disk_limit="{max(1, free_bytes // 2 // _GB)}GB"'
+    half = free_bytes // 2
+    limit = f'disk_limit="{half // _GB}GB"' if half >= _GB else f'disk_limit="{max(1, half // _MB)}MB"'
     if data.pack is not None:
         return f"Read it in part: dataset_h5('{data.path}', {limit}) never has more of it here than that."
     return (

@@ -193,6 +193,18 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
         done += written
 
 
+def reserve(handle: int, size: int) -> None:
+    """Give a file that will be mapped so many bytes of zeros, with room for all of them on the disk.
+
+    Without room, whoever writes to the mapping once the disk is full is killed by a signal, and a notebook's kernel
+    with it. Bytes that are there stay.
+
+    Raises:
+        OSError: the disk has no room.
+    """
+    os.posix_fallocate(handle, 0, size)
+
+
 class TargetFile:
     """A new file to write, as a context manager; its failures are distinguished from those of the source.
 

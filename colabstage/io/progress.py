@@ -220,6 +220,12 @@ class _TqdmStep:
             self._bar.n += amount
             self._bar.refresh()
 
+    def withdraw(self) -> None:
+        """Take the bar away, whose work goes on unseen, as `withdraw`."""
+        with self._lock:
+            self._bar.leave = False
+            self._bar.close()
+
     def note(self, text: str) -> None:
         """Show a text behind the bar."""
         with self._lock:
@@ -238,7 +244,7 @@ class TqdmProgress:
 
     def background(self) -> Progress:
         """Return lines, as `background_of` has it: a bar would be torn by what the caller prints."""
-        return Board(_Lines())
+        return _LineBoard(_Lines())
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.std import tqdm
@@ -271,10 +277,13 @@ class _Lines:
 
     def __init__(self) -> None:
         self._told: dict[int, tuple[int, float]] = {}
+        self.silent = False
 
     def __call__(self, rows: tuple[Row, ...]) -> None:
         from tqdm.std import tqdm
 
+        if self.silent:
+            return
         for number, row in enumerate(rows):
             told, at_s = self._told.get(number, (0, 0.0))
             tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
@@ -282,6 +291,18 @@ class _Lines:
                 self._told[number] = tenths, row.seconds
                 # Above a bar that the caller draws, and not into it.
                 tqdm.write(printable(row_text(row)), file=sys.stderr)
+
+
+class _LineBoard(Board):
+    """A board that prints lines, and can hold them back."""
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(lines)
+        self._lines = lines
+
+    def silence(self, *, wanted: bool) -> None:
+        """Print no lines, or go on with them."""
+        self._lines.silent = wanted
 
 
 def background_of(progress: Progress) -> Progress:
@@ -292,6 +313,23 @@ def background_of(progress: Progress) -> Progress:
     """
     background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
     return background()
+
+
+def withdraw(step: ProgressStep) -> None:
+    """Show no more of a step that has not ended: where it has a method `withdraw`, as bars in a terminal do."""
+    take_away = getattr(step, "withdraw", None)
+    if callable(take_away):
+        take_away()
+
+
+def silence(background: Progress, *, wanted: bool) -> None:
+    """Hold back what a background shows, or let it go on: where it has a method `silence`, as lines in a terminal do.
+
+    A bar that tells the same would be drawn between them.
+    """
+    tell = getattr(background, "silence", None)
+    if callable(tell):
+        tell(wanted=wanted)
 
 
 def annotate(step: ProgressStep, text: str) -> None:

@@ -21,6 +21,7 @@ from colabstage.errors import (
     TargetNotWritableError,
 )
 from colabstage.io.progress import SYSTEM_CLOCK
+from colabstage.io.workspace import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,7 +141,9 @@ def typed_write_errors(target: Path) -> Iterator[None]:
 def translate_write_error(error: OSError, target: Path) -> OSError:
     """Return the typed error for a write that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        msg = f"'{target.parent}' is full ({error.strerror}). Free some space there, or choose another place."
+        # What is unfinished has names that tell a person nothing.
+        place = next(folder for folder in target.parents if not is_own(folder))
+        msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
         return NotEnoughSpaceError(msg)
     if error.errno in _DEAD:
         msg = (

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
-    CancelledError,
-    DecodeError,
-    DriveError,
     LayoutError,
-    SourceError,
     printable,
 )
 from colabstage.h5.manifest import (
@@ -35,7 +31,7 @@ from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack
 from colabstage.pack.job import by_pillow, settled
-from colabstage.pack.journal import PackJournal
+from colabstage.pack.journal import KEPT_AFTER, PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
 from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
@@ -235,8 +231,7 @@ class _PackRun:
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
-        # The next attempt may: after an interrupt, when a source or a mount is back, when a file has been repaired.
-        keeps = only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
+        keeps = only_for(*KEPT_AFTER)
         with (
             typed_write_errors(self.out),
             open_workspace(self.out, keeps=keeps) as workspace,

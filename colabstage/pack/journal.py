@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import xxhash
 
+from colabstage.errors import CancelledError, DecodeError, DriveError, SourceError
 from colabstage.io.files import Closing
 from colabstage.io.workspace import Journal, current_world, walk_journal
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
+# What finished samples are kept after, because the next attempt may succeed: an interrupt, a source or a mount that is
+# back by then, a file that has been repaired. Not after a full disk, of which they take a part.
+KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
 # The stamp of an unfinished block. No finished one has it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
 

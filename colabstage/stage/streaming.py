@@ -25,7 +25,9 @@ from colabstage.io.progress import (
     background_of,
     cancellation_of,
     resolve_progress,
+    silence,
     start_at,
+    withdraw,
 )
 from colabstage.io.units import format_duration, format_rate
 from colabstage.load.arrival import Arrival, UnitOrder, even_window
@@ -65,14 +67,19 @@ class _UntilHandedOut:
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
+        self._steps: list[ProgressStep] = []
         self.cancellation: Cancellation = cancellation_of(shown)
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return self._shown.step(name, total=total, unit=unit)
+        self._steps.append(step := self._shown.step(name, total=total, unit=unit))
+        return step
 
     def fall_silent(self) -> None:
-        """Show no further steps."""
+        """Show no further steps, and take away the bars of those that go on."""
         self._shown = NullProgress()
+        for step in self._steps:
+            withdraw(step)
+        self._steps.clear()
 
 
 class Arriving(Arrival, Protocol):
@@ -130,7 +137,7 @@ class BackgroundPack:
         """Prepare `work`, which makes the call."""
         self._report = report
         self._progress = _UntilHandedOut(shown)
-        self._shown = shown
+        self._background = background_of(shown)
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
         self._began = SYSTEM_CLOCK.now()
@@ -174,11 +181,10 @@ class BackgroundPack:
         self._handed_out = StagedDataset(
             path=self.arrival.place, files=None, report=self._report, info=self._planned.result(), arriving=self
         )
-        background = background_of(self._shown)
-        if not isinstance(background, NullProgress):
+        if not isinstance(self._background, NullProgress):
             name, total, unit = self.arrival.bar
             # Opened here: a panel belongs to the cell that the caller's thread runs.
-            step = background.step(name, total=total, unit=unit)
+            step = self._background.step(name, total=total, unit=unit)
             threading.Thread(target=self._show, args=(step,), name="colabstage-shown", daemon=True).start()
         return self._handed_out
 
@@ -227,6 +233,17 @@ class BackgroundPack:
             return self._result()
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown = resolve_progress(progress)
+        # A bar of the same terminal tells what the lines do.
+        silence(self._background, wanted=progress is True)
+        try:
+            self._await(shown, deadline, timeout_s)
+        finally:
+            # Nor is the last line needed below a bar that is full.
+            silence(self._background, wanted=progress is True and self._done.done())
+        return self._result()
+
+    def _await(self, shown: Progress, deadline: float | None, timeout_s: float | None) -> None:
+        """Show a bar until all is here; raises `TimeoutError` at the deadline, which was `timeout_s` away."""
         name, total, unit = self.arrival.bar
         with shown.step(name, total=total, unit=unit) as step:
             # What came before is no rate of what comes now.
@@ -240,7 +257,6 @@ class BackgroundPack:
                     coming = f"the rest is still being {self.arrival.verb}"
                     msg = f"After {timeout_s:g} seconds {self.ready} are here; {coming}."
                     raise TimeoutError(msg)
-        return self._result()
 
     def _show(self, step: ProgressStep) -> None:
         """Show how far it is, and training beside it, until the work ends."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from colabstage.errors import CancelledError, DecodeError, NotStagedError, SourceReadError
+from colabstage.errors import CancelledError, DecodeError, NotEnoughSpaceError, NotStagedError, SourceReadError
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import temp_beside
 from colabstage.pack.arrival import ArrivalPlan, PackArrival, PackState, RowMap, RowState, SplitRows
@@ -88,6 +88,45 @@ def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(why: 
     rows.set_failed(ValueError("odd"))
     with pytest.raises(NotStagedError, match="Packing has ended: odd"), arrival.hold("val", ALL[:1]):
         pass
+
+
+def test_a_full_disk_is_told_without_a_promise_that_anything_is_kept(workspace: Path) -> None:
+    arrival, rows = begin(workspace)
+    rows.rows[0] = RowState.HERE
+    rows.set_failed(NotEnoughSpaceError("'/content' is full."))
+    told = r"^'/content' is full\. 1 of 6 images were here, and are not kept\. Call .* again; it begins anew\.$"
+    with pytest.raises(NotEnoughSpaceError, match=told), arrival.hold("train", ALL):
+        pass
+
+
+_FILLS = """
+import sys
+from pathlib import Path
+import numpy as np
+from colabstage.io.workspace import temp_beside
+from colabstage.pack.arrival import RowMap
+from colabstage.sources.partial.local import _map_table
+disk = Path(sys.argv[1])
+workspace = temp_beside(disk / "pack.h5")
+workspace.mkdir()
+rows = RowMap.create(workspace / "rows", 1_000_000)
+table = _map_table(disk / "blocks", 1_000_000)
+try:
+    with (disk / "other").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError as error:
+    print(error.strerror)
+rows.rows[900_000] = table[900_000] = 1
+"""
+
+
+def test_a_disk_that_is_full_kills_nobody_who_notes_what_is_here(small_disk: Path) -> None:
+    """What is mapped has its room from the beginning: to write into a hole of it would be the end of the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FILLS, str(small_disk)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "No space left on device\n", "")
 
 
 def test_a_packer_that_was_killed_is_not_waited_for(workspace: Path) -> None:

@@ -20,8 +20,10 @@ from PIL import Image
 from colabstage import stage_dataset
 from colabstage.errors import CancelledError, LayoutError, OptionError, SourceAccessError, SourceReadError
 from colabstage.io.page import Board
+from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.stage.streaming import _UntilHandedOut
 from colabstage.trees.folder import FolderTree
 from tests.io.test_board import wait_until
 from tests.support.staged import contents
@@ -193,6 +195,41 @@ def test_one_row_shows_arrival_and_training_until_all_is_here(gated: GatedTree, 
     assert data.report.arrival is not None
     assert data.report.arrival()["waited_s"] > 0
     assert "of waiting for batches" in str(data.report)
+
+
+def test_lines_in_a_terminal_rest_while_a_bar_of_the_wait_is_drawn(
+    gated: GatedTree, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both say the same. A wait that ends early gives the terminal back to the lines."""
+    data = stage(gated, tmp_path / "a", streaming=True, progress=True)
+    threading.Timer(0.1, gated.gate.tickets.release, [COUNT]).start()
+    data.wait()
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "colabstage-shown"])
+    told = capsys.readouterr().err
+    assert "pack: 100%" in told
+    assert "▸" not in told
+    assert "✓" not in told
+
+    other = stage(gated, tmp_path / "b", streaming=True, progress=True)
+    with pytest.raises(TimeoutError):
+        other.wait(0.05)
+    gated.gate.open()
+    wait_until(lambda: "✓ pack" in capsys.readouterr().err)
+
+
+def test_bars_of_what_goes_on_are_taken_away_when_the_dataset_is_handed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """From then on the caller's cells print, into which they would be drawn."""
+    shown = _UntilHandedOut(TqdmProgress())
+    with shown.step("copy photos.zip", total=10, unit="B") as step:
+        step.advance(1)
+        assert "copy photos.zip" in capsys.readouterr().err
+        shown.fall_silent()
+        capsys.readouterr()
+        for _ in range(9):
+            step.advance(1)
+    with shown.step("pack", total=1, unit="images") as step:
+        step.advance(1)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_row_of_what_fails_says_so(gated: GatedTree, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
-from colabstage.io.files import hash_block, read_json, write_json
+from colabstage.io.files import hash_block, pwrite_exactly, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.retry import PATIENT
+from colabstage.io.retry import PATIENT, typed_write_errors
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
@@ -55,8 +55,12 @@ class Expected:
         writing = temp_beside(folder / "expecting")
         handle = os.open(writing, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(handle, bytes(8) + values.tobytes())
+            with typed_write_errors(self._path):
+                pwrite_exactly(handle, bytes(8) + values.tobytes(), 0)
             self._map = mmap.mmap(handle, 8 + values.nbytes)
+        except BaseException:
+            remove_own(writing)
+            raise
         finally:
             os.close(handle)
         rename_own(writing, self._path)

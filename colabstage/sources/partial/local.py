@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly
+from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly, reserve
 from colabstage.io.retry import typed_write_errors
 from colabstage.io.workspace import current_world
 
@@ -331,7 +331,7 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
     try:
         if os.fstat(handle).st_size != length:
             # Nothing is noted in zeros. Several may do this at once, before any of them has noted anything.
-            os.pwrite(handle, b"\0", length - 1)
+            reserve(handle, length)
         return mmap.mmap(handle, length)
     finally:
         os.close(handle)

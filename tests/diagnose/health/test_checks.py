@@ -213,6 +213,8 @@ def test_what_is_larger_than_the_disk_is_read_in_part() -> None:
     assert 'Give stage_dataset disk_limit="4GB"' in said.remedy
     # A pack that is here is read where it is.
     assert judge_disk(replace(small, dataset=local)).status == "ok"
+    tiny = replace(WELL, disk=DiskFacts(GB // 2, 115 * GB), dataset=replace(local, pack=None))
+    assert 'disk_limit="250MB"' in judge_disk(tiny).remedy
 
 
 def test_every_check_has_cases_for_both_sides() -> None:
