@@ -44,8 +44,8 @@ def ask(address: str, role: str, arguments: list[str], folder: str, environment:
         connection.connect(address)
         socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
         signal.signal(signal.SIGINT, lambda *_: connection.send(_INTERRUPT))
-        ready, _, _ = select.select([connection, starter], [], [])
-        answer = connection.recv(_ANSWER) if connection in ready else b""
+        ready, _, _ = select.select([connection.fileno(), starter], [], [])
+        answer = connection.recv(_ANSWER) if connection.fileno() in ready else b""
     return int(answer) if answer else 1
 
 
