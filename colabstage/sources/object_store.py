@@ -355,7 +355,10 @@ class ObjectStore:
         """
         asked = path or self.path
         try:
-            return self._ask(lambda fs: self.backend.adapter.info(fs, asked))
+            found = self._ask(lambda fs: self.backend.adapter.info(fs, asked))
+            # From now on a refusal means that a login has expired, and others may be reading by it: it is kept.
+            self._chose_login = True
+            return found
         except SourceAccessError as refused:
             return self._anonymously(lambda fs: self.backend.adapter.info(fs, asked), refused)
         except SourceNotFoundError as error:

@@ -306,6 +306,21 @@ def test_a_login_that_is_not_accepted_is_refused_and_not_shown(s3: BucketService
     assert caught.value.__suppress_context__
 
 
+def test_a_login_that_expires_is_told_and_kept(s3: BucketService) -> None:
+    """Whoever reads meanwhile is not hung up on for a try without it, and reads on when it is accepted again."""
+    s3.put("mine.bin", b"secret" * 500_000)
+    file = open_object("s3://data/mine.bin")
+    pieces = file.read_range(0, None)
+    first = next(pieces)
+    s3.demand_known_logins(wanted=True)
+    with pytest.raises(SourceAccessError, match="refuses"):
+        whole(file)
+    s3.demand_known_logins(wanted=False)
+    assert first + b"".join(pieces) == whole(file) == b"secret" * 500_000
+    assert file.notes == ()
+    file.close()
+
+
 def test_storage_options_reach_the_service(s3: BucketService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for an anonymous bucket gets it at once, and no second try is made for them."""
     s3.put("open.bin", b"for all", public=True)
