@@ -333,7 +333,7 @@ class RowMap:
         again = "Call stage_dataset with the same arguments again"
         if self.here:
             here += "are here, and are kept" if kept else "were here, and are not kept"
-        again += ": it continues from there." if kept else "; it begins anew."
+        again += ": it continues from there." if kept else ": it packs them again."
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
         kind, message = error_from_json(raw, NotStagedError)

@@ -94,7 +94,7 @@ def test_a_full_disk_is_told_without_a_promise_that_anything_is_kept(workspace: 
     arrival, rows = begin(workspace)
     rows.rows[0] = RowState.HERE
     rows.set_failed(NotEnoughSpaceError("'/content' is full."))
-    told = r"^'/content' is full\. 1 of 6 images were here, and are not kept\. Call .* again; it begins anew\.$"
+    told = r"^'/content' is full\. 1 of 6 images were here, and are not kept\. Call .* again: it packs them again\.$"
     with pytest.raises(NotEnoughSpaceError, match=told), arrival.hold("train", ALL):
         pass
 

@@ -353,7 +353,7 @@ class BlockwiseFile:
             msg = (
                 f"These rows are in {len(np.unique(blocks)):,} blocks of '{self.files.label}', of which "
                 f"disk_limit={format_bytes(self.limit)} lets {capacity:,} be here at once. Read fewer rows at a time, "
-                "or neighbours."
+                "or neighbours; make_loader(dataset, batch_size) shuffles in an order that needs few at once."
             )
             raise OptionError(msg)
 
