@@ -240,7 +240,12 @@ def decode_sized(
     """
     # What is not resized is the result itself, so it needs memory of its own.
     decoded = scratch.decoded if scratch is not None and options.size is not None else None
-    pixels, size, factor, is_photograph = _decode_pixels(data, options, decoded)
+    found = _decode_turbo(data, options, decoded) if is_jpeg(data) else None
+    if found is None:
+        with open_upright(data, luma=options.color_mode == "grayscale") as image:
+            whole = _to_array(image, options.color_mode)
+        found = _Decoded(whole, (whole.shape[0], whole.shape[1]), 1, is_photograph=False)
+    pixels, size, factor, is_photograph = found
     placement = place_image(size, options.size, options.resize).reduced(factor)
     if not placement.is_identity:
         gap = _PHOTOGRAPH_GAP if is_photograph else None
@@ -335,7 +340,7 @@ def probe_image(data: bytes) -> ImageFacts:
 
 
 class _Decoded(NamedTuple):
-    """The upright pixels of an image."""
+    """The upright pixels of an image, in the colours asked for."""
 
     pixels: NDArray[Any]
     """`(h, w, C)`, each the mean of a block of `factor` by `factor`."""
@@ -347,18 +352,9 @@ class _Decoded(NamedTuple):
     """Whether it came out of a JPEG."""
 
 
-def _decode_pixels(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded:
-    """Decode upright, in the colours asked for, at the file's own size or a JPEG's cheaper half, quarter or eighth."""
-    decoded = _decode_turbo(data, options, scratch) if is_jpeg(data) else None
-    if decoded is not None:
-        return decoded
-    with open_upright(data, luma=options.color_mode == "grayscale") as image:
-        pixels = _to_array(image, options.color_mode)
-    return _Decoded(pixels, (pixels.shape[0], pixels.shape[1]), 1, is_photograph=False)
-
-
 def _decode_turbo(data: bytes, options: ImageOptions, scratch: bytearray | None) -> _Decoded | None:
-    """Decode by simplejpeg, reduced as far as the options allow; `None` when Pillow has to look at the file."""
+    """Decode by simplejpeg, at a half, a quarter or an eighth where the options allow; `None` when Pillow has to look
+    at the file."""
     header = read_jpeg_header(data)
     check_pixels(header.width, header.height)
     if header.components not in (1, 3) or header.precision != 8:

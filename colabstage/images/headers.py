@@ -33,7 +33,6 @@ _RAW_PROFILE, _PNG_XMP = b"Raw profile type exif", b"XML:com.adobe.xmp"
 _MOST_TEXT_BYTES = 1 << 20
 # Start-of-frame markers; 0xC4, 0xC8 and 0xCC share the range but are tables and extensions.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_COMMON_FRAMES = (0xC0, 0xC1, 0xC2)
 # Their rows come one after the other, unless there are several scans; those of progressive files never do.
 _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))

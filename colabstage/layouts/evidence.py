@@ -10,7 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -306,8 +306,9 @@ class _FolderEvidence:
         )
         # Lists are read only where the folders may be classes, because each costs a read.
         listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
-        named = _SaidElsewhere() if reason else self._named_elsewhere(read=listed_splits.lists)
-        reason = reason or named.reason
+        unread: list[str] = []
+        if not reason:
+            reason, unread = self._named_elsewhere(read=listed_splits.lists)
         if reason:
             classes = listed(list(self.found.classes))
             msg = (
@@ -316,10 +317,10 @@ class _FolderEvidence:
                 f'layout="{self.found.layout}" takes the folders as classes all the same.'
             )
             raise NearMissError(msg)
-        if named.lists and listed_splits.table.splits is None:
-            lists = listed(named.lists)
+        if unread and listed_splits.table.splits is None:
             note = (
-                f"{lists} list {self.found.unit} of splits, and are not read: all are of one split, or as splits= says."
+                f"{listed(unread)} list {self.found.unit} of splits, and are not read: all are of one split, or as "
+                "splits= says."
             )
             return replace(self.found, notes=(*self.found.notes, note))
         return listed_splits.table
@@ -408,11 +409,12 @@ class _FolderEvidence:
                 )
         return ""
 
-    def _named_elsewhere(self, *, read: frozenset[str]) -> _SaidElsewhere:
-        """Look for files that say something else of the samples than their folders do. `read`: those that are read."""
+    def _named_elsewhere(self, *, read: frozenset[str]) -> tuple[str, list[str]]:
+        """Look for files that say something else of the samples than their folders do, "" where none does; and for
+        lists of splits that agree with them. `read`: those that are read."""
         others = files_ending_in(self.tree.entries, ANNOTATION_EXTENSIONS).where(lambda name: name not in read)
         if not others:
-            return _SaidElsewhere()
+            return "", []
         by_stem = {stem_of(name): name for name in others.names}
         classes = set(self.found.classes)
         # Neither what is in the folder of one class nor a readme lists images of several.
@@ -437,15 +439,15 @@ class _FolderEvidence:
                 own.append(by_stem[stem])
         # A few files beside images are notes; one for most images is annotation.
         if 2 * len(own) > len(self.found):
-            return _SaidElsewhere(_says_more(own[0], f"{len(own):,} files such as this"))
+            return _says_more(own[0], f"{len(own):,} files such as this"), []
         enough = min(_NAMED, len(self.found))
         competes = {name: _competes(head, class_of, enough) for name, head in heads.items()}
         competing = [name for name, does in competes.items() if does]
         are_tables = all(map(is_table, competing))
         if competing and not (are_tables and tables_that_agree(self.tree, dict(_class_of(self.found)))):
-            return _SaidElsewhere(_says_more(competing[0], "this file"))
+            return _says_more(competing[0], "this file"), []
         agreeing = [name for name, does in competes.items() if does is False]
-        return _SaidElsewhere(lists=[name for name in agreeing if split_name(stem_of(name)).split])
+        return "", [name for name in agreeing if split_name(stem_of(name)).split]
 
 
 def _labels(found: SampleTable) -> list[int]:
@@ -491,15 +493,6 @@ def _wrapper(below: dict[str, set[str]]) -> str:
                 f"away, or stage it alone."
             )
     return ""
-
-
-class _SaidElsewhere(NamedTuple):
-    """What files beside the samples say of them."""
-
-    reason: str = ""
-    """Why that speaks against folders as classes, "" where it does not."""
-    lists: list[str] = []  # noqa: RUF012  # never changed
-    """Lists of splits that agree with them."""
 
 
 def _says_more(name: str, what: str) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.layouts.table import SampleSource, SampleTable, Targets
+    from colabstage.layouts.table import SampleSource, SampleTable
     from colabstage.trees.tree import FileEntry, Tree
 
 
@@ -439,11 +439,19 @@ def _with_listed_splits(found: SampleTable, lists: list[_SplitList]) -> SampleTa
     elif len(rest):
         notes.append(f"{left_out(len(rest), found.unit, 'that no list names')}.")
     chosen = np.flatnonzero(of >= 0)
+    targets = found.targets
+    if isinstance(targets, Masks):
+        targets = replace(targets, source=_files_taken(targets.source, chosen))
+    elif isinstance(targets, Values):
+        targets = Values(targets.values[chosen])
+    else:
+        msg = "Samples that lists name have a class or a mask each."
+        raise TypeError(msg)
     return replace(
         found,
         keys=take_strings(found.keys, chosen),
         inputs=replace(found.inputs, source=_files_taken(found.inputs.source, chosen)),
-        targets=_targets_taken(found.targets, chosen),
+        targets=targets,
         splits=tuple(names[number] for number in of[chosen].tolist()),
         notes=(*found.notes, *notes),
     )
@@ -454,15 +462,6 @@ def _files_taken(source: SampleSource, chosen: NDArray[np.intp]) -> TreeFiles:
         msg = "Samples that lists name are a file each."
         raise TypeError(msg)
     return TreeFiles(source.tree, source.entries.take(chosen))
-
-
-def _targets_taken(targets: Targets | None, chosen: NDArray[np.intp]) -> Targets:
-    if isinstance(targets, Masks):
-        return replace(targets, source=_files_taken(targets.source, chosen))
-    if not isinstance(targets, Values):
-        msg = "Samples that lists name have a class or a mask each."
-        raise TypeError(msg)
-    return Values(targets.values[chosen])
 
 
 def _refuse(name: str, what: str, layout: str) -> NoReturn:

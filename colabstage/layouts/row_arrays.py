@@ -6,7 +6,6 @@ version 5 to 7 are no HDF5 files: scipy reads them, where it is installed.
 
 from __future__ import annotations
 
-import functools
 import posixpath
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,47 +74,33 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy raises whatever the bytes happen to lead to
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
+    # Read at once: the header does not say how wide the numbers are that it calls double, which may be kept as smaller
+    # ones.
     return [
-        _MatlabArray(tree, entry, name).stored(tuple(shape))
+        _matlab_array(tree, entry, name)
         for name, shape, kind in described
         if kind in _NUMBERS and np.prod(shape, dtype=object) > 0
     ]
 
 
-class _MatlabArray:
-    """One array of a file, read when it is first needed and then held: it is packed as a whole in there."""
+def _matlab_array(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
+    """Return one array of a file, which is packed as a whole in there."""
+    from scipy import io as matlab
 
-    def __init__(self, tree: Tree, entry: FileEntry, name: str) -> None:
-        self._tree = tree
-        self._entry = entry
-        self._name = name
-
-    def stored(self, shape: tuple[int, ...]) -> StoredArray:
-        if len(shape) > 2:
-            shape = (shape[-1], *shape[:-1])
-        name, stamp = f"{self._entry.name}/{self._name}", stamp_of(self._entry)
-        # The header does not say how wide the numbers are that it calls double: they may be kept as smaller ones.
-        return StoredArray(
-            name, shape, self.values.dtype, lambda: HeldRows(self.values, name, stamp), lambda: self.values
-        )
-
-    @functools.cached_property
-    def values(self) -> NDArray[Any]:
-        from scipy import io as matlab
-
-        try:
-            held = matlab.loadmat(SourceFile(open_member(self._tree, self._entry)), variable_names=[self._name])
-            values = np.asarray(held[self._name])
-        except Exception as error:
-            msg = f"'{self._name}' of '{self._entry.name}' cannot be read: {error}."
-            raise LayoutError(msg) from error
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        if values.ndim > 2:
-            values = np.moveaxis(values, -1, 0)
-        # SVHN counts its digits as MATLAB does, from 1, and the zero is its tenth.
-        if _SVHN.search(self._entry.name) and self._name == "y":
-            values = values % 10
-        return values
+    try:
+        held = matlab.loadmat(SourceFile(open_member(tree, entry)), variable_names=[name])
+        values = np.asarray(held[name])
+    except Exception as error:
+        msg = f"'{name}' of '{entry.name}' cannot be read: {error}."
+        raise LayoutError(msg) from error
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
+    if values.ndim > 2:
+        values = np.moveaxis(values, -1, 0)
+    # SVHN counts its digits as MATLAB does, from 1, and the zero is its tenth.
+    if _SVHN.search(entry.name) and name == "y":
+        values = values % 10
+    path, stamp = f"{entry.name}/{name}", stamp_of(entry)
+    return StoredArray(path, values.shape, values.dtype, lambda: HeldRows(values, path, stamp), lambda: values)
 
 
 class SplitArrays(NamedTuple):

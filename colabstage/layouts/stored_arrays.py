@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -247,8 +247,9 @@ def npz_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _NpyHeader:
+class NpyHeader(NamedTuple):
+    """What a .npy file says of its array."""
+
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     """In the file's byte order."""
@@ -278,7 +279,7 @@ class _NpyHeader:
         return ""
 
 
-def _write_row_by_row(file: ByteSource, header: _NpyHeader) -> LocalBytes:
+def _write_row_by_row(file: ByteSource, header: NpyHeader) -> LocalBytes:
     """Write an array in Fortran order row by row into a file without a name, and return its bytes.
 
     Raises:
@@ -302,8 +303,8 @@ def _write_row_by_row(file: ByteSource, header: _NpyHeader) -> LocalBytes:
         return LocalBytes(Path(written.name), label=file.label)
 
 
-def npy_header(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
-    """Return what the first bytes of a .npy file say: shape, dtype, whether in Fortran order, where the array begins.
+def npy_header(head: bytes) -> NpyHeader:
+    """Return what the first bytes of a .npy file say.
 
     Raises:
         ValueError: they are none; the message is how a sentence about the file goes on.
@@ -319,9 +320,8 @@ def npy_header(head: bytes) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
         msg = f"has a header of {length:,} bytes, more than a .npy file has"
         raise ValueError(msg)
     try:
-        return *_header_facts(
-            head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1").strip()
-        ), start
+        text = head[start - length : start].decode("utf-8" if head[6] == 3 else "latin-1")
+        return NpyHeader(*_header_facts(text.strip()), start)
     except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError) as error:
         msg = f"has a header that cannot be read: {error}"
         raise ValueError(msg) from error
@@ -341,14 +341,14 @@ def _header_facts(text: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
     return tuple(int(size) for size in found["shape"]), dtype, bool(found["fortran_order"])
 
 
-def _read_header(tree: Tree, entry: FileEntry, name: str) -> _NpyHeader:
+def _read_header(tree: Tree, entry: FileEntry, name: str) -> NpyHeader:
     head = read_with_retry(lambda: read_head(tree, entry, MAX_HEADER_BYTES), entry.name)
     try:
-        shape, dtype, fortran, start = npy_header(head)
+        header = npy_header(head)
     except ValueError as error:
         msg = f"'{name}' {error}."
         raise LayoutError(msg) from error
-    header = _NpyHeader(shape, dtype, fortran, start)
+    shape, dtype, _, start = header
     # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):

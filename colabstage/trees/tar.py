@@ -40,7 +40,7 @@ from colabstage.trees.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -352,15 +352,61 @@ class TarTree(Tree):
         if compression_of(source.pread(HEAD_BYTES, 0)) is not None:
             self.source = unpack_into(spool, source, limits, cancellation)
         try:
-            files, skipped, self._empty_folders = _check_tar_members(
-                source.label, _within_limits(self.source, source.size, limits, cancellation)
-            )
+            files, skipped, self._empty_folders = self._check_members(source.size, limits, cancellation)
         except BaseException:
             if self.source is not source:
                 self.source.close()
             raise
         self.notes = skipped_links(skipped)
         self.entries = files.by_name().entries
+
+    def _check_members(
+        self, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
+    ) -> tuple[Listing, list[str], tuple[str, ...]]:
+        """Return the files by cleaned name, links resolved; the links that lead to no file; the folders that hold
+        none."""
+        archive, files, total = self.label, Listing(), 0
+        symlinks: dict[str, str] = {}
+        hardlinks: dict[str, str] = {}
+        linked: list[str] = []
+        folders: list[str] = []
+        for count, member in enumerate(scan_members(self.source), 1):
+            if cancellation is not None:
+                cancellation.check()
+            total += member.size
+            check_limits(archive, count, total, packed_bytes, limits)
+            if member.kind == "folder":
+                folders.append(clean_folder_name(archive, member.name))
+                continue
+            name = clean_member_name(archive, member.name)
+            if member.kind == "special":
+                raise refuse_member(archive, name, "it is a device or a pipe")
+            if is_junk(name):
+                continue
+            if member.kind == "symlink":
+                linked.append(name)
+                symlinks[name] = resolve_link(archive, name, member.link)
+            elif member.kind == "hardlink":
+                linked.append(name)
+                try:
+                    hardlinks[name] = clean_member_name(archive, member.link)
+                except UnsafeArchiveError:
+                    raise refuse_member(
+                        archive, name, f"it is a link to {member.link!r}, outside the archive"
+                    ) from None
+            else:
+                files.add(name, member.size, member.mtime_ns, member.offset, executable=member.executable)
+        check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
+        empty_folders = without_files(folders, [*files.names, *linked]) if folders else ()
+        if not linked:
+            return files, [], empty_folders
+        links = symlinks | hardlinks
+        regular = {entry.name: entry for entry in files.entries()}
+        found = resolve_links(links, regular)
+        for name, target in found.items():
+            own = regular[target]
+            files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
+        return files, sorted(links.keys() - found.keys()), empty_folders
 
     @property
     def empty_folders(self) -> tuple[str, ...]:
@@ -384,55 +430,3 @@ class TarTree(Tree):
         """Close the archive and drop the unpacked form. Calling it twice is fine."""
         super().close()
         self._archive.close()
-
-
-def _within_limits(
-    source: ByteSource, packed_bytes: int, limits: ArchiveLimits, cancellation: Cancellation | None
-) -> Iterator[TarMember]:
-    total = 0
-    for count, member in enumerate(scan_members(source), 1):
-        if cancellation is not None:
-            cancellation.check()
-        total += member.size
-        check_limits(source.label, count, total, packed_bytes, limits)
-        yield member
-
-
-def _check_tar_members(archive: str, members: Iterable[TarMember]) -> tuple[Listing, list[str], tuple[str, ...]]:
-    """Return the files by cleaned name, links resolved; the links that lead to no file; the folders that hold none."""
-    files = Listing()
-    symlinks: dict[str, str] = {}
-    hardlinks: dict[str, str] = {}
-    linked: list[str] = []
-    folders: list[str] = []
-    for member in members:
-        if member.kind == "folder":
-            folders.append(clean_folder_name(archive, member.name))
-            continue
-        name = clean_member_name(archive, member.name)
-        if member.kind == "special":
-            raise refuse_member(archive, name, "it is a device or a pipe")
-        if is_junk(name):
-            continue
-        if member.kind == "symlink":
-            linked.append(name)
-            symlinks[name] = resolve_link(archive, name, member.link)
-        elif member.kind == "hardlink":
-            linked.append(name)
-            try:
-                hardlinks[name] = clean_member_name(archive, member.link)
-            except UnsafeArchiveError:
-                raise refuse_member(archive, name, f"it is a link to {member.link!r}, outside the archive") from None
-        else:
-            files.add(name, member.size, member.mtime_ns, member.offset, executable=member.executable)
-    check_collisions(archive, [*files.names, *linked] if linked else files.names, folders)
-    empty_folders = without_files(folders, [*files.names, *linked]) if folders else ()
-    if not linked:
-        return files, [], empty_folders
-    links = symlinks | hardlinks
-    regular = {entry.name: entry for entry in files.entries()}
-    found = resolve_links(links, regular)
-    for name, target in found.items():
-        own = regular[target]
-        files.add(name, own.size, own.mtime_ns, own.position, executable=own.executable)
-    return files, sorted(links.keys() - found.keys()), empty_folders
