@@ -16,6 +16,7 @@ from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with
 from colabstage.io.page import COLOURS, page
+from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
@@ -464,7 +465,7 @@ def doctor(
         The findings: `print` it, or let a notebook show it. `.exit_code` is 1 where something is broken.
 
     Raises:
-        OptionError: `timeout_s` or `batch_size` is not above 0, or `num_workers` is negative.
+        OptionError: `timeout_s` or `batch_size` is not above 0, or `num_workers` is negative; `path` is an address.
 
     >>> report = doctor("photos.zip")  # doctest: +SKIP
     >>> [finding.title for finding in report.findings if finding.status == "fail"]  # doctest: +SKIP
@@ -475,6 +476,14 @@ def doctor(
     check_argument("batch_size", batch_size, "above zero")
     if num_workers is not None and num_workers < 0:
         msg = f"num_workers={num_workers!r} cannot work; expected 0 or more."
+        raise OptionError(msg)
+    # A path of that name would not be found, and the remedy would be to spell it right.
+    if isinstance(path, str) and "://" in path:
+        msg = (
+            f"'{show_address(path)}' is an address, and doctor looks at paths of this machine and its mounts. "
+            "plan_stage says of an address how large it is and whether it fits (in a shell: colabstage plan ADDRESS); "
+            "doctor without a path looks at the machine."
+        )
         raise OptionError(msg)
     return judge_machine(inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
 

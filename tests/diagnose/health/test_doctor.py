@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -243,9 +243,14 @@ def test_a_driver_that_hangs_does_not_hang_doctor(smi: FakeSmi) -> None:
         ({"timeout_s": 0}, "timeout_s=0 cannot work; expected more than 0"),
         ({"batch_size": -1}, "batch_size=-1 cannot work"),
         ({"num_workers": -1}, "num_workers=-1 cannot work; expected 0 or more"),
+        (
+            {"path": "https://ann:pw@example.org/photos.zip"},
+            "'https://example.org/photos.zip' is an .*plan_stage",
+        ),
+        ({"path": "s3://bucket/photos.h5"}, "'s3://bucket/photos.h5' is an address"),
     ],
 )
-def test_a_wrong_argument_is_refused(arguments: dict[str, float], said: str) -> None:
-    """Numbers that make no sense are named."""
+def test_a_wrong_argument_is_refused(arguments: dict[str, Any], said: str) -> None:
+    """Numbers that make no sense are named, and so is what is no path."""
     with pytest.raises(OptionError, match=said):
-        doctor(**arguments)  # type: ignore[arg-type]
+        doctor(**arguments)
