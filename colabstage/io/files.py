@@ -130,13 +130,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; `None` when there is no such file, or it is not whole, or is nothing that `write_json` would write.
+    """Read JSON; `None` when there is no such file, or as `parse_json`."""
+    try:
+        return parse_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value of JSON; `None` where it is not whole, or is nothing that `json_text` would make.
 
     What nests too deeply and numbers that are not finite are somebody's attack or accident, not a record.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return json.loads(text.decode(), parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
         return None
 
 

@@ -149,7 +149,7 @@ def run_pack(
     began = time.monotonic()
 
     def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
-        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, torch, stream)
+        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, torch)
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
         # files: that loses work, but no image is stretched without being asked for.
         try:
@@ -208,26 +208,18 @@ class ShardName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _PackRun:
-    """One attempt to write one plan."""
+    """One attempt to write one plan; with what `run_pack` was given."""
 
     job: PackJob
-    """The plan."""
     out: Path
-    """The file to make."""
     slow: bool
-    """Whether the tree is known to answer slowly."""
     key: str
-    """The key of the source in the cache, for the manifest."""
     identity: Callable[[], Mapping[str, Any]]
-    """Returns the state of the source, for the manifest."""
     address: str
-    """The source's address, without secrets, for the file."""
     shard: ShardName | None
-    """Which part of a set this is; `None` for a single file."""
+    stream: PackStream | None
     torch: TorchImport | None = None
     """The import of torch under way, where torch is to resize."""
-    stream: PackStream | None = None
-    """Lets readers in before everything is packed; `None` where they wait."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""

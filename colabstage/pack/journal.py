@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from array import array
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
@@ -37,6 +37,10 @@ class PackJournal(Closing):
 
     A block counts only as long as each of its samples has the stamp that it had when the block was finished, so a file
     that is repaired or replaced costs its own block, and not all the work.
+
+    Attributes:
+        skipped: why samples were left out, by their positions.
+        animated: the positions of samples of which only the first frame is stored.
     """
 
     def __init__(
@@ -51,14 +55,46 @@ class PackJournal(Closing):
         self._samples = samples
         self._stamp = stamp
         self._head = {"fingerprint": fingerprint, "samples": samples, "world": current_world()}
-        self._found = _read_finished(path, self._head, samples, self._block_stamp)
+        self._path = path
+        self._clear()
+        self._read()
         # With on_error="raise" a broken sample has to be met again.
         if not keep_skipped:
-            for position in self._found.skipped:
-                self._found.stamps[position // BLOCK_SAMPLES] = _NO_STAMP
-            self._found.skipped.clear()
-        self._path = path
+            for position in self.skipped:
+                self._stamps[position // BLOCK_SAMPLES] = _NO_STAMP
+            self.skipped.clear()
         self._lines = self._begin()
+
+    def _clear(self) -> None:
+        # The stamp of each block that an earlier run finished, or `_NO_STAMP`.
+        self._stamps = array("Q", bytes(8 * -(-self._samples // BLOCK_SAMPLES)))
+        self.skipped: dict[int, str] = {}
+        self.animated: set[int] = set()
+
+    def _read(self) -> None:
+        """Take over what the journal says, where it belongs to this work, of blocks whose samples have not changed."""
+        try:
+            for value in walk_journal(self._path, self._head):
+                if "block" in value:
+                    self._stamps[value["block"]] = value["stamp"]
+                elif "skipped" in value:
+                    self.skipped[value["skipped"]] = value["why"]
+                elif "animated" in value:
+                    self.animated.add(value["animated"])
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        # Whatever else is in the file: packing again is always right, so nothing is worth an error.
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            self._clear()
+        for block, noted in enumerate(self._stamps):
+            # The source has changed since, and what was packed of it is of the old one.
+            if noted != _NO_STAMP and noted != self._block_stamp(block):
+                self._stamps[block] = _NO_STAMP
+        for position in [*self.skipped, *self.animated]:
+            # Its block is packed again, and with it this sample.
+            if self._stamps[position // BLOCK_SAMPLES] == _NO_STAMP:
+                self.skipped.pop(position, None)
+                self.animated.discard(position)
 
     @property
     def resumed(self) -> bool:
@@ -68,28 +104,18 @@ class PackJournal(Closing):
     @property
     def finished_samples(self) -> int:
         """Return how many samples an earlier run has finished."""
-        finished = np.frombuffer(self._found.stamps, np.uint64) != _NO_STAMP
+        finished = np.frombuffer(self._stamps, np.uint64) != _NO_STAMP
         return int(np.frombuffer(self._lengths(), np.uint8)[finished].sum())
-
-    @property
-    def skipped(self) -> dict[int, str]:
-        """Return why samples were left out, by their positions."""
-        return self._found.skipped
-
-    @property
-    def animated(self) -> set[int]:
-        """Return the positions of samples of which only the first frame is stored."""
-        return self._found.animated
 
     def forget(self) -> None:
         """Start over with nothing finished; only before the first `finish`."""
-        self._found = _Finished.nothing(self._samples)
+        self._clear()
         self._lines.close()
         self._lines = self._begin()
 
     def _begin(self) -> Journal:
         kept: Iterator[dict[str, object]] = chain(
-            ({"block": block, "stamp": stamp} for block, stamp in self._blocks() if stamp != _NO_STAMP),
+            ({"block": block, "stamp": stamp} for block, stamp in enumerate(self._stamps) if stamp != _NO_STAMP),
             ({"skipped": position, "why": why} for position, why in sorted(self.skipped.items())),
             ({"animated": position} for position in sorted(self.animated)),
         )
@@ -97,13 +123,9 @@ class PackJournal(Closing):
         self._left = self._lengths()
         return Journal(self._path, self._head, kept)
 
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield each block with its stamp, or `_NO_STAMP`."""
-        return enumerate(self._found.stamps)
-
     def _lengths(self) -> bytearray:
         """Return how many samples each block has."""
-        lengths = bytearray([BLOCK_SAMPLES]) * _blocks_of(self._samples)
+        lengths = bytearray([BLOCK_SAMPLES]) * len(self._stamps)
         lengths[-1:] = [self._samples - BLOCK_SAMPLES * (len(lengths) - 1)] if lengths else []
         return lengths
 
@@ -114,7 +136,7 @@ class PackJournal(Closing):
 
     def is_finished(self, position: int) -> bool:
         """Return whether an earlier run has finished the sample at this position of the reading order."""
-        return self._found.stamps[position // BLOCK_SAMPLES] != _NO_STAMP
+        return self._stamps[position // BLOCK_SAMPLES] != _NO_STAMP
 
     def unfinished(self) -> Sequence[int]:
         """Return the positions of all samples that no earlier run has finished, ascending."""
@@ -149,48 +171,3 @@ class PackJournal(Closing):
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
-
-
-class _Finished(NamedTuple):
-    """What an earlier run finished."""
-
-    stamps: array[int]
-    """The stamp of each block, or `_NO_STAMP`."""
-    skipped: dict[int, str]
-    """Why samples in finished blocks were left out, by position."""
-    animated: set[int]
-    """The positions of samples in finished blocks that have further frames."""
-
-    @classmethod
-    def nothing(cls, samples: int) -> _Finished:
-        return cls(array("Q", bytes(8 * _blocks_of(samples))), {}, set())
-
-
-def _blocks_of(samples: int) -> int:
-    return -(-samples // BLOCK_SAMPLES)
-
-
-def _read_finished(path: Path, head: dict[str, object], samples: int, stamp: Callable[[int], int]) -> _Finished:
-    """Return what the journal says, where it belongs to this work, about blocks whose samples have not changed."""
-    found = _Finished.nothing(samples)
-    try:
-        for value in walk_journal(path, head):
-            if "block" in value:
-                found.stamps[value["block"]] = value["stamp"]
-            elif "skipped" in value:
-                found.skipped[value["skipped"]] = value["why"]
-            elif "animated" in value:
-                found.animated.add(value["animated"])
-    # Whatever else is in the file: packing again is always right, so nothing is worth an error.
-    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return _Finished.nothing(samples)
-    for block, noted in enumerate(found.stamps):
-        # The source has changed since, and what was packed of it is of the old one.
-        if noted != _NO_STAMP and noted != stamp(block):
-            found.stamps[block] = _NO_STAMP
-    for position in [*found.skipped, *found.animated]:
-        # Its block is packed again, and with it this sample.
-        if found.stamps[position // BLOCK_SAMPLES] == _NO_STAMP:
-            found.skipped.pop(position, None)
-            found.animated.discard(position)
-    return found

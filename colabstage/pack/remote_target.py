@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceError, TargetExistsError
-from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.h5.manifest import manifest_path, parse_manifest
 from colabstage.h5.parts import PartName, shard_path, shard_pattern
+from colabstage.io.files import parse_json
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.pack.dispatch import run_tasks
@@ -216,16 +217,10 @@ class _SetFolder:
     def finished(self, path: str, name: ShardName) -> ShardResult | None:
         """Return the result of a shard that is complete; `None` when it is not, or belongs to another set."""
         sidecar = self.store.content(f"{path}.json")
-        if sidecar is None:
-            return None
-        with tempfile.TemporaryDirectory(prefix="colabstage-") as folder:
-            file = Path(folder) / self._file(name)
-            # Read through a file, so that there is one reader of manifests with its checks.
-            manifest_path(file).write_bytes(sidecar)
-            manifest = read_manifest(file)
+        manifest = None if sidecar is None else parse_manifest(parse_json(sidecar), path)
         if manifest is None or manifest.shard != str(name) or self.store.size(path) != manifest.size:
             return None
-        return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+        return ShardResult.of(manifest)
 
     def others(self, names: list[ShardName], *, overwrite: bool) -> list[str]:
         """Return existing files that are removed at the end: all but this set's own shards and those to be replaced.
@@ -274,9 +269,7 @@ class _SetFolder:
 
     def want(self, name: ShardName) -> None:
         """Mark the set of a shard as wanted."""
-        with tempfile.TemporaryDirectory(prefix="colabstage-") as folder:
-            (Path(folder) / WANTED).write_bytes(b"wanted")
-            self.store.put(Path(folder) / WANTED, f"{self._parts(name)}/{WANTED}")
+        self.store.put_bytes(b"wanted", f"{self._parts(name)}/{WANTED}")
 
     def unwant(self, name: ShardName) -> None:
         """Mark the set of a shard as no longer wanted."""

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from colabstage.h5.manifest import Manifest
     from colabstage.images.decode import ImageFacts
     from colabstage.images.geometry import Resizer
     from colabstage.io.progress import Progress
@@ -113,6 +114,11 @@ class ShardResult:
     """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
     """The names of animations, as far as this run has seen them."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ShardResult:
+        """Return the result of a shard that was finished before."""
+        return cls(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
     @property
     def rows(self) -> int:
@@ -256,7 +262,7 @@ def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
     # By the manifest, which is written last: a file without one was being written when its worker died.
     if manifest is None or manifest.shard != str(name) or not path.is_file() or path.stat().st_size != manifest.size:
         return None
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
+    return ShardResult.of(manifest)
 
 
 class _AsLongAs(Cancellation):

@@ -36,7 +36,7 @@ from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet
-from colabstage.stage.places import FolderPlace
+from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.record import Comparison, Freshness, StateDiffersError, compare_source, identity_of
 
@@ -144,9 +144,6 @@ def find_cache_dir(asked: CacheDir, *, near: Path | None, local: Path) -> tuple[
     if isinstance(asked, Path):
         return FolderPlace(asked), "as given"
     if isinstance(asked, ObjectSource):
-        # Imported where it is needed: it brings libraries that folders do without.
-        from colabstage.stage.bucket import BucketPlace
-
         return BucketPlace(asked), "as given"
     drive = ask_drives(near=near)
     if drive.folder is not None:

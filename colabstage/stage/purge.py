@@ -7,7 +7,6 @@ whatever its name, belongs to somebody else.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import (
-    ColabstageError,
     DriveDisconnectedError,
     OptionError,
     SourceError,
     TargetNotWritableError,
 )
-from colabstage.h5.manifest import read_manifest
 from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
@@ -32,14 +29,13 @@ from colabstage.machine.mounts import drive_root, require_answer, run_watched
 from colabstage.sources.partial.fetcher import take_lock
 from colabstage.sources.partial.local import is_part
 from colabstage.stage.cache import find_cache_dir
-from colabstage.stage.places import FolderPlace
+from colabstage.stage.places import FolderPlace, look_at_file
 from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir, read_local_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colabstage.h5.manifest import Manifest
     from colabstage.stage.places import CachedFile, CachePlace
 
 Place = Literal["here", "cache"]
@@ -146,8 +142,7 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
         # A folder with somebody else's `stage.json` is not listed, so it cannot be removed either.
         if not isinstance(record, dict) or not _is_named_by(folder.name, record.get("key")):
             continue
-        pack = folder / f"{folder.name}.h5"
-        manifest = _manifest(pack)
+        pack = look_at_file(folder / f"{folder.name}.h5")
         yield StoredDataset(
             place="here",
             name=folder.name,
@@ -156,9 +151,9 @@ def _list_here(base: Path) -> Iterator[StoredDataset]:
             # The space it takes and not its length, because a pack that is being written is a sparse file.
             nbytes=disk_use(folder),
             changed_s=record_file.stat().st_mtime,
-            samples={} if manifest is None else manifest.samples,
+            samples={} if pack is None else pack.manifest.samples,
             # Without a seal only plain files were staged, and a pack beside them would be unfinished.
-            whole=_has_length(pack, manifest) if record.get("seal") else record.get("files") is not None,
+            whole=pack is not None and pack.is_whole if record.get("seal") else record.get("files") is not None,
         )
 
 
@@ -230,19 +225,6 @@ def _dataset_of(file: str) -> str:
 
 def _is_ours(one: CachedFile) -> bool:
     return _is_named_by(_dataset_of(one.name), one.manifest.key)
-
-
-def _manifest(pack: Path) -> Manifest | None:
-    try:
-        return read_manifest(pack)
-    except (OSError, ColabstageError):
-        return None
-
-
-def _has_length(pack: Path, manifest: Manifest | None) -> bool:
-    with contextlib.suppress(OSError):
-        return manifest is not None and pack.stat().st_size == manifest.size
-    return False
 
 
 def _is_named_by(name: str, key: object) -> bool:

@@ -267,7 +267,7 @@ class _SetOfShards:
             # What is here of an earlier state takes up to the whole limit, and is of no use.
             forget_parts([self.place.at(self._file(name)) for name in self.names], request.folder.parent)
         self._check_room(len(left))
-        results = {number: _result_of(one) for number, one in done.items()}
+        results = {number: ShardResult.of(one.manifest) for number, one in done.items()}
         with (
             call.report.timed("pack in shards", unit=self.job.table.unit) as timing,
             call.progress.step("pack", total=len(self.job.table), unit=self.job.table.unit) as step,
@@ -331,7 +331,7 @@ class _SetOfShards:
         left = look_at_file(local)
         if left is not None and left.is_whole and left.manifest.shard == str(name) and self._is_current(left, source):
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
-                start_at(step, (done := _result_of(left)).rows)
+                start_at(step, (done := ShardResult.of(left.manifest)).rows)
             return done
         options = self.job.options
         if options.skip_share is not None:
@@ -356,11 +356,6 @@ class _SetOfShards:
 def _workspace_of(request: StageRequest) -> Path:
     """Return what the folder is named after in which shards are packed."""
     return request.pack_path.with_name(f"{request.name}-shards.h5")
-
-
-def _result_of(shard: CachedFile) -> ShardResult:
-    manifest = shard.manifest
-    return ShardResult(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
 
 class _Within:

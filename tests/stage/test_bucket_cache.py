@@ -14,7 +14,7 @@ from colabstage.h5.manifest import manifest_path
 from colabstage.io.progress import NullProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.sources.parse import ObjectSource
-from colabstage.stage.bucket import BucketPlace
+from colabstage.stage.places import BucketPlace
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
 from colabstage.stage.run import plan_stage, stage_dataset
