@@ -476,17 +476,11 @@ class _SamplingThread:
 
     def _work(self) -> None:
         try:
-            source = open_gpus(timeout_s=self._timeout_s)
-        except NotSupportedHereError as error:
-            self.problem = str(error)
-            self._update()
-            return
-        try:
-            self._sample(source)
+            with contextlib.closing(open_gpus(timeout_s=self._timeout_s)) as source:
+                self._sample(source)
         except NotSupportedHereError as error:
             self.problem = str(error)
         finally:
-            source.close()
             self._update()
 
     def _sample(self, source: GpuSource) -> None:

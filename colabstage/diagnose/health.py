@@ -478,20 +478,16 @@ def _inspect_package(name: str) -> PackageFacts:
 
 def _inspect_gpus(timeout_s: float) -> GpuFacts:
     """Ask the driver, from a thread that is left behind where the driver never answers: a library has no deadline."""
+
+    def ask() -> GpuFacts:
+        with contextlib.closing(open_gpus(timeout_s=timeout_s)) as source:
+            return GpuFacts(source.read(processes=True), ours=os.getpid())
+
     try:
         # nvidia-smi is called three times, and keeps its own deadline.
-        return in_thread(lambda: _ask_gpus(timeout_s), "colabstage-gpu").result(4 * timeout_s)
+        return in_thread(ask, "colabstage-gpu").result(4 * timeout_s)
     except TimeoutError:
         return GpuFacts(problem=f"The driver did not answer in {format_duration(4 * timeout_s)}.")
-
-
-def _ask_gpus(timeout_s: float) -> GpuFacts:
-    try:
-        source = open_gpus(timeout_s=timeout_s)
-        try:
-            return GpuFacts(source.read(processes=True), ours=os.getpid())
-        finally:
-            source.close()
     except NotSupportedHereError as error:
         return GpuFacts(problem=str(error))
 

@@ -457,19 +457,19 @@ def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float
     # buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
     deadline = time.monotonic() + seconds
     count = per_batch
-    few, _ = _beginning(dataset, count)
+    few, _ = _first_elements(dataset, count)
     few()
-    many, made = _beginning(dataset, 2 * count)
+    many, made = _first_elements(dataset, 2 * count)
     while made == 2 * count and many()[0] < seconds / 8 and time.monotonic() < deadline:
         count *= 2
-        few, (many, made) = many, _beginning(dataset, 2 * count)
+        few, (many, made) = many, _first_elements(dataset, 2 * count)
     if made < 2 * count:
         # It ends before: half of it and all of it, in whole batches.
         count = made // (2 * per_batch) * per_batch
         if not count:
             took_s, took_cpu_s = (many() * per_batch / max(1, made)).tolist()
             return took_s, took_cpu_s
-        few, many = _beginning(dataset, count)[0], _beginning(dataset, 2 * count)[0]
+        few, many = _first_elements(dataset, count)[0], _first_elements(dataset, 2 * count)[0]
     short, long = few(), many()
     tries = 1
     while tries < _LEAST_TRIES or time.monotonic() < deadline:
@@ -482,7 +482,7 @@ def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float
     return took_s, took_cpu_s
 
 
-def _beginning(dataset: Any, count: int) -> tuple[Callable[[], NDArray[np.float64]], int]:
+def _first_elements(dataset: Any, count: int) -> tuple[Callable[[], NDArray[np.float64]], int]:
     """Return what goes through the first `count` elements of a dataset, all where it has fewer, in TensorFlow, and
     throws them away: it returns the seconds and core seconds, float64 `(2,)`. And how many elements it makes."""
     import numpy as np

@@ -67,7 +67,6 @@ _PROBE_TIMEOUT_S = 15.0
 # Shorter where a Drive is only looked for, because the work can do without one.
 _ANSWER_S = 10.0
 # A mount right after an unmount fails now and then, and succeeds a moment later.
-_REMOUNT_ATTEMPTS = 2
 _REMOUNT_WAIT_S = 1.0
 # The client reports the end of a flush a little before its mount leaves the mount table.
 _UNMOUNT_S = 30.0
@@ -435,14 +434,13 @@ def _take_dead_away(place: Path) -> None:
 
 
 def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:
-    for _ in range(_REMOUNT_ATTEMPTS - 1):
-        try:
-            return _mount(client, drive.mountpoint, readonly=readonly)
-        # The user refused; a second dialogue would only annoy.
-        except DriveAuthError:
-            raise
-        except DriveError:
-            time.sleep(_REMOUNT_WAIT_S)
+    try:
+        return _mount(client, drive.mountpoint, readonly=readonly)
+    # The user refused; a second dialogue would only annoy.
+    except DriveAuthError:
+        raise
+    except DriveError:
+        time.sleep(_REMOUNT_WAIT_S)
     return _mount(client, drive.mountpoint, readonly=readonly)
 
 

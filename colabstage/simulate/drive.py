@@ -54,12 +54,12 @@ def fuse_problem() -> str | None:
             "'--device /dev/fuse --cap-add SYS_ADMIN'; on a machine of your own, run 'modprobe fuse'."
         )
     # Other users mount through fusermount3, which has the right for them.
-    if os.geteuid() == 0 and not _may_mount():
+    if os.geteuid() == 0 and not _has_right_to_mount():
         return "This container's root is not allowed to mount. Start the container with '--cap-add SYS_ADMIN'."
     return None
 
 
-def _may_mount() -> bool:
+def _has_right_to_mount() -> bool:
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)

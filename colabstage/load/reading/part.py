@@ -271,13 +271,13 @@ class SplitPart:
 
     def read_x(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> Any:
         """Read inputs, into `out` where they share a shape."""
-        return _read_rows(self._inputs(), rows, out, pool)
+        return _read_by(self._inputs(), rows, out, pool)
 
     def read_y(self, rows: NDArray[np.intp], out: NDArray[Any] | None, pool: ThreadPool) -> Any:
         """Read targets, into `out` where they share a shape."""
         engine = self._open().y
         # Of targets that there are not, the reader knows what they are.
-        return None if engine is None else _read_rows(engine, rows, out, pool)
+        return None if engine is None else _read_by(engine, rows, out, pool)
 
     def read_crops(
         self, rows: NDArray[np.intp], crops: NDArray[np.int64], out: NDArray[np.uint8], pool: ThreadPool
@@ -450,7 +450,7 @@ class SplitPart:
         return engine
 
 
-def _read_rows(engine: FieldRows, rows: NDArray[np.intp], out: Any, pool: ThreadPool) -> Any:
+def _read_by(engine: FieldRows, rows: NDArray[np.intp], out: Any, pool: ThreadPool) -> Any:
     if isinstance(engine, _OwnRows):
         return engine.read(rows, pool, out)
     engine.read_rows(rows, out, pool)

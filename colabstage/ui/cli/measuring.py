@@ -110,8 +110,7 @@ def gpu(
         from colabstage.diagnose.gpu_monitor import GpuMonitor
         from colabstage.machine.gpu import PROGRAM
 
-        # Without it there is no GPU, which is a fact and no failure.
-        # A machine without the driver's program has no GPU to watch.
+        # Without the driver's program there is no GPU, which is a fact and no failure.
         has_driver = shutil.which(PROGRAM) is not None
         # The command says itself what is wrong, so the monitor's own notice goes nowhere.
         monitor = GpuMonitor(interval, live=False, notice=lambda _: None)
