@@ -98,7 +98,7 @@ class StringArray(Sequence[str]):
         done = 0
         for first in range(0, len(lengths), _PAGE_STRINGS):
             page = slice(first, first + _PAGE_STRINGS)
-            cut = _pieces_of(source, starts[page], lengths[page].astype(np.int64))
+            cut = _cut_out(source, starts[page], lengths[page].astype(np.int64))
             target[done : done + len(cut)] = cut
             done += len(cut)
         return cls(packed, ends)
@@ -399,11 +399,11 @@ def _padded(
 ) -> NDArray[np.uint8]:
     """Return uint8 `(N, width)`: pieces of some bytes, with zeros after each."""
     padded = np.zeros((len(lengths), width), np.uint8)
-    padded[np.arange(width) < lengths[:, None]] = _pieces_of(data, starts, lengths)
+    padded[np.arange(width) < lengths[:, None]] = _cut_out(data, starts, lengths)
     return padded
 
 
-def _pieces_of(data: NDArray[np.uint8], starts: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
+def _cut_out(data: NDArray[np.uint8], starts: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return pieces of some bytes, one after the other."""
     # How much further each byte is in the data than among the pieces.
     ahead = starts - (np.cumsum(lengths) - lengths)
