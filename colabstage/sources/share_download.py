@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from colabstage.errors import OptionError, SourceReadError, TargetExistsError
+from colabstage.errors import OptionError, SourceReadError, TargetExistsError, WebPageError
 from colabstage.io.files import hash_block, make_folder, read_json, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
@@ -21,6 +21,7 @@ from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, rename_own
 from colabstage.machine.resources import check_space
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up
+from colabstage.sources.share_gdown import fetch_by_gdown, file_facts_by_gdown
 from colabstage.sources.share_service import IN_FLIGHT, DriveWeb, open_shared
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.trees.entries import check_collisions, clean_member_name
@@ -115,7 +116,7 @@ def download_share_link(
             return _download_folder(
                 found, folder, web, progress=progress, cancellation=cancellation, policy=policy, note=note
             )
-        facts, answer = web.find(found)
+        facts, answer = _find(web, found)
     target = _free_target(folder / facts.name, found)
     kept = sum(map(disk_use, find_orphans(target)))
     check_space(folder, (facts.size or 0) - kept, f"'{facts.name}'", remedy=_REMEDY)
@@ -123,6 +124,14 @@ def download_share_link(
         facts = replace(facts, checksum=checksum)
         _fetch(found, facts, answer, target, step=step, cancellation=cancellation, policy=policy)
     return target
+
+
+def _find(web: DriveWeb, link: ShareLink) -> tuple[RemoteFacts, WebAnswer | None]:
+    """Return what Drive tells of a file, and its answer; no answer where only gdown knows the page that came."""
+    try:
+        return web.find(link)
+    except WebPageError as unknown:
+        return file_facts_by_gdown(link, unknown), None
 
 
 def _free_target(target: Path, link: ShareLink) -> Path:
@@ -136,7 +145,7 @@ def _free_target(target: Path, link: ShareLink) -> Path:
 def _fetch(
     link: ShareLink,
     facts: RemoteFacts,
-    answer: WebAnswer,
+    answer: WebAnswer | None,
     target: Path,
     *,
     step: ProgressStep,
@@ -144,6 +153,9 @@ def _fetch(
     policy: RetryPolicy,
 ) -> None:
     """Bring one file to `target`."""
+    if answer is None:
+        fetch_by_gdown(link, facts, target, step=step, cancellation=cancellation)
+        return
     with given_up(), contextlib.closing(open_shared(link, facts, answer)) as file:
         # Otherwise a server that says nothing would hold up whoever cancels.
         cancellation.follow(file.close)
@@ -174,7 +186,7 @@ def _download_folder(
     names = [clean_member_name(link.label, file.name) for file in shared.files]
     check_collisions(link.label, names, ())
     target = _free_target(folder / shared.name, link)
-    found = web.map_in_parallel(web.find, [file.link for file in shared.files])
+    found = web.map_in_parallel(lambda link: _find(web, link), [file.link for file in shared.files])
     sizes = [facts.size for facts, _ in found]
     stopping = Cancellation()
     cancellation.follow(stopping.cancel)
@@ -188,7 +200,7 @@ def _download_folder(
         total = sum(size or 0 for size in sizes)
         check_space(folder, total - disk_use(work), f"The folder of {len(sizes)} files", remedy=_REMEDY)
 
-        def bring(file: SharedFile, facts: RemoteFacts, answer: WebAnswer) -> None:
+        def bring(file: SharedFile, facts: RemoteFacts, answer: WebAnswer | None) -> None:
             # Its unfinished bytes, perhaps of a process that died. One file may be in a folder under two names.
             part = work / "parts" / f"{file.link.id}.{hash_block(file.name.encode())}"
             whole, place = part / "data", work / "files" / file.name

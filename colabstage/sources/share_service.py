@@ -30,6 +30,7 @@ from colabstage.sources.http_file import HttpFile, open_known
 from colabstage.sources.http_session import innermost
 from colabstage.sources.parse import ShareSource
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up
+from colabstage.sources.share_gdown import list_folder_by_gdown
 from colabstage.sources.share_pages import (
     FolderPage,
     ShareLink,
@@ -173,8 +174,23 @@ class DriveWeb(Closing):
 
         Raises:
             SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
-            SourceReadError: a page cannot be understood, or no answer came after all tries.
+            WebPageError: a page cannot be understood, by gdown neither.
+            SourceReadError: a folder has something that is neither file nor folder, or no answer came after all tries.
         """
+        try:
+            return self._walk_folder(link)
+        except WebPageError as unknown:
+            # Of such a page not even the folder's name is known.
+            files = [SharedFile(file, name) for file, name in list_folder_by_gdown(link, unknown)]
+            named, renamed = name_apart(files)
+            # It leaves out links that it does not know, and says nothing of that.
+            note = (
+                f"Google Drive shows '{link.label}' on a page that colabstage does not know. gdown found "
+                f"{len(named):,} files there; compare that with what Drive shows in a browser."
+            )
+            return SharedFolder(safe_name(link.id), tuple(named), (note, *renamed))
+
+    def _walk_folder(self, link: ShareLink) -> SharedFolder:
         first = self._folder_page(link)
         found: list[SharedFile] = []
         notes: list[str] = []

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from colabstage.sources.share_download import download_share_link, share_link_fa
 from colabstage.sources.share_pages import ShareLink, WebAnswer, judge_answer, parse_share_link, safe_name
 from colabstage.sources.share_service import SharedFile, name_apart
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES
-from tests.support.https_hosts import answer_page
+from tests.support.https_hosts import HostAnswer, HostRequest, answer_page
 from tests.support.share_links import DriveShares, SharedItem
 
 if TYPE_CHECKING:
@@ -306,6 +307,61 @@ def test_a_page_without_a_file_is_no_download(drive: DriveShares, out: Path, mon
     drive.add(SharedItem(FILE, "a.bin", content=b"abc"))
     with pytest.raises(WebPageError, match="Surprise"):
         fetch(LINK, out)
+
+
+def unknown_page(drive: DriveShares, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Drive give a page before each file in which only a script names where it is, as gdown reads it."""
+    given = drive._bytes
+
+    def script_page(item: SharedItem, request: HostRequest) -> HostAnswer:
+        if request.query.get("confirm") == "older":
+            return given(item, request)
+        address = f"https://drive.usercontent.google.com/download?id={request.query['id']}\\u0026confirm\\u003dolder"
+        return answer_page(f'<html><title>Surprise</title><script>{{"downloadUrl":"{address}"}}</script></html>')
+
+    monkeypatch.setattr(drive, "_bytes", script_page)
+
+
+def test_a_page_that_only_gdown_knows_is_left_to_it(
+    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file comes under its name, and the checksum that was given is compared."""
+    unknown_page(drive, monkeypatch)
+    drive.add(SharedItem(FILE, "a.bin", content=content(70_000)))
+    right = hashlib.sha256(content(70_000)).hexdigest()
+    path = fetch(LINK, out, checksum=Checksum("sha256", right))
+    assert path == out / "a.bin"
+    assert path.read_bytes() == content(70_000)
+    assert list(out.iterdir()) == [path]
+    path.unlink()
+    with pytest.raises(ChecksumMismatchError, match=right):
+        fetch(LINK, out, checksum=Checksum("sha256", "0" * 64))
+    assert list(out.iterdir()) == []
+
+
+def test_an_old_gdown_is_not_asked(drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take a download that broke off for a whole one; the page and the upgrade are told."""
+    unknown_page(drive, monkeypatch)
+    drive.add(SharedItem(FILE, "a.bin", content=b"abc"))
+    old = types.ModuleType("gdown")
+    old.__version__ = "5.2.2"  # type: ignore[attr-defined]  # as the real one has
+    monkeypatch.setitem(sys.modules, "gdown", old)
+    with pytest.raises(WebPageError, match=r"Surprise.*gdown>=6\.3"):
+        fetch(LINK, out)
+    assert list(out.iterdir()) == []
+
+
+def test_a_folder_whose_page_only_gdown_knows_comes_with_a_note(
+    drive: DriveShares, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files come as ever where their own pages are known; how many gdown found is told, as it may leave some out."""
+    names = ("x" * 28, "y" * 28)
+    drive.add(*(SharedItem(name, f"{name[0]}.bin", content=name.encode()) for name in names))
+    drive.add(SharedItem(FOLDER, " ", kind="folder", entries=names))
+    notes: list[str] = []
+    path = fetch(ShareLink("folder", FOLDER), out, note=notes.append)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == {f"{n[0]}.bin": n.encode() for n in names}
+    assert "gdown found 2 files" in notes[0]
 
 
 @pytest.mark.slow
