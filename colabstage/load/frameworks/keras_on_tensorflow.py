@@ -10,17 +10,17 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from colabstage.load.frameworks.keras_dataset import KerasBatches
 from colabstage.load.frameworks.on_demand import LOOK_BATCHES
-from colabstage.load.frameworks.tensorflow import dataset_of
+from colabstage.load.frameworks.tensorflow import begun_late, dataset_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from threading import Lock
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from colabstage.load.frameworks.arrays import ArrayBatches
@@ -65,9 +65,8 @@ class TensorflowBatches(KerasBatches, tf.data.Dataset):  # type: ignore[misc]  #
         self._own = tuple(self.__dict__)
         # What TensorFlow calls must not refer to this object, and with it to a file: it is kept for ever.
         tracker, lock = self._tracker, self._lock
-        self._made = _noted(
-            dataset_of(tf, self._batches, partial(_begin, tracker, lock)), len(self), partial(_note, tracker, lock)
-        )
+        made = dataset_of(tf, self._batches, partial(_begin, tracker, lock))
+        self._made = begun_late(_noted(made, len(self), partial(_note, tracker, lock)))
         tf.data.Dataset.__init__(self, self._made._variant_tensor)
 
 
@@ -79,16 +78,18 @@ def _begin(tracker: EpochTracker, lock: Lock) -> int:
 def _note(tracker: EpochTracker, lock: Lock, number: NDArray[np.int64]) -> NDArray[np.int64]:
     with lock:
         tracker.note(int(number))
-    return number
+    return np.zeros_like(number)
 
 
 def _noted(made: Any, total: int, note: Any) -> Any:
     """Have `note` called with the numbers of the first batches of each pass when they are taken: as many as tell a pass
-    from a look."""
+    from a look. It returns 0."""
     noted = min(total, LOOK_BATCHES + 1)
     first = tf.data.Dataset.range(noted).map(
         lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), ())
     )
-    numbers = first.concatenate(tf.data.Dataset.range(noted, total))
-    # Behind everything that works ahead. TensorFlow does not call a function that only chooses among what it is given.
-    return tf.data.Dataset.zip(made, numbers).map(lambda batch, _: batch)
+    # Behind everything that works ahead, by choosing for each batch among one dataset: a function that took the batch
+    # together with its number and left the number out would run in threads, ahead of who takes them.
+    choices = first.concatenate(tf.data.Dataset.range(1).repeat(total - noted))
+    chosen = tf.data.Dataset.choose_from_datasets([made], choices, stop_on_empty_dataset=False)
+    return chosen.apply(tf.data.experimental.assert_cardinality(total))

@@ -96,7 +96,7 @@ def to_tf_data(
         raise MissingDependencyError(msg) from error
     check_count("epoch", epoch)
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
-    return dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__)
+    return begun_late(dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__))
 
 
 def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) -> Any:
@@ -127,6 +127,17 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
     # more behind it would hold memory that has left the processor's cache, and be one more thread to pass.
     beyond = batches.plan.prefetch.value - read_at_once
     return made.prefetch(beyond) if beyond > 0 else made
+
+
+def begun_late(made: Any) -> Any:
+    """Return a dataset of the same batches whose iterators cost nothing until something is taken.
+
+    TensorFlow prepares every function of a dataset for each iterator, which takes as long as some batches, and `fit`
+    makes two for each epoch and uses one. `concatenate` begins what comes second when the first has ended.
+    """
+    # A queue of none, because behind anything but a queue TensorFlow puts one of its own: that would keep more batches
+    # ahead than were asked for.
+    return made.take(0).concatenate(made).prefetch(0)
 
 
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:

@@ -33,6 +33,9 @@ def files(path: Path) -> int:
 
 def count_reads(dataset: Any) -> list[int]:
     """The batches that the reader is called for from now on."""
+    # What TensorFlow makes of a dataset refers to it.
+    while not hasattr(dataset, "colabstage_batches"):
+        (*_, dataset) = dataset._inputs()
     batches, numbers = dataset.colabstage_batches, list[int]()
     read = batches.read
 

@@ -105,6 +105,11 @@ def test_each_pass_by_hand_is_the_next_epoch(facts: dict[str, Any]) -> None:
     assert facts["copied"] == batches_of(2)
 
 
+def test_four_batches_are_a_look_whatever_is_made_ahead(facts: dict[str, Any]) -> None:
+    """The pass after it is of the same epoch."""
+    assert facts["after_look"] == batches_of(0)
+
+
 def test_fit_trains_on_the_epochs_of_make_loader(facts: dict[str, Any]) -> None:
     """In their order, although `fit` shuffles the numbers of batches, and from the first one on, although it looks at
     some data before it trains."""
