@@ -128,11 +128,13 @@ def stage(
 
 
 def stage_afresh(source: Path, local: Path) -> None:
-    """The one cell in a process that has imported nothing, to 224x224."""
+    """The one cell in a process that has imported nothing, to 224x224. From the second on modules are compiled already,
+    as pip leaves them."""
     call = (
         f"stage_dataset({str(source)!r}, image_size={SMALL}, local_dir={str(local)!r}, cache_dir=None, progress=False)"
     )
-    subprocess.run([sys.executable, "-c", f"from colabstage import stage_dataset; {call}"], check=True)
+    compiles = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", f"from colabstage import stage_dataset; {call}"], check=True, env=compiles)
 
 
 def read_bare(folder: Path) -> None:

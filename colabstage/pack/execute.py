@@ -148,8 +148,8 @@ def run_pack(
     """
     began = time.monotonic()
 
-    def write(job: PackJob, torch: TorchImport | None = None) -> PackReport:
-        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, torch)
+    def write(job: PackJob, *, imports_torch: bool = False) -> PackReport:
+        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, imports_torch)
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
         # files: that loses work, but no image is stretched without being asked for.
         try:
@@ -164,13 +164,13 @@ def run_pack(
             if job.options.encoding == "pixels":
                 msg = f"These images cannot be stored as pixels: {error}."
                 raise LayoutError(msg) from error
-        return replace(run, job=keeps_files(job), torch=None).execute(progress, cancellation, began)
+        return replace(run, job=keeps_files(job), imports_torch=False).execute(progress, cancellation, began)
 
     # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
     if job.plan.resizer != "torch" or find_orphans(out):
         return write(settled(job))
     try:
-        return write(job, TorchImport())
+        return write(job, imports_torch=True)
     except UnusableTorchError:
         return write(by_pillow(job))
 
@@ -218,8 +218,8 @@ class _PackRun:
     address: str
     shard: ShardName | None
     stream: PackStream | None
-    torch: TorchImport | None = None
-    """The import of torch under way, where torch is to resize."""
+    imports_torch: bool = False
+    """Whether torch is to resize, and is imported while the first files are read."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
@@ -291,7 +291,7 @@ class _PackRun:
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
         data, spool = workspace / "data.h5", workspace / "spool"
-        coder = SampleCoder(self.job.table, self.job.plan, self.job.options, self.torch)
+        coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(coder.positions, kind="stable")
@@ -323,13 +323,16 @@ class _PackRun:
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
             resumed = journal.finished_samples
+            # Not earlier: whoever calls the system beside an import waits for Python's lock after every call. Importing
+            # h5py, which making the file needs, takes 0.04 s alone and took 0.5 s beside it.
+            torch = TorchImport() if self.imports_torch else None
             if self.stream is not None:
                 self.stream.begin(workspace, self.out, self.job, order, journal)
-                if self.torch is None:
+                if torch is None:
                     self.stream.let_in()
                 else:
                     # Not before it is sure that torch resizes: readers open the file, and another would take its place.
-                    self.torch.when_usable(self.stream.let_in)
+                    torch.when_usable(self.stream.let_in)
             packing = time.monotonic()
             with (
                 Spool(spool, start=facts.spool_end() if plan.is_open else 0) as open_spool,
@@ -347,11 +350,11 @@ class _PackRun:
                     tiny=tiny,
                     is_part=self.shard is not None,
                 )
-                if self.torch is not None:
+                if torch is not None:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
                 result = write_samples(
-                    WriteJob(coder, order, places, data, open_spool, noted, RetryPolicy()),
+                    WriteJob(replace(coder, torch=torch), order, places, data, open_spool, noted, RetryPolicy()),
                     journal,
                     limits=limits,
                     step=step,
