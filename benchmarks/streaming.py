@@ -50,7 +50,7 @@ from colabstage.load.epoch import Shard
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.machine.resources import free_space
-from colabstage.pack.arrival import FIRST_UNITS, stretch_bytes, window_units
+from colabstage.pack.arrival import FIRST_UNITS, pack_units, unit_bytes, window_units
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.simulate.streaming import StreamFacts, forecast_stream
@@ -457,6 +457,7 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
     with on_web(archive, EPOCH_BYTES_PER_S) as url:
         bare_s = train_bare(url, size, batches, step_s)
         run = bench.train(url, step_s, epochs=1, timed=True)
+    units = int(pack_units(np.full(count, size // count), unit_bytes(size, far=True)).max()) + 1
     facts = StreamFacts(
         samples=count,
         sample_bytes=size / count,
@@ -464,7 +465,7 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
         latency_s=LATENCY_S,
         step_s=step_s,
         batch_size=BATCH,
-        unit_bytes=stretch_bytes(size, far=True),
+        unit_bytes=size / units,
         window_units=run.window_units,
         first_units=FIRST_UNITS,
         connections=16,
@@ -579,11 +580,12 @@ def learning(_: Bench) -> None:
             x = draw.normal(size=(classes, 24))[labels] + draw.normal(size=(samples, 24))
             drawn = draw.permutation(samples)
             held, rest = drawn[: samples // 5], np.sort(drawn[samples // 5 :])
-            units = np.arange(len(rest)) // 16
-            window = even_window(units, labels[rest], window_units(len(rest) // 16), FIRST_UNITS)
+            # Of eight samples of 100 kB each, two of which may be fetched together.
+            units = np.arange(len(rest)) // 8
+            window = even_window(units, labels[rest], window_units(len(rest) // 8), FIRST_UNITS, together=2)
             orders = {
                 "full shuffle": draw.permutation(len(rest)),
-                "as it arrives": UnitOrder(units, window, seed, first_units=FIRST_UNITS).rows(0, Shard()),
+                "as it arrives": UnitOrder(units, window, seed, None, FIRST_UNITS, together=2).rows(0, Shard()),
                 "as the archive has it": np.arange(len(rest)),
             }
             for name, order in orders.items():

@@ -60,6 +60,10 @@ class Arrival(Protocol):
         """Return how many units the first batch may wait for: more than one where the rows of one may be alike."""
 
     @property
+    def together(self) -> int:
+        """Return how many neighbouring units are visited shortly after each other: one request may bring them."""
+
+    @property
     def handed_out(self) -> HandedOut:
         """Return what counts rows that readers get."""
 
@@ -220,7 +224,9 @@ def facts_of(arrival: Arrival, units: Arrival | None = None) -> ArrivalFacts:
 
 def order_of(arrival: Arrival, split: str, window_units: int, later: RowOrder) -> Order:
     """Return the order by units, with the seed and the rows of `later`, which is that of epochs after all is here."""
-    by_units = UnitOrder(arrival.units(split), window_units, later.seed, later.subset, arrival.first_units)
+    by_units = UnitOrder(
+        arrival.units(split), window_units, later.seed, later.subset, arrival.first_units, arrival.together
+    )
     return FirstEpochOrder(by_units, later) if arrival.first_epoch_only else by_units
 
 
@@ -251,6 +257,8 @@ class UnitOrder:
     """Rows that are visited, `None` for all."""
     first_units: int = 1
     """How many the first batch may wait for."""
+    together: int = 1
+    """How many neighbours are visited shortly after each other."""
     is_striped: ClassVar[bool] = True
 
     @property
@@ -262,7 +270,7 @@ class UnitOrder:
         if not len(units):
             return np.arange(0)
         turns = np.empty(count := int(units.max()) + 1, np.intp)
-        turns[visited_units(count, self.seed, epoch)] = np.arange(count)
+        turns[visited_units(count, self.seed, epoch, self.together)] = np.arange(count)
         begins, widths = unit_windows(count, self.window_units, self.first_units)
         turn = turns[units] if units.ndim == 1 else turns[units].max(axis=1)
         # By unit, and shuffled within it.
@@ -285,22 +293,44 @@ class UnitOrder:
         # `unit_order` is raised whenever the same seed and layout give another order than before, so that a state of
         # an older version is refused: it would continue with other rows.
         found = {"unit_order": 3, "units": int(self.units.max(initial=-1)) + 1, "window_units": self.window_units}
+        # Not where it is 1, as it was before there were others.
+        found |= {"together": self.together} if self.together > 1 else {}
         return found if self.subset is None else {**found, "sampled": self.count, "rows": digest_of(self.subset)}
 
 
 # Labels say nothing of what else neighbours have in common, such as a camera: a batch is to come from so many places,
 # and from more where that costs nothing worth mentioning: this share of all units is half left to train on at the end.
-_LEAST_WINDOW, _CHEAP = 12, 20
+_LEAST_WINDOW, _CHEAP = 12, 40
 # Of what a window is longer than that, such a part is left once the last unit is here. Of a hundred sorted classes a
 # small network learned more by it in the first epoch (top-1 0.70 for 0.68, with windows twice as long 0.74 for 0.70);
 # where training takes as long as arrival it costs nothing, because more than that is left anyway.
 _LATE = 10
+# Of windows up to such a part of all units nothing is.
+_NOT_LATE = 20
 
 
-def visited_units(count: int, seed: int, epoch: int) -> NDArray[np.intp]:
-    """Return `count` units in the order in which an epoch visits them."""
+# As few stretches of neighbours as a window has units: any such stretch is visited within a few windows.
+_PLACES = 12
+
+
+def visited_units(count: int, seed: int, epoch: int, together: int = 1) -> NDArray[np.intp]:
+    """Return `count` units in the order in which an epoch visits them.
+
+    With several `together`, they are cut into stretches of so many neighbours. Twelve stretches are visited by turns,
+    one unit of each, then the next of each, before the next twelve: consecutive units are of different stretches, as
+    where each is visited by itself, and who fetches can bring neighbours at once without bringing what is needed late.
+    """
     # The 3, and the 4 and 5 of the rows, tell these draws from each other and from those of other orders.
-    return spread_order(count, seed, epoch, 3)
+    stretches = spread_order(-(-count // together), seed, epoch, 3)
+    if together == 1:
+        return stretches
+    number = np.arange(len(stretches))
+    # By group of stretches, then by the unit within each, then by the turn of the stretch.
+    units = stretches[:, None] * together + np.arange(together)
+    keys = np.broadcast_to(number[:, None], units.shape), np.broadcast_to(np.arange(together), units.shape)
+    order = np.lexsort((keys[0].ravel(), keys[1].ravel(), keys[0].ravel() // _PLACES))
+    visited: NDArray[np.intp] = units.ravel()[order]
+    return visited[visited < count]
 
 
 def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -308,7 +338,7 @@ def unit_windows(count: int, window_units: int, first_units: int) -> tuple[NDArr
     begins = np.maximum(np.arange(count) - first_units + 1, 0)
     # The last unit's window is one unit long, and all end with it; or some units later where a long window was wanted
     # because the classes come one after the other: then the last batches would be of the classes that come last.
-    after = max(0, min(window_units, count) - count // _CHEAP) // _LATE if first_units > 1 else 0
+    after = max(0, min(window_units, count) - count // _NOT_LATE) // _LATE if first_units > 1 else 0
     left = count - np.maximum(np.arange(count), min(first_units, count) - 1) + after
     return begins, np.minimum(window_units, np.minimum(min(first_units, count) + begins, left))
 
@@ -320,7 +350,9 @@ _EVEN, _STRETCH_ROWS = 0.5, 64
 _MOST_ROWS = 2**15
 
 
-def even_window(units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int) -> int:
+def even_window(
+    units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int, together: int = 1
+) -> int:
     """Return how many units a window needs for the classes to be even, in a batch and over any longer stretch.
 
     A longer one costs time where training takes as long as arrival: up to half a window is left to train on when the
@@ -332,6 +364,7 @@ def even_window(units: NDArray[np.intp], labels: NDArray[np.integer], most_units
         most_units: what is returned where labels say nothing, since all are the same; where they say that less is not
             even, it may be twice as many.
         first_units: how many units the first batch may wait for.
+        together: how many neighbours are visited shortly after each other.
     """
     every = max(1, -(-len(units) // _MOST_ROWS))
     units, labels = units[::every], labels[::every]
@@ -339,7 +372,7 @@ def even_window(units: NDArray[np.intp], labels: NDArray[np.integer], most_units
         return most_units
     size = max(_LEAST_WINDOW, (int(units.max()) + 1) // _CHEAP)
     while size < 2 * most_units:
-        order = UnitOrder(units, size, 0, first_units=first_units).rows(0, Shard())
+        order = UnitOrder(units, size, 0, first_units=first_units, together=together).rows(0, Shard())
         if _is_even(labels[order]):
             return size
         size += size // 2

@@ -81,6 +81,8 @@ class PartialPack:
         """What is done with rows, so that they are here."""
         self.first_units = 1
         """How many blocks the first batch may wait for: rows of one are of all classes."""
+        self.together = 1
+        """How many neighbouring blocks are visited shortly after each other: each is a request by itself."""
         self.handed_out = HandedOut()
         """What readers in this process have got."""
         self._places: dict[str, Places] = {}

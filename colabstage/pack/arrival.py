@@ -45,11 +45,13 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, Expectation
 
-# What far archives are cut into. Each stretch costs a request, and its round trip is hidden by those beside it as long
-# as it is not too short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy. Each also is of one class,
-# mostly, and a first batch is of a few.
+# What one request may bring of a far archive. Its round trip is hidden by those beside it as long as it is not too
+# short: with 16 of them and 0.4 s, 2.5 MB keep a line of 100 MB/s busy.
 _LEAST_FAR_BYTES, _MOST_FAR_BYTES = 2**20, 4 * 2**20
 _STRETCHES_OF = 8_000
+# Its units are shorter: a first batch is of a few, and each is mostly of one class. On a line that is slow, or near,
+# each is a request; on others those that are visited shortly after each other are one. Never more than so many units.
+_FAR_UNIT_BYTES, _MOST_FAR_UNITS = 3 * 2**18, 2**18
 # Rows that are packed one by one, as a reader needs them, before whole units are: where each file costs a round trip,
 # the first batch does not wait for its rows' neighbours. Few, because a kill loses what units lack rows of by then.
 FIRST_ROWS = 128
@@ -78,21 +80,31 @@ def stretch_bytes(nbytes: int, *, far: bool) -> int:
     return min(max(math.isqrt(_STRETCHES_OF * nbytes), _LEAST_FAR_BYTES), _MOST_FAR_BYTES) if far else _NEAR_BYTES
 
 
-def pack_units(costs: NDArray[np.int64], unit_bytes: int) -> NDArray[np.int32]:
+def unit_bytes(nbytes: int, *, far: bool) -> int:
+    """Return how long the units of an archive are: of one that is `far`, one or several are a stretch."""
+    return max(_FAR_UNIT_BYTES, nbytes // _MOST_FAR_UNITS) if far else _NEAR_BYTES
+
+
+def units_together(nbytes: int, units: int, *, far: bool) -> int:
+    """Return how many of so many units a stretch has; more than one of a `far` archive alone."""
+    return max(1, round(stretch_bytes(nbytes, far=True) * units / max(1, nbytes))) if far else 1
+
+
+def pack_units(costs: NDArray[np.int64], most_bytes: int) -> NDArray[np.int32]:
     """Return the unit of the sample at each position of the reading order, int32 `(N,)`, counted from 0.
 
     Args:
         costs: int64 `(N,)`, how many bytes are read for each sample.
-        unit_bytes: how many of them arrive sooner together, as in an archive; 0 for files of a folder, whose units are
+        most_bytes: how many of them arrive sooner together, as in an archive; 0 for files of a folder, whose units are
             as small as the journal allows.
     """
     count = len(costs)
     # Whole blocks of the journal, because a kill loses the unfinished ones.
     blocks = np.arange(count) // BLOCK_SAMPLES
-    if not unit_bytes or not count:
+    if not most_bytes or not count:
         return blocks.astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(costs)[:-1]])
-    at_block = starts[::BLOCK_SAMPLES] // unit_bytes
+    at_block = starts[::BLOCK_SAMPLES] // most_bytes
     # Numbers without gaps, even where one sample is longer than a unit.
     numbers = np.concatenate([[0], np.cumsum(np.diff(at_block) > 0)])
     return numbers[blocks].astype(np.int32)
@@ -378,6 +390,8 @@ class ArrivalPlan(NamedTuple):
     """What samples are called."""
     window_units: int
     """How many units one window of the first epoch may hold."""
+    together: int
+    """How many neighbouring units are visited shortly after each other."""
     leaves_out: bool
     """Whether samples may turn out to be unusable."""
     knows_targets: bool
@@ -412,6 +426,8 @@ class PackArrival:
         """What samples are called."""
         self.window_units = plan.window_units
         """How many units one window of the first epoch may hold: a function of the source's layout."""
+        self.together = plan.together
+        """How many neighbouring units are visited shortly after each other, so that one request can bring them."""
         self.leaves_out = plan.leaves_out
         """Whether samples may turn out to be unusable."""
         self.first_epoch_only = True

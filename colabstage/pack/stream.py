@@ -20,8 +20,9 @@ from colabstage.pack.arrival import (
     SplitRows,
     number_units,
     pack_units,
-    stretch_bytes,
+    unit_bytes,
     units_in_turn,
+    units_together,
     window_units,
 )
 from colabstage.pack.writer import SampleCoder
@@ -45,10 +46,12 @@ _MAP = "rows"
 class FirstEpoch(Protocol):
     """Say how readers visit the units of a split."""
 
-    def window(self, units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int) -> int:
+    def window(
+        self, units: NDArray[np.intp], labels: NDArray[np.integer], most_units: int, first_units: int, together: int
+    ) -> int:
         """Return how many units one window needs, with the class of each row."""
 
-    def rows(self, units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
+    def rows(self, units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
         """Return the rows that are read first, in order, until a reader says so itself."""
 
 
@@ -98,7 +101,7 @@ class PackStream:
         tree = job.tree
         costs = coder.costs[order]
         far, apart = source.archive_bytes > 0, tree is None or tree.kind == "folder"
-        length = 0 if apart else stretch_bytes(int(costs.sum()), far=far)
+        length = 0 if apart else unit_bytes(int(costs.sum()), far=far)
         self._by_row = apart and source.reads_slowly
         # Four bytes: a pack of a hundred million samples has this array in memory while it is written.
         units = np.empty(len(order), np.int32)
@@ -110,6 +113,7 @@ class PackStream:
         self._source = source
         self._costs = costs
         count = int(units.max(initial=-1)) + 1
+        self._together = units_together(int(costs.sum()), count, far=far and not apart)
         self._window = self._choose_window(job, units, count)
         self._needs = Needs(count, self._change)
         starts = np.cumsum([0, *(len(split.samples) for split in job.plan.splits)])
@@ -134,7 +138,9 @@ class PackStream:
         if labels.ndim > 1 or labels.dtype.kind not in "iu":
             return most
         samples = splits[0].samples
-        return self._first_epoch.window(number_units(units[samples]), labels[samples], most, FIRST_UNITS)
+        return self._first_epoch.window(
+            number_units(units[samples]), labels[samples], most, FIRST_UNITS, self._together
+        )
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
         """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
@@ -163,7 +169,9 @@ class PackStream:
             self._order.sort(self._turns, self._first_positions())
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
-        plan = ArrivalPlan(job.table.unit, self._window, job.options.skip_share is not None, job.plan.y is None)
+        plan = ArrivalPlan(
+            job.table.unit, self._window, self._together, job.options.skip_share is not None, job.plan.y is None
+        )
         self._coming = PackArrival(data, place, self._rows, path, self._splits, plan=plan)
 
     def let_in(self) -> None:
@@ -228,7 +236,7 @@ class PackStream:
             # Loaders shuffle `train` by default, and nothing else.
             rows = np.arange(len(units))
             if split == "train":
-                rows = self._first_epoch.rows(number_units(units), self._window, FIRST_UNITS)
+                rows = self._first_epoch.rows(number_units(units), self._window, FIRST_UNITS, self._together)
             if not seen:
                 wanted = self._splits[split].start + rows[:FIRST_ROWS]
             named = units_in_turn(units[rows])

@@ -364,5 +364,5 @@ class _FirstEpoch:
     window = staticmethod(even_window)
 
     @staticmethod
-    def rows(units: NDArray[np.intp], window_units: int, first_units: int) -> NDArray[np.intp]:
-        return UnitOrder(units, window_units, 0, None, first_units).rows(0, Shard())
+    def rows(units: NDArray[np.intp], window_units: int, first_units: int, together: int) -> NDArray[np.intp]:
+        return UnitOrder(units, window_units, 0, None, first_units, together).rows(0, Shard())

@@ -62,6 +62,7 @@ class InUnitsOfFour:
     leaves_out: bool = False
     order_lasts: bool = True
     first_units: int = 1
+    together: int = 1
     handed_out: HandedOut = field(default_factory=HandedOut)
     broken: tuple[int, ...] = ()
     held: list[tuple[str, list[int]]] = field(default_factory=list)
@@ -134,6 +135,24 @@ def test_the_order_of_units_is_the_same_everywhere() -> None:
     assert order.rows(1, Shard()).tolist() == [15, 8, 6, 17, 3, 7, 16, 5, 9, 10, 14, 4, 13, 2, 0, 11, 12, 1]
 
 
+def test_neighbours_that_may_be_fetched_together_are_visited_by_turns_with_those_of_eleven_other_places() -> None:
+    """Each unit once; twelve that follow each other are of as many stretches; one is complete within a few windows."""
+    visited = visited_units(1_003, 4, 0, 4)
+    assert sorted(visited.tolist()) == list(range(1_003))
+    turns = np.argsort(visited)
+    stretches = [turns[start : start + 4] for start in range(0, 1_003, 4)]
+    assert max(int(one.max() - one.min()) for one in stretches) <= 3 * 12
+    for start in range(0, 960, 12):
+        assert len(set(visited[start : start + 12] // 4)) == 12
+        # From all over the source.
+        assert len(set(visited[start : start + 12] * 8 // 1_003)) >= 6
+    np.testing.assert_array_equal(visited_units(1_003, 4, 0, 1), visited_units(1_003, 4, 0))
+    units = np.repeat(np.arange(60), 3)
+    alone, four = (UnitOrder(units, 12, 0, together=together) for together in (1, 4))
+    assert alone.identity() == {key: value for key, value in four.identity().items() if key != "together"}
+    assert four.identity()["together"] == 4
+
+
 def test_the_first_batch_of_a_source_is_of_several_units_however_few_there_are() -> None:
     units = np.repeat(np.arange(40), 8)
     first = units[of_source(units, 16, seed=1).rows(0, Shard())[:32]]
@@ -202,9 +221,9 @@ def test_a_network_learns_as_much_of_a_sorted_source_in_the_order_of_its_arrival
         (2_000, 160, 2, 12),
         (3_200, 200, 10, 18),
         # A batch of a short window has few of a hundred classes, and so do the batches after it.
-        (6_400, 400, 100, 100),
+        (6_400, 400, 100, 90),
         # Where there are so many units, what costs little is enough.
-        (6_400, 1_600, 100, 80),
+        (6_400, 1_600, 100, 40),
         # Labels that are all the same, and too few rows to tell, say nothing.
         (2_000, 160, 1, 64),
         (96, 12, 2, 64),

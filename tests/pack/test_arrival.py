@@ -34,7 +34,7 @@ def begin(workspace: Path) -> tuple[PackArrival, RowMap]:
     """Four rows of train and two of val, none of them here. Not a fixture, which would keep the file open."""
     rows = RowMap.create(workspace / "rows", 6)
     splits = {"train": SplitRows(0, np.array([1, 0, 1, 0], np.int32)), "val": SplitRows(4, np.zeros(2, np.int32))}
-    plan = ArrivalPlan("images", 16, leaves_out=True, knows_targets=True)
+    plan = ArrivalPlan("images", 16, together=1, leaves_out=True, knows_targets=True)
     place = workspace.parent / "pack.h5"
     return PackArrival(workspace / "data.h5", place, rows, workspace / "rows", splits, plan=plan), rows
 

@@ -10,7 +10,9 @@ from colabstage.pack.arrival import (
     number_units,
     pack_units,
     stretch_bytes,
+    unit_bytes,
     units_in_turn,
+    units_together,
     window_units,
 )
 
@@ -32,6 +34,11 @@ def test_units_are_stretches_of_an_archive_and_a_few_files_of_a_folder() -> None
     # Short where requests cost nothing, and no longer than it takes to hide their round trips where they do.
     assert stretch_bytes(10**12, far=False) == mebibyte // 4
     assert [stretch_bytes(size, far=True) for size in (10**6, 2 * 10**9, 10**12)] == [mebibyte, 4_000_000, 4 * mebibyte]
+    # Units are shorter, but no more than a quarter of a million; what is near, or long by itself, is a stretch alone.
+    assert [unit_bytes(size, far=True) for size in (10**6, 2 * 10**9, 2**40)] == [786_432, 786_432, 4 * mebibyte]
+    assert unit_bytes(10**12, far=False) == mebibyte // 4
+    assert [units_together(size, size // 786_432, far=True) for size in (2 * 10**8, 6 * 10**8, 10**10)] == [2, 3, 5]
+    assert [units_together(10**9, 125, far=True), units_together(10**9, 1_250, far=False)] == [1, 1]
 
 
 def test_what_is_taken_stays_and_the_rest_is_packed_by_unit_then_in_the_order_of_the_medium() -> None:

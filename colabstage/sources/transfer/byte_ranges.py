@@ -33,6 +33,11 @@ _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
 # The first of what is preferred is asked for in parts of so much of a stretch, and up to so much more.
 _LEAST_PART, _PARTS = 0.35, 0.8
+# Neighbours that are all preferred soon are asked for by one request where it takes that to keep the line full: of so
+# many ranges, and for so many times what the line brings between a request and its first byte, over the connections.
+_SOON, _FULL = 64, 3.0
+# The rate of all connections together is taken over so long at least.
+_PACE_S = 0.25
 # A limit of what is under way is less than this share of what all connections bring together.
 _WORTH_LIMITING = 0.6
 # Ranges begin and end where pages do.
@@ -142,6 +147,9 @@ class RangeScheduler:
         # While what is preferred comes; a limit keeps its order.
         self.most_under_way = math.inf
         self.bytes_per_s: float | None = None
+        # Of all connections together, from a time and a number of bytes on.
+        self._pace_bytes_per_s, self._come = 0.0, 0
+        self._paced_from: tuple[float, int] | None = None
 
     @property
     def active(self) -> tuple[ByteRange, ...]:
@@ -205,10 +213,19 @@ class RangeScheduler:
             waited_s = now - byte_range.asked_at
             self.first_byte_s = _moving_mean(self.first_byte_s, waited_s)
             self._least_first_byte_s = min(self._least_first_byte_s, waited_s)
+        self._come += position - byte_range.position
+        self._measure_pace(now)
         byte_range.position = position
         byte_range.moved_at = now
         if not byte_range.left:
             self.finish(byte_range, now)
+
+    def _measure_pace(self, now: float) -> None:
+        if self._paced_from is None:
+            self._paced_from = now, self._come
+        began, come = self._paced_from
+        if now - began >= max(_PACE_S, self._least_first_byte_s):
+            self._pace_bytes_per_s, self._paced_from = (self._come - come) / (now - began), (now, self._come)
 
     def ask_again(self, byte_range: ByteRange, now: float) -> None:
         """Note that the connection of a range is opened again, for what is left of it."""
@@ -230,6 +247,8 @@ class RangeScheduler:
 
     def _cut_gap(self, now: float) -> ByteRange:
         number, begin, end = self._next_gap()
+        if self._preferred >= self._connections:
+            end = self._join_neighbours(begin, end, self._gaps[number][1])
         length = self._length()
         grain = _GRAIN_BYTES
         if self._wanted:
@@ -249,6 +268,16 @@ class RangeScheduler:
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         self._unasked -= cut - begin
         return ByteRange(begin, cut, now)
+
+    def _join_neighbours(self, begin: int, end: int, most: int) -> int:
+        """Return the end of what is asked for from `begin` on: `end`, or that of neighbours that are preferred soon."""
+        wanted = _FULL * self._pace_bytes_per_s * self._least_first_byte_s / self._connections
+        if not self._pace_bytes_per_s or end - begin >= wanted:
+            return end
+        soon = dict(islice(self._wanted, _SOON))
+        while end - begin < wanted and end < most and end in soon:
+            end = min(most, soon[end])
+        return end
 
     def _next_gap(self) -> tuple[int, int, int]:
         """Return the number of the gap that is cut next, and the part of it that may be handed out."""

@@ -145,6 +145,27 @@ def test_the_first_of_what_is_preferred_is_not_shared_with_twice_as_much_that_co
     assert [(one.end - one.begin) for _ in range(5) if (one := plan.take(0.0)) is not None] == [MIB] * 5
 
 
+@pytest.mark.parametrize(("latency_s", "requests", "most"), [(0.01, (300, 340), 1.05), (0.4, (80, 150), 0.65)])
+def test_neighbours_that_are_preferred_soon_are_one_request_where_round_trips_keep_the_line_idle(
+    latency_s: float, requests: tuple[int, int], most: float
+) -> None:
+    """Four neighbours each, visited by turns: near by each is a request; far off several are one, and all comes sooner
+    than where neighbours are wanted much later."""
+    unit = 786_432
+    by_turns = [block + 4 * place + turn for block in range(0, 320, 48) for turn in range(4) for place in range(12)]
+    lines: list[Line] = []
+    for order in (by_turns, [number * 159 % 320 for number in range(320)]):
+        plan = RangeScheduler([(0, 320 * unit)], connections=16, block_bytes=BLOCK)
+        plan.prefer([(number * unit, (number + 1) * unit) for number in order if number < 320])
+        lines.append(Line(plan, [5e6] * 16, latency_s, piece_s=0.01))
+        lines[-1].run(320 * unit)
+    joined, alone = lines
+    assert requests[0] <= len(joined.requests) <= requests[1]
+    assert len(alone.requests) >= 300
+    assert max(joined.requests) <= 8 * unit
+    assert joined.end_s < most * alone.end_s
+
+
 def test_equal_connections_end_within_four_percent_of_the_ideal() -> None:
     """Two gigabytes by sixteen connections of 20 MB/s, 50 ms away: requests are long and few, and all end at once."""
     size = 2_000_000_000
