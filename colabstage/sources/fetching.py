@@ -85,18 +85,16 @@ class FetchReport:
         return {**asdict(self), "path": str(self.path), "rate": self.rate, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        return "\n  ".join(map(printable, (self._summary(), *self.notes)))
-
-    def _summary(self) -> str:
         size = format_bytes(self.nbytes)
         what = size if self.files == 1 else f"{format_count(self.files, 'files')}, {size},"
         if self.nbytes and self.kept_bytes == self.nbytes:
-            return f"{what} are in '{self.path}' already, and the source has not changed."
-        took = (
-            f"{format_duration(self.seconds)} ({format_rate(self.fetched_bytes, self.seconds, 'B')}, {self.transport})"
-        )
-        kept = f"; {format_bytes(self.kept_bytes)} were already here" if self.kept_bytes else ""
-        return f"Fetched {what} to '{self.path}' in {took}{kept}."
+            done = f"{what} are in '{self.path}' already, and the source has not changed."
+        else:
+            rate = format_rate(self.fetched_bytes, self.seconds, "B")
+            kept = f"; {format_bytes(self.kept_bytes)} were already here" if self.kept_bytes else ""
+            took = f"{format_duration(self.seconds)} ({rate}, {self.transport}){kept}"
+            done = f"Fetched {what} to '{self.path}' in {took}."
+        return "\n  ".join(map(printable, (done, *self.notes)))
 
 
 Verify = Literal["fast", "full"]
@@ -440,7 +438,6 @@ class _FetchCall:
     def _plan(self, sizes: Sequence[int], opened: SourcePart, *, connections: int, kept: int) -> TransferPlan:
         """Decide how files come here, and refuse where they do not fit."""
         facts = TransferFacts(
-            transport=opened.transport,
             slow=opened.slow,
             cores=usable_cores(),
             connections=connections,

@@ -92,8 +92,6 @@ class KaggleFiles:
 
     path: Path
     """The folder that holds it."""
-    in_place: bool
-    """Whether the files are somebody else's (a read-only mount, kagglehub's cache), never to be moved or removed."""
     notes: tuple[str, ...] = ()
     """How it came to be where it is, one sentence each."""
     version: str = ""
@@ -205,9 +203,9 @@ def open_kaggle(
         if work not in path.parents:
             where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
             note = f"Kaggle's files are read {where}: '{path}'."
-            return KaggleFiles(path, in_place=True, notes=(note,), version=_version_of(path))
+            return KaggleFiles(path, notes=(note,), version=_version_of(path))
         rename_own(path, target)
-    return KaggleFiles(target, in_place=False, version=_version_of(path))
+    return KaggleFiles(target, version=_version_of(path))
 
 
 def _version_of(path: Path) -> str:
@@ -246,13 +244,13 @@ def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleF
     inputs = Path(named) if named else system_root(environ) / "kaggle" / "input"
     exact = inputs / "datasets" / dataset.owner / dataset.name
     if _is_filled(exact):
-        return KaggleFiles(exact, in_place=True, notes=(f"Kaggle's files are read where they are mounted: '{exact}'.",))
+        return KaggleFiles(exact, notes=(f"Kaggle's files are read where they are mounted: '{exact}'.",))
     by_name = inputs / dataset.name
     # On Colab such a folder may be any version of it, mounted for somebody who asked for that one.
     if detect_platform(environ=environ).name != "kaggle" or not _is_filled(by_name):
         return None
     note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
-    return KaggleFiles(by_name, in_place=True, notes=(note,))
+    return KaggleFiles(by_name, notes=(note,))
 
 
 def _is_filled(folder: Path) -> bool:

@@ -153,27 +153,6 @@ def given_up() -> Iterator[None]:
         raise SourceReadError(str(error)) from error
 
 
-class LeastRate:
-    """Whether a body comes at a least rate, over periods of `window_s` seconds of waiting for it: pure accounting.
-
-    `waited_s`, `came`: seconds and bytes of the period that is continuing.
-    """
-
-    def __init__(self, bytes_per_s: float, window_s: float) -> None:
-        self.waited_s, self.came = 0.0, 0
-        self._bytes_per_s = bytes_per_s
-        self._window_s = window_s
-        self._begins = False
-
-    def is_too_slow(self, waited_s: float, nbytes: int) -> bool:
-        """Note that so many bytes came after so long; judge at the end of each period."""
-        if self._begins:
-            self.waited_s, self.came = 0.0, 0
-        self.waited_s, self.came = self.waited_s + waited_s, self.came + nbytes
-        self._begins = self.waited_s >= self._window_s
-        return self._begins and self.came < self._bytes_per_s * self.waited_s
-
-
 def at_least_rate(
     pieces: Iterator[bytes],
     label: str,
@@ -184,22 +163,26 @@ def at_least_rate(
 ) -> Iterator[bytes]:
     """Hand out what comes, as long as it comes fast enough: whatever brings it, a server that drips ends here.
 
-    Only the time of waiting for a piece counts. What comes before the first is the service's answer, which has a
-    deadline of its own. Whoever brings the pieces lets none of them take much longer than `window_s`.
+    It is judged at the end of each period of `window_s` seconds of waiting for a piece; other time does not count. What
+    comes before the first is the service's answer, which has a deadline of its own. Whoever brings the pieces lets none
+    of them take much longer than `window_s`.
 
     Raises:
         TransientError: less than `bytes_per_s` came in `window_s` seconds of waiting.
     """
-    pace = LeastRate(bytes_per_s, window_s)
+    waited_s, came = 0.0, 0
     with contextlib.ExitStack() as stack:
         if isinstance(pieces, Generator):
             # Whoever stops early hangs up now, and not when the garbage is collected.
             stack.callback(pieces.close)
         began: float | None = None
         for piece in pieces:
-            if pace.is_too_slow(0.0 if began is None else clock.now() - began, len(piece)):
-                msg = f"The server of '{label}' sent {pace.came:,} bytes in {pace.waited_s:.0f} s, which leads nowhere."
-                raise TransientError(msg, slow=True)
+            waited_s, came = waited_s + (0.0 if began is None else clock.now() - began), came + len(piece)
+            if waited_s >= window_s:
+                if came < bytes_per_s * waited_s:
+                    msg = f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which leads nowhere."
+                    raise TransientError(msg, slow=True)
+                waited_s, came = 0.0, 0
             yield piece
             began = clock.now()
 

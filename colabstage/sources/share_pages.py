@@ -251,32 +251,12 @@ def safe_name(name: str) -> str:
     return "_" if flat in ("", ".", "..") else flat
 
 
-@dataclass(frozen=True, slots=True)
-class FolderEntry:
-    """A line of a folder's page."""
-
-    name: str
-    """The name that it shows."""
-    href: str
-    """Its link, from which its kind and id are read."""
-
-
-@dataclass(frozen=True, slots=True)
-class FolderPage:
-    """A folder's page."""
-
-    title: str
-    """The folder's name."""
-    entries: tuple[FolderEntry, ...]
-    """Its lines."""
-
-
-def read_folder_page(text: str) -> FolderPage:
-    """Read the page `embeddedfolderview`."""
+def read_folder_page(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Read the page `embeddedfolderview`: the folder's name, and of each line the name that it shows and its link."""
     reader = _FolderReader()
     reader.feed(text)
     reader.close()
-    return FolderPage("".join(reader.title).strip(), tuple(reader.entries))
+    return "".join(reader.title).strip(), reader.entries
 
 
 def confirmation_address(text: str) -> str:
@@ -298,7 +278,7 @@ class _FolderReader(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.title: list[str] = []
-        self.entries: list[FolderEntry] = []
+        self.entries: list[tuple[str, str]] = []
         self._in_title = False
         self._href = ""
         self._text: list[str] = []
@@ -314,7 +294,7 @@ class _FolderReader(HTMLParser):
         if tag == "title":
             self._in_title = False
         elif tag == "a" and self._href:
-            self.entries.append(FolderEntry("".join(self._text).strip(), self._href))
+            self.entries.append(("".join(self._text).strip(), self._href))
             self._href = ""
 
     def handle_data(self, data: str) -> None:

@@ -32,7 +32,6 @@ from colabstage.sources.parse import ShareSource
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up
 from colabstage.sources.share_gdown import list_folder_by_gdown
 from colabstage.sources.share_pages import (
-    FolderPage,
     ShareLink,
     WebAnswer,
     confirmation_address,
@@ -83,20 +82,6 @@ class SharedFolder:
     """The files, each with a name of its own."""
     notes: tuple[str, ...]
     """What was left out or renamed, one sentence each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FolderPage:
-    """A folder whose page is here."""
-
-    prefix: str
-    """Its name in the tree."""
-    above: frozenset[str]
-    """The ids on the way to it, its own too: a folder may hold itself."""
-    link: ShareLink
-    """The link to it."""
-    page: FolderPage
-    """What its page says."""
 
 
 class DriveWeb(Closing):
@@ -191,30 +176,30 @@ class DriveWeb(Closing):
             return SharedFolder(safe_name(link.id), tuple(named), (note, *renamed))
 
     def _walk_folder(self, link: ShareLink) -> SharedFolder:
-        first = self._folder_page(link)
+        title = ""
         found: list[SharedFile] = []
         notes: list[str] = []
-        level = [_FolderPage("", frozenset({link.id}), link, first)]
+        # Of each folder its name in the tree, and the ids on the way to it.
+        level: list[tuple[str, frozenset[str], ShareLink]] = [("", frozenset(), link)]
         for _ in range(_MAX_DEPTH):
-            below: list[tuple[_FolderPage, str, ShareLink]] = []
-            for listed in level:
-                files, folders, left_out = _sort_entries(listed.link, listed.page, listed.prefix)
+            pages = self.map_in_parallel(self._folder_page, [folder for _, _, folder in level])
+            title = title or pages[0][0]
+            below: list[tuple[str, frozenset[str], ShareLink]] = []
+            for (prefix, above, folder), (_, entries) in zip(level, pages, strict=True):
+                files, folders, left_out = _sort_entries(folder, entries, prefix)
                 found += files
                 notes += left_out
+                way = above | {folder.id}
                 # A shortcut may lead back up.
-                below += [(listed, name, folder) for name, folder in folders if folder.id not in listed.above]
-            pages = self.map_in_parallel(self._folder_page, [folder for _, _, folder in below])
-            level = [
-                _FolderPage(name, parent.above | {folder.id}, folder, page)
-                for (parent, name, folder), page in zip(below, pages, strict=True)
-            ]
+                below += [(name, way, one) for name, one in folders if one.id not in way]
+            level = below
             if not level:
                 break
         else:
             msg = f"'{link.label}' has folders nested deeper than {_MAX_DEPTH}. Share one further down."
             raise SourceReadError(msg)
         named, renamed = name_apart(found)
-        return SharedFolder(safe_name(first.title), tuple(named), (*notes, *renamed))
+        return SharedFolder(safe_name(title), tuple(named), (*notes, *renamed))
 
     def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `ask(item)` for each, several at once, in their order."""
@@ -227,13 +212,13 @@ class DriveWeb(Closing):
                 for future in futures:
                     future.cancel()
 
-    def _folder_page(self, link: ShareLink) -> FolderPage:
+    def _folder_page(self, link: ShareLink) -> tuple[str, list[tuple[str, str]]]:
         answer = self._ask("https://drive.google.com/embeddedfolderview", link_query(link), link.label)
-        page = read_folder_page(answer.text)
+        title, entries = read_folder_page(answer.text)
         # The login page would pass for a folder without files.
-        if not page.title or ("flip-entries" not in answer.text and not page.entries):
+        if not title or ("flip-entries" not in answer.text and not entries):
             raise page_instead_of_data(link.label, answer)
-        return page
+        return title, entries
 
     def _ask(
         self, address: str, query: dict[str, str], label: str, *, redirects: bool = True, first_byte: bool = False
@@ -302,16 +287,16 @@ def _total_bytes(answer: WebAnswer) -> int | None:
 
 
 def _sort_entries(
-    parent: ShareLink, page: FolderPage, prefix: str
+    parent: ShareLink, entries: Sequence[tuple[str, str]], prefix: str
 ) -> tuple[list[SharedFile], list[tuple[str, ShareLink]], list[str]]:
     """Return the files, the folders and the notes of one folder's page."""
     files: list[SharedFile] = []
     folders: list[tuple[str, ShareLink]] = []
     notes: list[str] = []
-    for entry in page.entries:
-        name = prefix + safe_name(entry.name)
+    for shown, href in entries:
+        name = prefix + safe_name(shown)
         try:
-            link = parse_share_link(entry.href)
+            link = parse_share_link(href)
         # A link that reads as Drive's and has no file behind it.
         except OptionError:
             notes.append(f"'{name}' is a Google document, no file, and was left out.")
@@ -319,7 +304,7 @@ def _sort_entries(
         if link is None or link.kind == "unknown":
             msg = (
                 f"The folder '{parent.label}' lists '{name}' with a link that is neither a file's nor a folder's "
-                f"('{entry.href[:80]}'). Update colabstage, or mount Drive and stage the folder's path there."
+                f"('{href[:80]}'). Update colabstage, or mount Drive and stage the folder's path there."
             )
             raise SourceReadError(msg)
         if link.kind == "folder":

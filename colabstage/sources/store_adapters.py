@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ftplib
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from colabstage.io.pipeline import in_thread
 
@@ -37,20 +37,38 @@ _SLICE_BYTES = 1024 * 1024
 _PART_BYTES = 128 * 1024
 
 
-class StoreAdapter(Protocol):
+class StoreAdapter:
     """The verbs. Each gets a file system that no other thread uses, unless the table says that it may be shared."""
 
-    def info(self, fs: Any, path: str) -> dict[str, Any]:
-        """Return fsspec's facts on one path: at least `name`, `type`, `size`."""
+    def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
+        """Return what `ask`, given the method of fsspec's for a verb, gets from it; `TimeoutError` after so long."""
+        raise NotImplementedError
 
-    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        """Return the same for everything directly in one folder."""
-
-    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
-        """Return the same for all files below; `None` where the service cannot tell in one listing."""
+    def lists_at_once(self, fs: Any) -> bool:
+        """Return whether its own `find` lists all files below a folder; that of fsspec's base walks, and omits what
+        fails."""
+        raise NotImplementedError
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         """Return the bytes from `offset` to `end`, or to the file's end, as they come; fewer where it ends."""
+        raise NotImplementedError
+
+    def info(self, fs: Any, path: str) -> dict[str, Any]:
+        """Return fsspec's facts on one path: at least `name`, `type`, `size`."""
+        fs.invalidate_cache()
+        return dict(self.call(fs, "info", lambda info: info(path), seconds=CALL_TIMEOUT_S))
+
+    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
+        """Return the same for everything directly in one folder."""
+        return list(self.call(fs, "ls", lambda ls: ls(path, detail=True), seconds=LISTING_TIMEOUT_S))
+
+    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+        """Return the same for all files below; `None` where the service cannot tell in one listing."""
+        if not self.lists_at_once(fs):
+            return None
+        fs.invalidate_cache()
+        found = self.call(fs, "find", lambda find: find(path, detail=True), seconds=LISTING_TIMEOUT_S)
+        return list(found.values())
 
     def has_ranges(self, fs: Any) -> bool:
         """Return whether a part can be asked for."""
@@ -85,24 +103,17 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
 class AsyncAdapter(StoreAdapter):
     """Backends that live on fsspec's event loop (s3, gs, az): one file system serves every thread."""
 
-    def info(self, fs: Any, path: str) -> dict[str, Any]:
-        fs.invalidate_cache()
-        return dict(on_loop(fs, fs._info(path), CALL_TIMEOUT_S))
+    def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
+        return _on_loop(fs, ask(getattr(fs, f"_{verb}")), seconds)
 
-    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        return list(on_loop(fs, fs._ls(path, detail=True), LISTING_TIMEOUT_S))
-
-    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+    def lists_at_once(self, fs: Any) -> bool:
         from fsspec.asyn import AsyncFileSystem
 
-        if type(fs)._find is AsyncFileSystem._find:
-            return None  # that one walks, and omits what fails
-        fs.invalidate_cache()
-        return list(on_loop(fs, fs._find(path, detail=True), LISTING_TIMEOUT_S).values())
+        return type(fs)._find is not AsyncFileSystem._find
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         if end is None:
-            yield from _slices(on_loop(fs, fs._cat_file(path), CALL_TIMEOUT_S))
+            yield from _slices(self.call(fs, "cat_file", lambda cat: cat(path), seconds=CALL_TIMEOUT_S))
             return
         # The next piece is on its way while this one is used.
         ahead: list[Future[bytes]] = []
@@ -120,26 +131,19 @@ class AsyncAdapter(StoreAdapter):
     def close(self, fs: Any) -> None:
         if hasattr(fs, "hang_up"):
             with contextlib.suppress(Exception):
-                on_loop(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
+                _on_loop(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
 
 
 class BlockingAdapter(StoreAdapter):
     """All other backends: a call blocks, and what it may share with other calls is unknown."""
 
-    def info(self, fs: Any, path: str) -> dict[str, Any]:
-        fs.invalidate_cache()
-        return dict(call_within(CALL_TIMEOUT_S, lambda: fs.info(path)))
+    def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
+        return call_within(seconds, lambda: ask(getattr(fs, verb)))
 
-    def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
-        return list(call_within(LISTING_TIMEOUT_S, lambda: fs.ls(path, detail=True)))
-
-    def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
+    def lists_at_once(self, fs: Any) -> bool:
         from fsspec.spec import AbstractFileSystem
 
-        if type(fs).find is AbstractFileSystem.find:
-            return None
-        fs.invalidate_cache()
-        return list(call_within(LISTING_TIMEOUT_S, lambda: fs.find(path, detail=True)).values())
+        return type(fs).find is not AbstractFileSystem.find
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         file = call_within(CALL_TIMEOUT_S, lambda: fs.open(path, "rb", block_size=PIECE_BYTES, cache_type="none"))
@@ -415,7 +419,7 @@ def _result(future: Future[T], seconds: float) -> T:
         raise
 
 
-def on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
+def _on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
     """Return what a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
     return _result(_start(fs, work, seconds), seconds)
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import ProgressStep
     from colabstage.trees.tree import FileEntry, Tree
 
-Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "archive", "tree"]
+Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
 # On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
 SLOW_READERS = 32
@@ -55,8 +55,6 @@ _LEAST_PART_BYTES = 1024 * 1024
 class TransferFacts:
     """What is known of a source and of this machine."""
 
-    transport: Transport
-    """How the source is reached."""
     slow: bool
     """Whether each answer takes time, as over a network or a Drive mount."""
     cores: int
@@ -73,32 +71,16 @@ class TransferFacts:
 class TransferPlan:
     """How files will come here."""
 
-    transport: Transport
-    """How the source is reached."""
-    files: int
-    """How many come."""
     nbytes: int
     """Their bytes together."""
-    readers: int
-    """Files read at once, at the start."""
-    max_readers: int
-    """What readers may grow to."""
-    workers: int
-    """Threads that write."""
+    limits: PipelineLimits
+    """How many are read at once, and how many threads write."""
     connections: int
     """Parts of one large file in flight at once."""
     peak_bytes: int
     """What the local disk must have free."""
     reasons: tuple[str, ...]
     """Why, in sentences."""
-
-    @property
-    def limits(self) -> PipelineLimits:
-        """Return the same for `run_pipeline`."""
-        return PipelineLimits(readers=self.readers, max_readers=self.max_readers, workers=self.workers)
-
-    def __str__(self) -> str:
-        return f"{format_count(self.files, 'files')}, {format_bytes(self.nbytes)}: {' '.join(self.reasons)}"
 
 
 def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
@@ -121,12 +103,8 @@ def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
     if facts.kept_bytes:
         reasons.append(f"An interrupted run holds {format_bytes(facts.kept_bytes)} of the room already.")
     return TransferPlan(
-        transport=facts.transport,
-        files=len(files),
         nbytes=nbytes,
-        readers=readers,
-        max_readers=max_readers,
-        workers=facts.cores,
+        limits=PipelineLimits(readers=readers, max_readers=max_readers, workers=facts.cores),
         connections=connections,
         peak_bytes=max(0, nbytes + second - facts.kept_bytes),
         reasons=tuple(reason for reason in reasons if reason),
@@ -134,15 +112,12 @@ def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
 
 
 def _readers(files: Sequence[int], facts: TransferFacts) -> tuple[int, int, str]:
-    few = max(1, min(2, facts.cores))
-    if facts.transport == "archive":
-        return few, few, "An archive is one file: more readers would only wake each other."
     if len(files) <= 1:
         return 1, 1, ""
     most = min(SLOW_READERS, len(files))
     if facts.slow:
         return most, most, f"Each file takes its time to answer, so {most} are on their way at once."
-    few = min(few, most)
+    few = max(1, min(2, facts.cores, most))
     return few, most, f"The disk answers at once, so {few} are read at once, and more only if that proves slow."
 
 

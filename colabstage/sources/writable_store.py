@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from colabstage.errors import SourceError, SourceNotFoundError, TargetExistsError, TargetNotWritableError
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.objects_fsspec import mtime_ns_of, size_of, version_of
-from colabstage.sources.store_adapters import AsyncAdapter, call_within, on_loop
+from colabstage.sources.store_adapters import AsyncAdapter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 # Beside what a file's length allows for.
@@ -114,12 +114,11 @@ class WritableStore(ObjectStore):
         length = file.stat().st_size
         deadline_s = _PATIENCE_S + length / _SLOWEST_BYTES_PER_S
 
-        def put(fs: Any, **mode: str) -> None:
-            if self._has_loop:
-                on_loop(fs, fs._put_file(str(file), path, callback=Told(), **mode), deadline_s)
-                return
-            call_within(deadline_s, lambda: fs.makedirs(path.rpartition("/")[0], exist_ok=True))
-            call_within(deadline_s, lambda: fs.put_file(str(file), path, **mode))
+        def put(fs: Any, **mode: Any) -> None:
+            # Not every backend without a loop takes one.
+            told: dict[str, Any] = {"callback": Told()} if self._has_loop else {}
+            self._make_folder_of(fs, path)
+            self._call(fs, "put_file", lambda send: send(str(file), path, **told, **mode), deadline_s)
 
         self._put(put, path, create=create)
         if (there := self.size(path)) != length:
@@ -129,12 +128,9 @@ class WritableStore(ObjectStore):
     def put_bytes(self, content: bytes, path: str, *, create: bool = False) -> None:
         """Write a small object; as `put`."""
 
-        def put(fs: Any, **mode: str) -> None:
-            if self._has_loop:
-                on_loop(fs, fs._pipe_file(path, content, **mode), _PATIENCE_S)
-                return
-            call_within(_PATIENCE_S, lambda: fs.makedirs(path.rpartition("/")[0], exist_ok=True))
-            call_within(_PATIENCE_S, lambda: fs.pipe_file(path, content, **mode))
+        def put(fs: Any, **mode: Any) -> None:
+            self._make_folder_of(fs, path)
+            self._call(fs, "pipe_file", lambda send: send(path, content, **mode))
 
         self._put(put, path, create=create)
 
@@ -143,34 +139,30 @@ class WritableStore(ObjectStore):
         from fsspec.spec import AbstractFileSystem
 
         def move(fs: Any) -> None:
-            if self._has_loop:
-                on_loop(fs, fs._cp_file(path, to), _PATIENCE_S)
-                on_loop(fs, fs._rm_file(path), _PATIENCE_S)
-            elif type(fs).mv is AbstractFileSystem.mv:
-                call_within(_PATIENCE_S, lambda: fs.cp_file(path, to))
-                call_within(_PATIENCE_S, lambda: fs.rm_file(path))
+            if self._has_loop or type(fs).mv is AbstractFileSystem.mv:
+                self._call(fs, "cp_file", lambda copy: copy(path, to))
+                self._call(fs, "rm_file", lambda remove: remove(path))
             else:
-                call_within(_PATIENCE_S, lambda: fs.mv(path, to))
+                self._call(fs, "mv", lambda move: move(path, to))
 
         self._do(move, to)
 
     def remove(self, path: str) -> None:
         """Remove an object, if it is there."""
-        if not self.exists(path):
-            return
-
-        def remove(fs: Any) -> None:
-            if self._has_loop:
-                on_loop(fs, fs._rm_file(path), _PATIENCE_S)
-            else:
-                call_within(_PATIENCE_S, lambda: fs.rm_file(path))
-
-        self._do(remove, path)
+        if self.exists(path):
+            self._do(lambda fs: self._call(fs, "rm_file", lambda remove: remove(path)), path)
 
     def remove_folder(self, path: str) -> None:
         """Remove a folder that is empty; where folders are no more than beginnings of names there is none."""
         if not self._has_loop and self.exists(path):
-            self._do(lambda fs: call_within(_PATIENCE_S, lambda: fs.rmdir(path)), path)
+            self._do(lambda fs: self._call(fs, "rmdir", lambda remove: remove(path)), path)
+
+    def _make_folder_of(self, fs: Any, path: str) -> None:
+        if not self._has_loop:
+            self._call(fs, "makedirs", lambda make: make(path.rpartition("/")[0], exist_ok=True))
+
+    def _call(self, fs: Any, verb: str, ask: Callable[[Any], Any], seconds: float = _PATIENCE_S) -> None:
+        self.backend.adapter.call(fs, verb, ask, seconds=seconds)
 
     @property
     def _has_loop(self) -> bool:
@@ -197,12 +189,8 @@ class WritableStore(ObjectStore):
     @property
     def _creates(self) -> bool:
         """Tell whether the backend can be asked to write only where nothing is."""
-        methods: Iterable[Any] = (
-            (self._class._put_file, self._class._pipe_file)
-            if self._has_loop
-            else (self._class.put_file, self._class.pipe_file)
-        )
-        return all("mode" in inspect.signature(method).parameters for method in methods)
+        methods = ("_put_file", "_pipe_file") if self._has_loop else ("put_file", "pipe_file")
+        return all("mode" in inspect.signature(getattr(self._class, name)).parameters for name in methods)
 
     def _occupied(self, path: str) -> TargetExistsError:
         msg = f"'{path}' at '{self.label}' came there meanwhile, so nothing was written. Try again."

@@ -228,7 +228,6 @@ def extract_bytes(
     overwrite: bool,
     progress: Progress,
     cancellation: Cancellation,
-    stall_timeout_s: float = 180.0,
 ) -> ExtractReport:
     """Extract as `extract_archive`, from bytes that come from anywhere: a file that is still being copied here too.
 
@@ -276,7 +275,7 @@ def extract_bytes(
             if copying is not None:
                 copying.start()
             with progress.step(f"Extracting {target.name}", total=plan.content_bytes, unit="B") as step:
-                extraction.run(step, cancellation, stall_timeout_s)
+                extraction.run(step, cancellation)
             # The last moment: once the folder has its name, the work is done.
             cancellation.check()
             _put_in_place(extraction.tree_path, target, plan, identity, overwrite=overwrite)

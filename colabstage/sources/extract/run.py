@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 # Batches that a process has in hand: the one it works at and the next.
 _IN_HAND = 2
-# How often a cancellation is looked at.
-_LOOK_S = 0.25
+# How often a cancellation is looked at, and how long nothing at all may come.
+_LOOK_S, _STALL_S = 0.25, 180.0
 # Long enough for a killed process to be gone; waiting without an end would hang on a dead disk.
 _END_S = 10.0
 _LENGTH = struct.Struct("<I")
@@ -179,12 +179,11 @@ class ProcessPool:
         done: Callable[[Batch], None],
         step: ProgressStep,
         cancellation: Cancellation,
-        stall_timeout_s: float,
     ) -> None:
         """Have all batches written; `done` is called in this thread for each one that is.
 
         Raises:
-            SourceReadError: a process died, or none moved for `stall_timeout_s` seconds.
+            SourceReadError: a process died, or none moved for three minutes.
             CancelledError: the caller asked to stop.
             Exception: what a process found wrong.
         """
@@ -205,8 +204,8 @@ class ProcessPool:
                 # Any answer of any process counts: one alone may be at a large member for long.
                 if ready:
                     last_sign = time.monotonic()
-                elif time.monotonic() - last_sign > stall_timeout_s:
-                    msg = f"Nothing was extracted for {stall_timeout_s:.0f} seconds. Is the disk gone? Run this again."
+                elif time.monotonic() - last_sign > _STALL_S:
+                    msg = f"Nothing was extracted for {_STALL_S:.0f} seconds. Is the disk gone? Run this again."
                     raise SourceReadError(msg)
                 for key, _ in ready:
                     member, share = key.data
@@ -363,7 +362,7 @@ class Extraction(Closing):
     def _of(self, batch: Batch) -> Sequence[FileEntry]:
         return self._entries[batch.first : batch.first + batch.members]
 
-    def run(self, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float) -> None:
+    def run(self, step: ProgressStep, cancellation: Cancellation) -> None:
         """Write all members that are not there yet.
 
         Raises:
@@ -381,8 +380,8 @@ class Extraction(Closing):
         place = Place(handle, str(self.tree_path))
         try:
             # Where no process can be started, as inside another program, threads do the same work.
-            if not (self._plan.processes and self._with_processes(place, step, cancellation, stall_timeout_s)):
-                self._with_threads(place, step, cancellation, stall_timeout_s)
+            if not (self._plan.processes and self._with_processes(place, step, cancellation)):
+                self._with_threads(place, step, cancellation)
         finally:
             os.close(handle)
 
@@ -418,31 +417,20 @@ class Extraction(Closing):
             first = min(self._open, default=None)
             self._own.release_before(self._own.size if first is None else self._open[first].start)
 
-    def _with_processes(
-        self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
-    ) -> bool:
+    def _with_processes(self, place: Place, step: ProgressStep, cancellation: Cancellation) -> bool:
         """Have processes do it; whether that was possible."""
         source = self._source()
         assert isinstance(source, LocalBytes)
         try:
             with ProcessPool(source.fileno(), source.label, place, workers=self._plan.workers) as pool:
-                pool.run(
-                    self._left,
-                    self._jobs,
-                    done=self._finish,
-                    step=step,
-                    cancellation=cancellation,
-                    stall_timeout_s=stall_timeout_s,
-                )
+                pool.run(self._left, self._jobs, done=self._finish, step=step, cancellation=cancellation)
         except ProcessesNotStartedError:
             # What was answered for before is noted already.
             self._left = [batch for batch in self._left if batch.first in self._open]
             return False
         return True
 
-    def _with_threads(
-        self, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
-    ) -> None:
+    def _with_threads(self, place: Place, step: ProgressStep, cancellation: Cancellation) -> None:
         source = self._source()
         small = [batch for batch in self._left if not batch.is_large]
         policy = RetryPolicy()
@@ -468,18 +456,16 @@ class Extraction(Closing):
                 readers=1,
                 max_readers=2,
                 workers=self._plan.workers,
-                stall_timeout_s=stall_timeout_s,
+                stall_timeout_s=_STALL_S,
             ),
             cancellation=cancellation,
         )
         # Last, each alone: of these only pieces are held in memory.
         for batch in self._left:
             if batch.is_large:
-                self._write_large(batch, place, step, cancellation, stall_timeout_s)
+                self._write_large(batch, place, step, cancellation)
 
-    def _write_large(
-        self, batch: Batch, place: Place, step: ProgressStep, cancellation: Cancellation, stall_timeout_s: float
-    ) -> None:
+    def _write_large(self, batch: Batch, place: Place, step: ProgressStep, cancellation: Cancellation) -> None:
         """Write one member that is too large to be held: a thread unpacks it while this one writes."""
         (job,) = self._jobs(batch)
 
@@ -487,6 +473,6 @@ class Extraction(Closing):
             cancellation.check()
             step.advance(done)
 
-        with pieces_ahead(job_chunks(self._source(), job), stall_timeout_s=stall_timeout_s) as pieces:
+        with pieces_ahead(job_chunks(self._source(), job), stall_timeout_s=_STALL_S) as pieces:
             write_large(job, place, iter(pieces), advance=advance)
         self._finish(batch)

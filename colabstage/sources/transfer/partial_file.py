@@ -126,8 +126,10 @@ class PartialFile:
                 (number, got) for number, got in zip(some, hashes, strict=True) if got == self._recorded[number]
             )
         self.finished = kept
-        # Anew, so that a block that proved wrong is named no more.
-        self._open_journal()
+        # Anew, so that a block that proved wrong is named no more; it replaces the old one when it is whole.
+        with self._using(), typed_write_errors(self._target):
+            noted = ([number, digest] for number, digest in sorted(kept.items()))
+            self._journal = Journal(self._folder / _BLOCKS, _head_of(self._facts), noted)
         self._verified = True
 
     def note(self, number: int, digest: str) -> None:
@@ -217,12 +219,6 @@ class PartialFile:
         if journal is not None:
             journal.close()
 
-    def _open_journal(self) -> None:
-        """Begin a journal of what is kept; it replaces the old one when it is whole."""
-        with self._using(), typed_write_errors(self._target):
-            kept = ([number, digest] for number, digest in sorted(self.finished.items()))
-            self._journal = Journal(self._folder / _BLOCKS, _head_of(self._facts), kept)
-
 
 def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
     """Take over what a dead process left unfinished of this very file for `target`, or start over.
@@ -255,8 +251,10 @@ def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
     """Return the hashes of finished blocks that a journal names, none of another file's; `None` without a journal."""
     if not (folder / _BLOCKS).exists():
         return None
+    # Else nothing would tell old blocks from those of a new content of the same length.
+    can_prove = facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
     try:
-        found = read_journal(folder / _BLOCKS, _head_of(facts)) if _can_prove(facts) else None
+        found = read_journal(folder / _BLOCKS, _head_of(facts)) if can_prove else None
         count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
         # A number beyond the file is of no journal that we wrote.
         return {number: str(digest) for number, digest in found or () if 0 <= number < count}
@@ -264,11 +262,6 @@ def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
         return None
     except (ValueError, TypeError):
         return {}
-
-
-def _can_prove(facts: RemoteFacts) -> bool:
-    """Return whether anything would tell old blocks from those of a new content of the same length."""
-    return facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
 
 
 def _head_of(facts: RemoteFacts) -> dict[str, object]:

@@ -154,7 +154,7 @@ def test_other_things_of_kaggles_are_refused(text: str) -> None:
 def test_a_dataset_arrives_with_all_its_files(service: KaggleService, out: Path) -> None:
     """The newest version is found, downloaded, extracted and renamed; nothing else stays on the disk."""
     service.add(HostedDataset("ann", "cats", zip_archive(FILES), version=3))
-    assert fetch(CATS, out) == KaggleFiles(out / "cats", in_place=False, version="3")
+    assert fetch(CATS, out) == KaggleFiles(out / "cats", version="3")
     assert read_tree(out) == {f"cats/{name}": data for name, data in FILES.items()}
 
 
@@ -294,7 +294,7 @@ def test_the_newer_mount_is_read_in_place_without_a_request(service: KaggleServi
     mount = tmp_path / "root/kaggle/input/datasets/ann/cats"
     put_files(mount)
     found = fetch(CATS, out)
-    assert (found.path, found.in_place) == (mount, True)
+    assert found.path == mount
     assert "mounted" in found.notes[0]
     assert not out.exists()
 
@@ -305,7 +305,7 @@ def test_the_older_mount_counts_on_kaggle_only(
     """A folder that names the dataset alone is enough on Kaggle, and not elsewhere."""
     put_files(tmp_path / "root/kaggle/input/cats")
     service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
-    assert not fetch(CATS, out).in_place
+    assert fetch(CATS, out).path == out / "cats"
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     assert fetch(CATS, out).path == tmp_path / "root/kaggle/input/cats"
 
@@ -320,7 +320,7 @@ def test_kaggle_attaches_a_certain_version(
     monkeypatch.setenv("KAGGLE_CACHE_MOUNT_FOLDER", str(tmp_path / "input"))
     put_files(tmp_path / "input/datasets/ann/cats")
     found = fetch(KaggleDataset("ann", "cats", 2), out)
-    assert (found.path, found.in_place) == (tmp_path / "input/datasets/ann/cats", True)
+    assert found.path == tmp_path / "input/datasets/ann/cats"
     assert service.count("attach") == 1
     assert list(out.iterdir()) == []
 
@@ -337,7 +337,7 @@ def test_colabs_cache_is_read_in_place(
     timer.start()
     found = fetch(CATS, out)
     timer.join()
-    assert (found.path, found.in_place) == (tmp_path / "input/cats", True)
+    assert found.path == tmp_path / "input/cats"
 
 
 @pytest.mark.slow
@@ -373,7 +373,7 @@ def test_what_kagglehub_has_already_stays_there(service: KaggleService, out: Pat
     put_files(cache / "versions/3")
     (cache / "3.complete").touch()
     found = fetch(CATS, out)
-    assert (found.path, found.in_place) == (cache / "versions/3", True)
+    assert found.path == cache / "versions/3"
     assert service.count("DownloadDataset") == 0
 
 
@@ -384,7 +384,6 @@ def test_a_cache_that_somebody_chose_is_used(
     service.add(HostedDataset("ann", "cats", zip_archive(FILES)))
     monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path / "chosen"))
     found = fetch(CATS, out)
-    assert found.in_place
     assert found.path == tmp_path / "chosen/datasets/ann/cats/versions/1"
     assert read_tree(found.path) == FILES
 

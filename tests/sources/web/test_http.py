@@ -31,7 +31,7 @@ from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy
 from colabstage.sources.fetching import fetch_files
 from colabstage.sources.http_file import HttpFile, open_http
-from colabstage.sources.remote import Checksum, LeastRate, RemoteFile, TransientError
+from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.clocks import ManualClock
 from tests.support.http_knobs import WebFault, WebKnobs
@@ -878,9 +878,20 @@ def test_a_body_that_drips_is_given_up(
 )
 def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]], too_slow_at: int | None) -> None:
     """1,000 bytes a second, in any 30 seconds of waiting: seconds and bytes of each piece, without a server."""
-    pace = LeastRate(1000.0, 30.0)
-    slow = [number for number, (waited_s, nbytes) in enumerate(pieces) if pace.is_too_slow(waited_s, nbytes)]
-    assert slow[:1] == ([] if too_slow_at is None else [too_slow_at])
+    clock = ManualClock()
+
+    def body() -> Iterator[bytes]:
+        yield b""  # what comes before the first piece is the service's answer
+        for waited_s, nbytes in pieces:
+            clock.turn(waited_s)
+            yield bytes(nbytes)
+
+    came: list[bytes] = []
+    with contextlib.ExitStack() as stack:
+        if too_slow_at is not None:
+            stack.enter_context(pytest.raises(TransientError, match="leads nowhere"))
+        came.extend(at_least_rate(body(), "here", bytes_per_s=1000.0, window_s=30.0, clock=clock))
+    assert len(came) - 1 == (len(pieces) if too_slow_at is None else too_slow_at)
 
 
 @pytest.mark.parametrize("length", [b"abc", b"-5", b"1e3", b"5, 6", b"9" * 30])
