@@ -165,6 +165,9 @@ def _fetch(
         except SourceReadError:
             # Hanging up breaks reads off in many ways.
             cancellation.check()
+            # A refusal that lasts, as of too many requests, only ends the tries; Drive tells what it is when asked.
+            with DriveWeb(cancellation=cancellation, policy=policy) as web, contextlib.suppress(SourceReadError):
+                web.find(link)
             raise
 
 

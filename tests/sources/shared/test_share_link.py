@@ -492,6 +492,17 @@ def test_a_cancelled_download_stops_soon_and_is_resumed(drive: DriveShares, out:
     assert drive.starts(FILE)[-1] == BLOCK_BYTES
 
 
+def test_too_many_requests_in_mid_download_are_told_as_such(drive: DriveShares, out: Path) -> None:
+    """Not as a download that broke off; what came is kept, and the next call goes on from there."""
+    drive.add(SharedItem(FILE, "a.bin", content=content(12_000_000), cut_every=9_000_000))
+    refusing = CallAt(8_500_000, lambda: change(drive, FILE, state="rate"))
+    with pytest.raises(DriveQuotaError, match="too many requests"):
+        fetch(LINK, out, progress=refusing)
+    change(drive, FILE, state="public", cut_every=0)
+    assert fetch(LINK, out).read_bytes() == content(12_000_000)
+    assert drive.starts(FILE)[-1] == BLOCK_BYTES
+
+
 def test_a_silent_server_does_not_hold_up_a_cancellation(drive: DriveShares, out: Path) -> None:
     """No byte comes for long; the request to stop is heard all the same."""
     drive.add(SharedItem(FILE, "a.bin", content=content(4_000_000), bytes_per_s=3_000))
