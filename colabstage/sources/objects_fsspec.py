@@ -364,8 +364,7 @@ class ObjectTree(Tree):
         """Wait before the next try; raise what failed when there have been enough."""
         wait_s = budget.next_wait_s(error, self.label, arrived=arrived)
         self.waits_for = budget.waits_for
-        # As long as the service asks, but a minute at most: longer looks like hanging.
-        self._clock.sleep(min(wait_s, 60.0))
+        self._clock.sleep(wait_s)
 
 
 def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:

@@ -131,7 +131,11 @@ class AsyncAdapter(StoreAdapter):
     def close(self, fs: Any) -> None:
         if hasattr(fs, "hang_up"):
             with contextlib.suppress(Exception):
-                _on_loop(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
+                ending = _start(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
+                # The garbage collector may find what nobody has closed in any thread, also while the loop runs in its
+                # own: there, waiting for the loop would never end.
+                if not _runs_here(fs.loop):
+                    _result(ending, _CLOSE_TIMEOUT_S)
 
 
 class BlockingAdapter(StoreAdapter):
@@ -422,6 +426,14 @@ def _result(future: Future[T], seconds: float) -> T:
 def _on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
     """Return what a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
     return _result(_start(fs, work, seconds), seconds)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Tell whether an event loop runs in this very thread at the moment."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _with_timeout(fs: Any) -> Any:

@@ -405,7 +405,7 @@ def test_any_iterable_will_do() -> None:
         ([], {}, "has no batches"),
         (7, {}, "cannot be iterated"),
         ([1], {"step": 3}, "cannot be called"),
-        ([1], {"budget_s": 0}, "above 0"),
+        ([1], {"budget_s": 0}, "more than 0"),
     ],
 )
 def test_what_cannot_work_is_refused(loader: Any, options: dict[str, Any], words: str) -> None:

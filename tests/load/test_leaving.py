@@ -65,6 +65,23 @@ class SlowRows:
 
         monkeypatch.setattr(owner, name, counted)
 
+    def before_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Count each call of what reads the file of an encoded row, also of rows that were opened before."""
+
+        def get(rows: EncodedRows) -> Callable[[int], bytes]:
+            real = rows.__dict__["read_bytes"]
+
+            def counted(row: int) -> bytes:
+                self.read()
+                return bytes(real(row))
+
+            return counted
+
+        def put(rows: EncodedRows, real: Callable[[int], bytes]) -> None:
+            rows.__dict__["read_bytes"] = real
+
+        monkeypatch.setattr(EncodedRows, "read_bytes", property(get, put), raising=False)
+
 
 def begun_after_break(loader: Any, slow: SlowRows) -> int:
     """Leave a loop while its second batch is read: how many rows are begun after that."""
@@ -87,7 +104,7 @@ def test_a_break_waits_for_one_image_of_each_thread(
         # Headers are read before each image that is new; here they are known.
         dataset.reader.image_sizes(np.arange(len(dataset)))
     slow = SlowRows(2 * BATCH if way == "headers" else BATCH)
-    slow.before(EncodedRows, "read_bytes", monkeypatch)
+    slow.before_files(monkeypatch)
     loader = make_loader(
         dataset,
         BATCH,
@@ -147,7 +164,7 @@ def test_reading_on_demand_is_left_like_a_loop(
     """What batches by number are read ahead with ends as soon."""
     reader = dataset_h5(make_encoded(3 * BATCH, size=SIZE)).reader
     slow = SlowRows(BATCH)
-    slow.before(EncodedRows, "read_bytes", monkeypatch)
+    slow.before_files(monkeypatch)
 
     def read(number: int, pool: ThreadPool) -> Any:
         return reader.read_x(np.arange(number * BATCH, (number + 1) * BATCH), pool=pool)

@@ -436,7 +436,7 @@ class RetryBudget:
         return max(error.wait_s, own_s) if self.is_spent else error.wait_s
 
     def next_wait_s(self, error: TransientError, label: str, *, arrived: int) -> float:
-        """Return as `count`, for who is the only one that asks.
+        """Return as `count`, but a minute at most, for who is the only one that asks: longer would look like hanging.
 
         Raises:
             OSError: what `final_error` makes of the failure: tries and patience are spent.
@@ -444,7 +444,7 @@ class RetryBudget:
         wait_s = self.count(error, arrived=arrived)
         if self.is_spent and not self.is_patient:
             raise final_error(error, label, self.tries) from error
-        return wait_s
+        return min(wait_s, _LONGEST_ASKED_WAIT_S)
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
@@ -514,7 +514,7 @@ def read_directly(
         except TransientError as error:
             wait_s = budget.next_wait_s(error, source.facts.label, arrived=got)
             tell(budget.waits_for)
-            deadline = clock.now() + min(wait_s, _LONGEST_ASKED_WAIT_S)
+            deadline = clock.now() + wait_s
             while (left_s := deadline - clock.now()) > 0 and not stopped():
                 clock.sleep(min(left_s, LOOK_S))
             if stopped():

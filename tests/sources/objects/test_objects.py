@@ -200,6 +200,25 @@ def test_a_closed_connection_to_a_bucket_is_not_made_again(s3: BucketService, si
             adapter.info(files, store.path)
 
 
+def test_a_bucket_that_the_garbage_collector_closes_on_the_loop_itself_ends_at_once(s3: BucketService) -> None:
+    """The loop would wait for its own answer until a deadline, and everybody else for the loop."""
+    s3.put("a", b"x")
+    store, other = ObjectStore(f"s3://{s3.bucket}/a"), ObjectStore(f"s3://{s3.bucket}/a")
+    assert store.info()["size"] == other.info()["size"] == 1
+
+    async def collect() -> float:
+        began = time.monotonic()
+        store.close()
+        return time.monotonic() - began
+
+    loop = store._connections._the_one().loop
+    assert asyncio.run_coroutine_threadsafe(collect(), loop).result(30) < 1
+    assert other.info()["size"] == 1
+    with pytest.raises(SourceReadError, match="was closed"):
+        store.info()
+    other.close()
+
+
 def test_an_empty_object_is_a_file(place: Place) -> None:
     """No bytes are content as well."""
     place.put("empty", b"")

@@ -26,7 +26,7 @@ from colabstage.io.files import block_ranges, hash_ranges
 from colabstage.io.progress import Cancellation
 from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import temp_beside
-from colabstage.sources.remote import Checksum
+from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources import remotes
 from tests.sources.remotes import MemoryFile, changed, random_bytes
@@ -384,3 +384,29 @@ def test_threads_of_a_fetch_end_with_it(fetch: Callable[..., FetchedFile], conte
     with pytest.raises(SourceReadError):
         fetch(MemoryFile(content, size=SIZE + 1, checksum=sha256(content)))
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("colabstage")] == []
+
+
+class NotingSleeps(Cancellation):
+    """Sleeps for no time, and notes for how long it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+def test_a_server_that_asks_for_a_day_is_asked_after_a_minute(
+    content: bytes, fetch: Callable[..., FetchedFile], target: Path
+) -> None:
+    """A wait without an end would look like hanging; after the last try the error says for how long it asked."""
+    busy = TransientError("busy.", 86_400.0)
+    sleeps = NotingSleeps()
+    source = MemoryFile(content, ranges=False, answer=lambda number, offset: busy if number < 1 else None)
+    fetch(source, cancellation=sleeps)
+    assert target.read_bytes() == content
+    assert sleeps.slept == [60.0]
+    source = MemoryFile(content, ranges=False, answer=lambda number, offset: busy)
+    with pytest.raises(SourceReadError, match="asked to wait 86400 seconds"):
+        fetch(source, target.with_name("other.bin"), cancellation=NotingSleeps())
