@@ -41,7 +41,7 @@ from PIL import Image
 
 from benchmarks._photographs import photograph, write_encoded
 from benchmarks._report import save, show_machine
-from colabstage.images.geometry import scale_by_torch
+from colabstage.images.resample import scale_by_torch
 from colabstage.io.pipeline import SOLO, ThreadPool
 from colabstage.load.reading.engines import ReadEngine, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile

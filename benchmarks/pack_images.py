@@ -41,15 +41,15 @@ from typing import TYPE_CHECKING
 
 from benchmarks._photographs import write_photographs
 from colabstage.images.decode import Scratch, decode_sized
-from colabstage.images.geometry import can_torch_resize
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
+from colabstage.images.resample import can_torch_resize
 from colabstage.machine.resources import usable_cores
 from colabstage.pack.run import pack_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from colabstage.images.geometry import Resizer
+    from colabstage.images.resample import Resizer
 
 COUNT, QUICK_COUNT, SIDE = 2000, 200, 224
 OF_LIMIT, OF_RECIPE, OF_COPY = 0.85, 3.0, 0.8

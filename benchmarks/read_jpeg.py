@@ -36,8 +36,8 @@ from simplejpeg import decode_jpeg
 from benchmarks import _peers
 from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks._report import median_ratio, save, show_machine
-from colabstage.images.geometry import scale_by_torch
 from colabstage.images.headers import first_rows, read_jpeg_header
+from colabstage.images.resample import scale_by_torch
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5

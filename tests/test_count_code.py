@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scripts.count_code import Counts, count_module, count_package, main, two_walks, walk
+from scripts.count_code import ROOT, Counts, count_module, count_package, main, two_walks, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +105,12 @@ def test_another_package_is_counted_without_walks(tmp_path: Path, capsys: pytest
     (tmp_path / "empty").mkdir()
     assert main([str(tmp_path / "empty")]) == 1
     assert "There is no Python in" in capsys.readouterr().err
+
+
+def test_a_name_is_defined_in_one_module_only() -> None:
+    """Who searches the package for a function or class finds one, private ones too."""
+    whole, _ = count_package(ROOT / "colabstage")
+    assert not [name for name, modules in whole.names.items() if modules > 1]
 
 
 @pytest.mark.torch

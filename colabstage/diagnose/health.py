@@ -330,7 +330,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
     return replace(facts, pack=pack)
 
 
-def main() -> None:
+def print_facts() -> None:
     """Look at the path in the arguments and print what is there."""
     facts = look_here(Path(sys.argv[1]), counting_s=float(sys.argv[2]))
     sys.stdout.write(json.dumps(asdict(facts)))
@@ -493,4 +493,4 @@ def _inspect_gpus(timeout_s: float) -> GpuFacts:
 
 
 if __name__ == "__main__":
-    main()
+    print_facts()

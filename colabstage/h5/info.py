@@ -48,7 +48,7 @@ from colabstage.h5.untrusted import (
     ragged_kind,
     reading_contents,
 )
-from colabstage.images.options import ImageOptions, MaskOptions
+from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.files import Closing
 from colabstage.io.retry import translate_read_error
 from colabstage.io.units import format_count

@@ -18,8 +18,8 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import ImageFacts, check_pixels, decode_image, open_upright, probe_image, upright_size
+from colabstage.images.geometry import ImageOptions
 from colabstage.images.headers import END_BYTES, read_jpeg_header
-from colabstage.images.options import ImageOptions
 
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 _SIZE_BYTES = 4

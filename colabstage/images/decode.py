@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError
-from colabstage.images.geometry import block_side, place_image, reduction_factor, resample, turn_upright
+from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
 from colabstage.images.headers import first_rows, is_jpeg, read_jpeg_header, read_orientation
-from colabstage.images.options import ImageOptions
+from colabstage.images.resample import resample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-    from colabstage.images.geometry import Resizer
+    from colabstage.images.geometry import ColorMode
     from colabstage.images.headers import JpegHeader
-    from colabstage.images.options import ColorMode
+    from colabstage.images.resample import Resizer
 
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000

@@ -1,41 +1,70 @@
-"""Where an image of one size goes in an image of another, which is pure arithmetic; and scaling its pixels to there.
+"""What image an image file becomes: of which shape and channels, and where it goes in that. Pure arithmetic.
 
-Pixels are scaled by Pillow's bilinear filter, or by torch's kernel of the same filter. Both let the filter's support
-grow with the reduction (no aliasing). torch's kernel is four to six times as fast for images of three channels where
-the processor has AVX2. It works on the thread that calls it alone, gives the interpreter lock away, and comes within
-one grey level of Pillow. Which of the two is used shows in the bytes, so it is never chosen here: whoever packs decides
-it once for all images.
+Without numpy at import, because the command line builds options even where only its help is shown.
 """
 
 from __future__ import annotations
 
-import platform
-import sys
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
-
-from colabstage.io.pipeline import in_thread
+from colabstage.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    import numpy as np
     from numpy.typing import NDArray
 
-    from colabstage.images.decode import Scratch
-    from colabstage.images.options import Resize
+ColorMode = Literal["auto", "rgb", "grayscale", "keep"]
+Resize = Literal["stretch", "crop", "pad"]
 
-Resizer = Literal["pillow", "torch"]
 
-# Only these processors may have AVX2, without which torch's kernel is not fast.
-_X86 = ("x86_64", "amd64")
-# No import takes longer, except from a broken disk.
-_MOST_S = 300.0
-_TOLERANCE = 1
-# Both sides of it are reduced, by fractions: every pixel of the result is weighted from several.
-_PATTERN, _SMALLER = (61, 83), (24, 37)
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """How an image file becomes an array."""
+
+    size: tuple[int, int] | None = None
+    """`(height, width)` in pixels every image gets, `None` to keep each image's own."""
+    color_mode: ColorMode = "auto"
+    """`"rgb"` (3 channels), `"grayscale"` (1 channel), `"keep"` (1, 3 or 4 as the file has), `"auto"` (`"rgb"` for
+    files and single images; who packs arrays whose channels are part of the data keeps them)."""
+    resize: Resize = "stretch"
+    """How an image of another shape reaches `size`: `"stretch"` ignores the aspect ratio; `"crop"` scales until both
+    sides cover `size` and cuts the middle out; `"pad"` scales until both sides fit and fills with black.
+    """
+
+    def __post_init__(self) -> None:
+        if self.color_mode not in get_args(ColorMode):
+            msg = f"color_mode={self.color_mode!r} is unknown; expected one of {', '.join(get_args(ColorMode))}."
+            raise OptionError(msg)
+        if self.resize not in get_args(Resize):
+            msg = f"resize={self.resize!r} is unknown; expected one of {', '.join(get_args(Resize))}."
+            raise OptionError(msg)
+        if self.size is not None and (len(tuple(self.size)) != 2 or min(self.size) < 1):
+            msg = f"image_size={self.size!r} is not a size; expected (height, width) in pixels, for example (224, 224)."
+            raise OptionError(msg)
+
+
+# The class index of pixels that are of no class: where padding covers no image, and the borders in Pascal VOC's masks.
+VOID = 255
+
+
+@dataclass(frozen=True, slots=True)
+class MaskOptions:
+    """How a mask file becomes class indices."""
+
+    size: tuple[int, int] | None = None
+    """That of its image."""
+    resize: Resize = "stretch"
+    """That of its image."""
+    colors: tuple[tuple[int, int, int], ...] | None = None
+    """`(r, g, b)` of class 0, 1, …; `None` when its pixels are class indices already."""
+    foreground: bool = False
+    """Whether its pixels are 0, class 0, or 255, class 1."""
+
+    def __post_init__(self) -> None:
+        if self.colors is not None and not 1 <= len(self.colors) <= VOID:
+            msg = f"There are {len(self.colors)} colours of classes; expected 1 to {VOID}, since {VOID} means no class."
+            raise OptionError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +170,8 @@ def fit_boxes(
         The boxes in pixels of the result, and bool `(M,)`: which of them are left. Only cropping takes any away: those
         with no area inside; what is left of the others is cut at the edges.
     """
+    import numpy as np
+
     kept = np.ones(len(boxes), dtype=bool)
     if target is None:
         return boxes, kept
@@ -168,141 +199,3 @@ def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
-
-
-def resample(
-    pixels: NDArray[Any],
-    placement: Placement,
-    *,
-    gap: float | None = None,
-    resizer: Resizer = "pillow",
-    scratch: Scratch | None = None,
-) -> NDArray[Any]:
-    """Scale an image as `placement` says, and pad it with 0.
-
-    Args:
-        pixels: C-contiguous `(H, W, C)` of 1, 3 or 4 channels; uint8, uint16 or float32.
-        placement: where it goes.
-        gap: with Pillow, a side that shrinks by that times two or more is first reduced by a whole number, block by
-            block.
-        resizer: `"torch"` scales uint8 images of 3 channels whose box has whole numbers by torch; all others go
-            through Pillow, as do all with `"pillow"`.
-        scratch: memory in which the result may lie.
-
-    Returns:
-        C-contiguous `(H, W, C)` of the placement's target size, of the dtype of `pixels`.
-    """
-    shape = (*placement.scaled, pixels.shape[2])
-    if resizer == "torch" and (
-        pixels.dtype == np.uint8 and pixels.shape[2] == 3 and all(edge.is_integer() for edge in placement.box)
-    ):
-        # What will be padded is copied, so its own memory is gone again soon.
-        out = np.empty(shape, np.uint8) if scratch is None or placement.is_padded else scratch.resized(shape)
-        left, upper, right, lower = map(int, placement.box)
-        flags, is_whole = pixels.flags, (upper, left, lower, right) == (0, 0, *pixels.shape[:2])
-        if not (is_whole and flags.c_contiguous and flags.writeable):
-            # torch warns of memory that it must not write to, though it only reads it.
-            pixels = np.require(pixels[upper:lower, left:right], requirements=("C", "W"))
-        scale_by_torch(pixels, out)
-    else:
-        out = _scale_by_pillow(pixels, placement, gap).reshape(shape)
-    if not placement.is_padded:
-        return out
-    result = np.zeros((*placement.target, pixels.shape[2]), pixels.dtype)
-    (top, left), (height, width) = placement.offset, placement.scaled
-    result[top : top + height, left : left + width] = out
-    return result
-
-
-def can_torch_resize() -> bool:
-    """Return whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
-
-    Imports torch where it is installed, which takes one core about two seconds, and 200 MB.
-    """
-    try:
-        import torch
-
-        if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-            return False
-        values = np.arange(_PATTERN[0] * _PATTERN[1] * 3, dtype=np.uint64) * 2_654_435_761 >> 13
-        pixels = (values & 0xFF).astype(np.uint8).reshape(*_PATTERN, 3)
-        placement = place_image(_PATTERN, _SMALLER, "stretch")
-        by_torch, by_pillow = (resample(pixels, placement, resizer=resizer) for resizer in ("torch", "pillow"))
-        return int(np.abs(by_torch.astype(int) - by_pillow).max()) <= _TOLERANCE
-    # A broken installation raises anything; it is no reason not to pack.
-    except Exception:  # noqa: BLE001
-        return False
-
-
-def scale_by_torch(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Scale C-contiguous, writable uint8 `(H, W, C)` of 1 or 3 channels into C-contiguous `out`, `(h, w, C)`.
-
-    This order of memory is what torch calls channels-last, so that nothing is copied, nor shared out among threads.
-
-    Raises:
-        ImportError: there is no torch.
-    """
-    import torch
-
-    # What `torch.nn.functional.interpolate` calls, which has no `out`: its result would be fresh pages for every image.
-    # By this name it holds the interpreter lock for less time than by `torch.ops`.
-    kernel: Any = torch._C._nn._upsample_bilinear2d_aa
-    kernel(_to_tensor(pixels), out.shape[:2], False, None, None, out=_to_tensor(out))
-
-
-def _to_tensor(pixels: NDArray[np.uint8]) -> Any:
-    import torch
-
-    # Turned by numpy, since each of torch's own functions gives the interpreter lock away and has to wait for it.
-    return torch.from_numpy(pixels.transpose(2, 0, 1)[None])
-
-
-def _scale_by_pillow(pixels: NDArray[Any], placement: Placement, gap: float | None) -> NDArray[Any]:
-    from PIL import Image
-
-    # Pillow resamples uint8 of 1, 3 and 4 channels, and float32; 16 bits take the detour.
-    flat = pixels[..., 0] if pixels.shape[2] == 1 else pixels
-    image = Image.fromarray(flat.astype(np.float32) if pixels.dtype == np.uint16 else flat)
-    height, width = placement.scaled
-    values = np.array(image.resize((width, height), Image.Resampling.BILINEAR, placement.box, gap))
-    if pixels.dtype == np.uint16:
-        values = np.rint(values)
-    return values.astype(pixels.dtype, copy=False)
-
-
-class UnusableTorchError(Exception):
-    """Torch was planned to resize, but cannot."""
-
-
-def expects_torch() -> bool:
-    """Return whether torch is likely to be usable, without importing it."""
-    # Only the import shows whether the installation works and the processor has AVX2.
-    if "torch" in sys.modules:
-        return can_torch_resize()
-    return platform.machine().lower() in _X86 and find_spec("torch") is not None
-
-
-class TorchImport:
-    """An import of torch in a thread of its own."""
-
-    def __init__(self) -> None:
-        """Start the thread."""
-        # Not a daemon, so that the interpreter does not end in the middle of the import.
-        self._usable = in_thread(can_torch_resize, "colabstage-import", daemon=False)
-
-    def require(self) -> None:
-        """Wait until torch is imported. Called by every thread that is about to resize.
-
-        Raises:
-            UnusableTorchError: it cannot resize.
-        """
-        try:
-            usable = self._usable.result(_MOST_S)
-        except TimeoutError as error:
-            raise UnusableTorchError from error
-        if not usable:
-            raise UnusableTorchError
-
-    def when_usable(self, call: Callable[[], object]) -> None:
-        """Call `call` once torch is imported and can resize, in its thread, or in this one if it is already."""
-        self._usable.add_done_callback(lambda usable: call() if usable.result() else None)

@@ -8,9 +8,8 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
-from colabstage.images.geometry import place_image
+from colabstage.images.geometry import VOID, MaskOptions, place_image
 from colabstage.images.headers import is_jpeg
-from colabstage.images.options import VOID, MaskOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.images.geometry import VOID
 from colabstage.images.masks import count_levels, is_lossy
-from colabstage.images.options import VOID
 from colabstage.io.units import left_out
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import (

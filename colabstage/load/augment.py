@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from colabstage.errors import OptionError
-from colabstage.images.options import VOID
+from colabstage.images.geometry import VOID
 from colabstage.load.batches import WHITE
 from colabstage.load.epoch import BatchPlace, apply_transform
 from colabstage.load.geometry import (

@@ -21,7 +21,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.images.geometry import TorchImport, UnusableTorchError
+from colabstage.images.resample import TorchImport, UnusableTorchError
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.retry import RetryPolicy, typed_write_errors
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.geometry import Resizer
+    from colabstage.images.resample import Resizer
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob

@@ -44,8 +44,7 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
-from colabstage.images.geometry import fit_boxes
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly
 from colabstage.io.ownership import put_file, whatever_is_there
 from colabstage.io.retry import typed_write_errors
@@ -318,14 +317,14 @@ def splits_in_order(shards: Sequence[Path]) -> list[str]:
     for path in shards:
         with h5py.File(path, "r", locking=False) as file:
             # Each was reserved before those that come after it.
-            places = {split: _begin(file[name]) for name in file if (split := split_of(name)) is not None}
+            places = {split: _first_byte(file[name]) for name in file if (split := split_of(name)) is not None}
         orders.append(sorted(places, key=places.__getitem__))
     # A small split has fewer rows than there are shards; hardly ever are two so small that no shard has both.
     most = max(orders, key=len)
     return [*most, *sorted({split for order in orders for split in order} - {*most})]
 
 
-def _begin(node: Any) -> int:
+def _first_byte(node: Any) -> int:
     """Return where the rows of a dataset, or of a group of bytes, begin in the file."""
     data = node[BYTES] if hasattr(node, "keys") else node
     return int(data.id.get_offset() or 0)

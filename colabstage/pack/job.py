@@ -20,8 +20,8 @@ import numpy as np
 
 from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
-from colabstage.images.geometry import can_torch_resize, expects_torch
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
+from colabstage.images.resample import can_torch_resize, expects_torch
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import open_spool
@@ -236,7 +236,7 @@ def look_at_images(table: SampleTable, *, spread: bool, in_caller: bool = False)
     return read_each(
         source,
         chosen,
-        lambda _, content: _facts_of(content),
+        lambda _, content: _image_facts(content),
         readers=SAMPLES,
         skip_broken=True,
         in_caller=in_caller,
@@ -258,7 +258,7 @@ def _spread(source: SampleSource) -> list[int]:
     return sorted([*found, *(row for row in even if row not in found)][: len(even)])
 
 
-def _facts_of(content: Content) -> ImageFacts:
+def _image_facts(content: Content) -> ImageFacts:
     if isinstance(content, bytes):
         return probe_image(content)
     pixels = fit_pixels(content, ImageOptions(color_mode="keep"))

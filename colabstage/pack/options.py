@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import check_argument
 from colabstage.pack.code import Description, code_digest, describe_callable
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.options import ColorMode, Resize
+    from colabstage.images.geometry import ColorMode, Resize
     from colabstage.layouts.detect import LayoutFunction
 
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]

@@ -33,7 +33,7 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
-from colabstage.images.options import MaskOptions
+from colabstage.images.geometry import MaskOptions
 from colabstage.io.units import format_bytes
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.trees.strings import StringArray, take_strings
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import PackInfo
     from colabstage.images.decode import ImageFacts
-    from colabstage.images.geometry import Resizer
-    from colabstage.images.options import ImageOptions
+    from colabstage.images.geometry import ImageOptions
+    from colabstage.images.resample import Resizer
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.options import PackOptions
 
@@ -69,10 +69,10 @@ def key_hashes(keys: Sequence[str], *, seed: int, purpose: str) -> NDArray[np.ui
     """Return one hash for each key, uint64 `(N,)`. Different purposes give independent orders."""
     # The purpose is in the hash, so that the order of rows tells nothing of who is in which split.
     prefix = f"{seed}/{purpose}/".encode()
-    return np.fromiter((xxhash.xxh3_64_intdigest(prefix + key) for key in _encoded(keys)), np.uint64, len(keys))
+    return np.fromiter((xxhash.xxh3_64_intdigest(prefix + key) for key in _bytes_of_keys(keys)), np.uint64, len(keys))
 
 
-def _encoded(keys: Sequence[str]) -> Iterable[bytes]:
+def _bytes_of_keys(keys: Sequence[str]) -> Iterable[bytes]:
     if isinstance(keys, StringArray) and keys.is_utf8():
         return keys.encoded()
     return (key.encode(errors="surrogateescape") for key in keys)

@@ -31,7 +31,7 @@ from colabstage.h5.parts import (
     shards_beside,
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress

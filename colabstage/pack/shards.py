@@ -27,7 +27,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
-from colabstage.images.geometry import can_torch_resize
+from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
 from colabstage.io.ownership import remove_vouched, whatever_is_there
 from colabstage.io.progress import Cancellation, NullProgress, start_at
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.images.decode import ImageFacts
-    from colabstage.images.geometry import Resizer
+    from colabstage.images.resample import Resizer
     from colabstage.io.progress import Progress
     from colabstage.pack.job import OpenSamples, PackJob, PackSource
     from colabstage.pack.options import PackOptions

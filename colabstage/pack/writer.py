@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.geometry import TorchImport
+    from colabstage.images.resample import TorchImport
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.pack.journal import PackJournal

@@ -249,11 +249,11 @@ class Server:
         os._exit(1)
 
 
-def main() -> None:
+def serve_mount() -> None:
     """Serve the mount that the command line's JSON describes."""
     logging.basicConfig(level=logging.WARNING)
     Server(json.loads(sys.argv[1])).run()
 
 
 if __name__ == "__main__":
-    main()
+    serve_mount()

@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 
-def main() -> None:
+def answer_and_exit() -> None:
     """Download one dataset, or ask for its version; write `{"path": …}`, `{"version": …}` or what went wrong."""
     answer = os.dup(1)
     os.dup2(2, 1)
@@ -60,4 +60,4 @@ def _newest(owner: str, name: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    answer_and_exit()

@@ -334,7 +334,7 @@ class ObjectStore:
         self._class = _load(self.protocol, self.label)
         given = {**_from_environment(self._class), **dict(storage_options or {})}
         try:
-            in_url, self.path = _read_address(self._class, url)
+            in_url, self.path = _options_and_path(self._class, url)
         except ValueError:
             msg = f"'{self.label}' is not a complete address."
             raise OptionError(msg) from None
@@ -595,7 +595,7 @@ def _load(protocol: str, label: str) -> Any:
         raise MissingDependencyError(msg) from error
 
 
-def _read_address(backend: Any, url: str) -> tuple[dict[str, Any], str]:
+def _options_and_path(backend: Any, url: str) -> tuple[dict[str, Any], str]:
     """Return the options that an address holds, and the path in it."""
     options = dict(backend._get_kwargs_from_urls(url))
     for name in ("url_query", "url_fragment"):

@@ -578,13 +578,13 @@ def restore_file(
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)
     return run_with_one_remount(
-        lambda: _restore(newest, where, overwrite=overwrite, shown=shown),
+        lambda: _restore_version(newest, where, overwrite=overwrite, shown=shown),
         place=newest if drive_root(newest) is not None else place,
         touches=(newest, place),
     )
 
 
-def _restore(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
+def _restore_version(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
     require_answer(newest, to)
     versions = [newest, previous_path(newest)]
     found = [version for version in versions if version.is_file()]

@@ -33,7 +33,7 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

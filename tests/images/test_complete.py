@@ -15,7 +15,7 @@ from colabstage.errors import DecodeError
 from colabstage.images import complete
 from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import ImageFacts, decode_image
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

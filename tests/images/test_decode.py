@@ -19,12 +19,12 @@ from PIL import Image, ImageOps
 
 from colabstage.errors import DecodeError
 from colabstage.images.decode import decode_image, decode_image_into, probe_image
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from colabstage.images.options import ColorMode, Resize
+    from colabstage.images.geometry import ColorMode, Resize
 
 KEEP = ImageOptions(color_mode="keep")
 

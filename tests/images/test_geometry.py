@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from colabstage.images.geometry import Placement, place_image
 
 if TYPE_CHECKING:
-    from colabstage.images.options import Resize
+    from colabstage.images.geometry import Resize
 
 sides = st.integers(1, 5000)
 sizes = st.tuples(sides, sides)

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from colabstage.images.decode import decode_image
-from colabstage.images.geometry import place_image, reduction_factor
-from colabstage.images.options import ImageOptions, Resize
+from colabstage.images.geometry import ImageOptions, Resize, place_image, reduction_factor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

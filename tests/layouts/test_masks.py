@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
+from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
-from colabstage.images.options import MaskOptions
 from colabstage.layouts.image_files import meaning_of, read_pairs
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks

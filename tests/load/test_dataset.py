@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from colabstage.errors import SplitNotFoundError
 from colabstage.images.decode import decode_sized
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.reading import rows as row_readers
 from colabstage.load.reading.reader import SplitReader

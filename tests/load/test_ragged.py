@@ -24,7 +24,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.info import read_info
 from colabstage.images.decode import decode_image
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest

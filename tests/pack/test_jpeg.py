@@ -12,7 +12,7 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, OptionError
 from colabstage.images.decode import decode_image
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.pack.options import PackOptions
 from colabstage.pack.run import pack_dataset
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import OptionError
-from colabstage.images.options import ColorMode
+from colabstage.images.geometry import ColorMode
 from colabstage.pack.options import PackOptions, recorded_image, split_fractions
 from colabstage.pack.run import pack_dataset
 

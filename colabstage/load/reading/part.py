@@ -23,7 +23,7 @@ from colabstage.errors import NotEnoughSpaceError, PackFormatError
 from colabstage.h5.info import info_of, open_fields, open_h5
 from colabstage.h5.schema import BOXES, BYTES, OFFSETS
 from colabstage.h5.untrusted import reading_contents
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
 from colabstage.load.reading.chunks import (
@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.h5.info import FieldInfo, NamedFields, SplitInfo
-    from colabstage.images.geometry import Resizer
-    from colabstage.images.options import MaskOptions
+    from colabstage.images.geometry import MaskOptions
+    from colabstage.images.resample import Resizer
     from colabstage.load.arrival import Arrival
     from colabstage.load.reading.chunks import ChunkSource
     from colabstage.load.reading.engines import StorageFacts

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from colabstage.h5.info import NamedFields, PackInfo
     from colabstage.h5.parts import Files
-    from colabstage.images.geometry import Resizer
+    from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.arrival import Arrival, Side
     from colabstage.load.reading.engines import EngineChoice, Indices

@@ -19,16 +19,16 @@ from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
 from colabstage.h5.untrusted import HeapReferences, reading_contents
 from colabstage.images.decode import PixelRoom, Scratch, decode_image_into, decode_region, decode_sized, probe_image
-from colabstage.images.geometry import can_torch_resize, fit_boxes, scale_by_torch
+from colabstage.images.geometry import MaskOptions, fit_boxes
 from colabstage.images.masks import decode_mask
-from colabstage.images.options import MaskOptions
+from colabstage.images.resample import can_torch_resize, scale_by_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from colabstage.images.geometry import Resizer
-    from colabstage.images.options import ImageOptions
+    from colabstage.images.geometry import ImageOptions
+    from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts
 

@@ -52,8 +52,8 @@ _PR_SET_PDEATHSIG = 1
 _PROGRAM = """
 import sys
 sys.path[:] = {path!r}
-from colabstage.sources.extract.run import main
-main({archive}, {label!r}, {place}, {folder!r}, {parent})
+from colabstage.sources.extract.run import unpack_in_child
+unpack_in_child({archive}, {label!r}, {place}, {folder!r}, {parent})
 """
 
 
@@ -246,7 +246,7 @@ def _pack_message(message: Any) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def main(archive: int, label: str, place: int, path: str, parent: int) -> None:
+def unpack_in_child(archive: int, label: str, place: int, path: str, parent: int) -> None:
     """Work until the input ends. Messages in: (start, end, large, jobs); out: ("bytes", n), ("done",), ("error", e)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing here makes cycles, and looking for them among ten thousand tuples takes time.

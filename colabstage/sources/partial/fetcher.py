@@ -109,7 +109,7 @@ class Readers:
         for path in come:
             # It may have been taken back this moment.
             with contextlib.suppress(FileNotFoundError):
-                self._open[path.name] = _read(path)
+                self._open[path.name] = _map_visits(path)
         return bool(gone or come)
 
 
@@ -124,7 +124,7 @@ def _is_alive(path: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> tuple[Reader, mmap.mmap]:
+def _map_visits(path: Path) -> tuple[Reader, mmap.mmap]:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)

@@ -389,7 +389,7 @@ class ConnectionTuner:
         if self._from is None:
             self._from, self._due = (now, arrived), now + _MEASURE_S
             return
-        rate = _rate(self._from, now, arrived)
+        rate = _rate_since(self._from, now, arrived)
         if self._rate is not None and rate < _WORTH * self._rate:
             self.wanted -= 1
             self._done = True
@@ -441,13 +441,13 @@ class FlightLimit:
             self._from, self._due = (now, arrived), now + self._measure_s
             if self._measured == "few" and not self._rate:
                 # All that was asked for without a limit has come by now: the longer, the surer is its rate.
-                self._rate = _rate(self._all_from, now, arrived)
+                self._rate = _rate_since(self._all_from, now, arrived)
         elif self._measured == "all":
             self._all_from, self._rate, self._lower = self._from, 0.0, (math.inf, 0.0)
-            self.most = self._enough(_rate(self._from, now, arrived))
+            self.most = self._enough(_rate_since(self._from, now, arrived))
             self._measure("few", now)
         else:
-            self._judge(_rate(self._from, now, arrived), now)
+            self._judge(_rate_since(self._from, now, arrived), now)
 
     def _judge(self, rate: float, now: float) -> None:
         """Decide by the rate with a limit: whether more under way brings more is tried."""
@@ -466,5 +466,5 @@ class FlightLimit:
         self._measured, self._due, self._from, self._measure_s = what, due, None, _MEASURE_S
 
 
-def _rate(began: tuple[float, int], now: float, arrived: int) -> float:
+def _rate_since(began: tuple[float, int], now: float, arrived: int) -> float:
     return (arrived - began[1]) / max(now - began[0], 1e-9)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from colabstage.ui.cli.datasets import extract, fetch, list_, pack, plan, purge, stage
-from colabstage.ui.cli.measuring import compare, demo, doctor, gpu, profile
+from colabstage.ui.cli.measuring import compare, demo, doctor_, gpu, profile
 from colabstage.ui.cli.outcome import WRONG_ARGUMENTS, is_usage_error, say_interrupted, say_usage_error
 from colabstage.ui.cli.packed import info, verify
 
@@ -27,7 +27,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     # The help shows the panels in this order: first what most people came for.
     "Packed files": (pack, info, verify),
     "Plain files": (fetch, extract),
-    "Find the bottleneck": (doctor, compare, profile, gpu),
+    "Find the bottleneck": (doctor_, compare, profile, gpu),
     "Try it": (demo,),
 }
 app = typer.Typer(
@@ -122,7 +122,8 @@ app.callback(help=help_of(colabstage))(colabstage)
 cache.callback(help=help_of(cache_commands))(cache_commands)
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(help=help_of(_command), rich_help_panel=_panel)(_command)
+        # A command that would hide a name of the library or of Python has an underscore at its end.
+        app.command(_command.__name__.rstrip("_"), help=help_of(_command), rich_help_panel=_panel)(_command)
 cache.command("list", help=help_of(list_))(list_)
 cache.command(help=help_of(purge))(purge)
 app.add_typer(cache, rich_help_panel="Stage a dataset")

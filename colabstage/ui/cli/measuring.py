@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _REDRAW_S = 0.5
 
 
-def doctor(
+def doctor_(
     path: Annotated[str | None, o.argument("PATH", "A folder, an archive or an HDF5 file to check as well.")] = None,
     *,
     workers: Annotated[int | None, o.option("--workers", "N", "Workers of your own loader.", least=0)] = None,

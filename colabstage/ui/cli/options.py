@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, 
 import typer
 
 from colabstage.errors import ColabstageError
-from colabstage.images.options import ColorMode, Resize
+from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.arguments import defaults
 from colabstage.pack.options import split_fractions
 from colabstage.stage.request import Keep, Verify, make_request

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
-from colabstage.images.options import ColorMode, Resize
+from colabstage.images.geometry import ColorMode, Resize
 from colabstage.io.arguments import defaults, takes
 from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation

@@ -26,7 +26,7 @@ from colabstage.errors import (
     SplitNotFoundError,
 )
 from colabstage.images.decode import decode_image
-from colabstage.images.options import ImageOptions
+from colabstage.images.geometry import ImageOptions
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.reading.memory import empty_array
 from colabstage.load.reading.reader import SplitReader
