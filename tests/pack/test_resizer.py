@@ -16,7 +16,7 @@ from PIL import Image
 
 from colabstage.errors import DecodeError, MissingDependencyError
 from colabstage.h5.info import read_info
-from colabstage.images import geometry
+from colabstage.images import resample
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.pack import execute, job
@@ -113,7 +113,7 @@ def test_files_are_read_while_torch_is_imported(tmp_path: Path, many: Path, monk
     limits = PipelineLimits(readers=2, max_readers=2, workers=2)
     monkeypatch.setattr(execute, "pipeline_limits", lambda *_, **__: limits)
     monkeypatch.setattr(job, "expects_torch", lambda: True)
-    monkeypatch.setattr(geometry, "can_torch_resize", import_slowly)
+    monkeypatch.setattr(resample, "can_torch_resize", import_slowly)
     monkeypatch.setattr(FolderTree, "read", read)
     assert pack(many, tmp_path / "pack.h5").resizer == "torch"
     assert all(came)
@@ -139,7 +139,7 @@ def test_what_is_trained_on_while_it_arrives_is_read_beside_the_import_too(
     limits = PipelineLimits(readers=2, max_readers=2, workers=2)
     monkeypatch.setattr(execute, "pipeline_limits", lambda *_, **__: limits)
     monkeypatch.setattr(job, "expects_torch", lambda: True)
-    monkeypatch.setattr(geometry, "can_torch_resize", import_slowly)
+    monkeypatch.setattr(resample, "can_torch_resize", import_slowly)
     monkeypatch.setattr(FolderTree, "read", read)
     data = stage_dataset(many, local_dir=tmp_path / "fast", cache_dir=None, streaming=True, **OPTIONS)
     seen = numbered(data["train"])
@@ -155,7 +155,7 @@ def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
 ) -> None:
     """What was begun is thrown away, and the file says that it is Pillow's; unfinished work of Pillow's goes on."""
     monkeypatch.setattr(job, "expects_torch", lambda: True)
-    for module in (geometry, job):
+    for module in (resample, job):
         monkeypatch.setattr(module, "can_torch_resize", lambda: False)
     victim = many / "class1" / "01999.bmp"
     whole = victim.read_bytes()
