@@ -40,7 +40,7 @@ import requests
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.http_file import open_http
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.files import RetryPolicy
 url, target, connections = sys.argv[1:]
 began = time.perf_counter()
 source = open_http(url)

@@ -25,12 +25,11 @@ from colabstage.errors import (
 )
 from colabstage.images.decode import decode_image
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
-from colabstage.io.files import make_folder
+from colabstage.io.files import make_folder, read_with_retry
 from colabstage.io.ownership import remove_empty, sweep_orphans
 from colabstage.io.page import COLOURS, INK, draw_panel, new_figure, notes, page
 from colabstage.io.pipeline import PipelineLimits, ThreadPool, run_pipeline
 from colabstage.io.progress import Cancellation, resolve_progress
-from colabstage.io.retry import read_with_retry
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images

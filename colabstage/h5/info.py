@@ -49,8 +49,7 @@ from colabstage.h5.untrusted import (
     reading_contents,
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
-from colabstage.io.files import Closing
-from colabstage.io.retry import translate_read_error
+from colabstage.io.files import Closing, translate_read_error
 from colabstage.io.units import format_count
 from colabstage.trees.tree import HEAD_BYTES, describe_contents
 

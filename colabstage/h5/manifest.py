@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
 from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
-from colabstage.io.ownership import among_others, remove_vouched, sweep_orphans, sync_file
+from colabstage.io.ownership import (
+    among_others,
+    put_file,
+    remove_vouched,
+    sweep_orphans,
+    sync_file,
+    whatever_is_there,
+)
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
@@ -194,6 +201,24 @@ def claim_manifest(file: Path, manifest: Manifest) -> bool:
         written.write(json_text(asdict(manifest)))
     sync_file(beside)
     return True
+
+
+def place_pack(file: Path, out: Path) -> None:
+    """Move a finished pack with its manifest to its place. None of the steps needs space."""
+    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
+    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
+    if replaces is is_manifest:
+        check_place_of_manifest(out)
+    if not out.exists():
+        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+        put_file(file, out, replaces=whatever_is_there)
+    else:
+        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
+        remove_manifest(out)
+        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
+        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+    sweep_pack_leftovers(out)
 
 
 def read_manifest(file: Path) -> Manifest | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
-from colabstage.io.retry import translate_read_error
+from colabstage.io.files import translate_read_error
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:

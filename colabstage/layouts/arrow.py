@@ -25,7 +25,7 @@ from colabstage.errors import (
     kind_of,
 )
 from colabstage.images.decode import probe_image
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.image_boxes import possible_forms
 from colabstage.layouts.names import IMAGE_EXTENSIONS

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,

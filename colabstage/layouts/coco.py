@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word, stem_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.table import Boxes, Values
 

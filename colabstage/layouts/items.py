@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes

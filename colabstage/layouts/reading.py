@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from colabstage.errors import CorruptArchiveError, DecodeError
+from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import read_with_retry
 from colabstage.layouts.table import TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.decompress import unpack_into

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from colabstage.errors import SourceReadError
+from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import stamp_of
 from colabstage.layouts.table import BrokenDatasetError, Values

@@ -31,7 +31,7 @@ from colabstage.h5.untrusted import (
     leads_elsewhere,
     open_with_any_locking,
 )
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.table import FileSlices, NumberedRows
 from colabstage.trees.tree import LocalBytes, SourceFile

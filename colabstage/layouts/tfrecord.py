@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.io.units import left_out
 from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
 from colabstage.layouts.reading import open_shard

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word, stem_of
 from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources

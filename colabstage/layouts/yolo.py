@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.retry import read_with_retry
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.image_boxes import LabelledImage, detection_table, without_boxes_note
 from colabstage.layouts.names import IMAGE_EXTENSIONS, split_of_path
 from colabstage.layouts.reading import read_files

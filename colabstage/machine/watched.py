@@ -31,9 +31,9 @@ from colabstage.errors import (
     OptionError,
     SourceReadError,
 )
+from colabstage.io.files import speaks_of_a_mount, translate_read_error
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import speaks_of_a_mount, translate_read_error
 from colabstage.machine.drive import is_readonly, mount_drive
 from colabstage.machine.drive_client import drive_log_size, quota_error
 from colabstage.machine.mounts import drive_root, mount_of, probe_mount, run_watched, silence_of

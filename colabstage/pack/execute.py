@@ -17,19 +17,20 @@ from colabstage.errors import (
 from colabstage.h5.manifest import (
     is_whole,
     manifest_of_bytes,
+    place_pack,
     read_manifest,
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
 from colabstage.images.resample import TorchImport, UnusableTorchError
+from colabstage.io.files import RetryPolicy, typed_write_errors
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack, place_pack
+from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import KEPT_AFTER, PackJournal
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
@@ -368,13 +369,16 @@ class _PackRun:
             positions = sorted(journal.skipped)
             skipped = tuple(journal.skipped[position] for position in positions)
             animated = tuple(self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated))
-            final, plan = finish_pack(
-                self.job,
-                DecodedPack(data, places, offsets, spool, facts),
-                left_out=order[positions],
-                skipped=skipped,
-                attributes=self._attributes(),
-            )
+            # Usually every sample is in its final place now.
+            final = data
+            if skipped or plan.is_open or isinstance(self.job.table.targets, Boxes):
+                final, plan = finish_pack(
+                    self.job,
+                    DecodedPack(data, places, offsets, spool, facts),
+                    left_out=order[positions],
+                    skipped=skipped,
+                    attributes=self._attributes(),
+                )
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,

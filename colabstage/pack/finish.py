@@ -1,4 +1,4 @@
-"""What is left to do when every sample is written: one file is made of what there is, and put in its place.
+"""What may be left to do when every sample is written: one file is made of what there is.
 
 Of decoded samples gaps are closed, spooled bytes are moved into place, and boxes are written; when samples are left
 out, the others keep their split, their label and their order.
@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import (
-    check_place_of_manifest,
-    is_manifest,
-    manifest_of_bytes,
-    manifest_path,
-    remove_manifest,
-    sweep_pack_leftovers,
-    write_manifest,
-)
+from colabstage.h5.manifest import manifest_of_bytes, place_pack, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -45,9 +37,7 @@ from colabstage.h5.schema import (
     y_name,
 )
 from colabstage.images.geometry import ImageOptions, fit_boxes
-from colabstage.io.files import TargetFile, block_ranges, pread_exactly
-from colabstage.io.ownership import put_file, whatever_is_there
-from colabstage.io.retry import typed_write_errors
+from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
@@ -147,7 +137,7 @@ def finish_pack(
         LayoutError: nothing is left.
         NotEnoughSpaceError: the disk cannot hold a second file beside the first.
     """
-    # The usual case: every sample is in its final place, so nothing has to be copied.
+    # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
         _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
         return decoded.data, job.plan
@@ -246,24 +236,6 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
             for name, values in _split_boxes(boxes, split, sizes, image).items():
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
-
-
-def place_pack(file: Path, out: Path) -> None:
-    """Move a finished pack with its manifest to its place. None of the steps needs space."""
-    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
-    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
-    if replaces is is_manifest:
-        check_place_of_manifest(out)
-    if not out.exists():
-        # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
-        put_file(file, out, replaces=whatever_is_there)
-    else:
-        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
-        remove_manifest(out)
-        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
-    sweep_pack_leftovers(out)
 
 
 def place_joined(

@@ -22,8 +22,8 @@ from colabstage.errors import LayoutError, OptionError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
+from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset

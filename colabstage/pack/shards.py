@@ -25,7 +25,7 @@ from colabstage.errors import (
     SourceChangedError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import is_as_written, read_manifest, remove_manifest
+from colabstage.h5.manifest import is_as_written, place_pack, read_manifest, remove_manifest
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
@@ -42,7 +42,7 @@ from colabstage.pack.execute import (
     run_pack,
     target_arrays,
 )
-from colabstage.pack.finish import place_joined, place_pack
+from colabstage.pack.finish import place_joined
 from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled, take_rows, take_samples
 from colabstage.pack.plan import SplitPlan
 from colabstage.pack.writer import MixedImagesError

@@ -18,10 +18,9 @@ from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.io.files import Closing, TargetFile
+from colabstage.io.files import Closing, RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import start_at
-from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.workspace import cut_own
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options

@@ -7,9 +7,17 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import DamagedPackError, SourceReadError
-from colabstage.io.files import TargetFile, block_ranges, close_quietly, hash_block, pread_exactly
+from colabstage.io.files import (
+    RetryPolicy,
+    TargetFile,
+    block_ranges,
+    close_quietly,
+    hash_block,
+    pread_exactly,
+    read_with_retry,
+    typed_write_errors,
+)
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
-from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.workspace import cut_own
 
 if TYPE_CHECKING:

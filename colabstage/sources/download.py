@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from colabstage.errors import ChecksumMismatchError
-from colabstage.io.files import read_json, write_json
-from colabstage.io.retry import typed_write_errors
+from colabstage.io.files import read_json, typed_write_errors, write_json
 from colabstage.io.workspace import (
     find_orphans,
     is_our_name,

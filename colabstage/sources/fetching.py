@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
 from colabstage.io.arguments import GOES_ON, stops_with
-from colabstage.io.files import block_ranges, hash_ranges, make_folder
+from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
-from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back
 from colabstage.machine.mounts import drive_root, require_answer

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import OptionError, SourceChangedError, SourceReadError, WebPageError
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import (
     Validators,
     coding_of,

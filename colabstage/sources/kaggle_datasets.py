@@ -32,9 +32,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import make_folder
+from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.redaction import hide_secrets, show_address
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import disk_use, open_workspace, rename_own
 from colabstage.machine.platforms import detect_platform, system_root
 from colabstage.sources.remote import TransientError

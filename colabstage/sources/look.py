@@ -9,8 +9,8 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import ColabstageError
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
 from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_tree

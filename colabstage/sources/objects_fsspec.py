@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from colabstage.errors import SourceChangedError, SourceError, SourceNotFoundError, SourceReadError
-from colabstage.io.files import hash_block
+from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceReadError
-from colabstage.io.files import Closing
+from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_with_retry
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
-from colabstage.io.retry import PATIENT, RetryPolicy, read_with_retry
 from colabstage.io.units import format_count
 from colabstage.io.workspace import disk_use, find_orphans
 from colabstage.machine.drive_client import Md5Questions, ask_md5s

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError, SourceReadError
 from colabstage.io.arguments import check_argument
-from colabstage.io.files import close_quietly
+from colabstage.io.files import RetryPolicy, close_quietly, is_transient, read_with_retry, translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import RetryPolicy, is_transient, read_with_retry, translate_read_error
 from colabstage.machine.mounts import is_slow_mount
 
 if TYPE_CHECKING:

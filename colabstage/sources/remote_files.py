@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from colabstage.errors import OptionError, SourceReadError, TargetExistsError, WebPageError
-from colabstage.io.files import hash_block, make_folder, read_json, write_json
+from colabstage.io.files import RetryPolicy, hash_block, make_folder, read_json, typed_write_errors, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.workspace import disk_use, find_orphans, open_workspace, remove_own, rename_own
 from colabstage.machine.resources import check_space
 from colabstage.sources.remote import RemoteFacts, TransientError, given_up

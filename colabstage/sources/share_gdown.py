@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceReadError, WebPageError, said_by
-from colabstage.io.retry import translate_write_error
+from colabstage.io.files import translate_write_error
 from colabstage.io.workspace import open_workspace, rename_own
 from colabstage.sources.http_session import innermost
 from colabstage.sources.remote import RemoteFacts, check_file

@@ -22,9 +22,8 @@ from colabstage.errors import (
     WebPageError,
     said_by,
 )
-from colabstage.io.files import Closing
+from colabstage.io.files import Closing, RetryPolicy
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.http_file import HttpFile, open_known
 from colabstage.sources.http_session import innermost

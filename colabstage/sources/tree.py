@@ -17,11 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colabstage.errors import CancelledError, DriveError, SourceError, TargetExistsError, UnsafeArchiveError
-from colabstage.io.files import Closing, TargetFile, block_ranges, hash_block, hash_ranges
+from colabstage.io.files import (
+    Closing,
+    RetryPolicy,
+    TargetFile,
+    block_ranges,
+    hash_block,
+    hash_ranges,
+    read_with_retry,
+    translate_write_error,
+    typed_write_errors,
+)
 from colabstage.io.ownership import put_folder
 from colabstage.io.pipeline import DaemonPool, PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error, typed_write_errors
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import (
     Journal,

@@ -20,9 +20,8 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
 from colabstage.h5.parts import PartName
-from colabstage.io.files import make_folder
+from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_worked_in, link_own, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_restored

@@ -13,10 +13,9 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import remove_manifest
 from colabstage.h5.parts import joined_info
-from colabstage.io.files import make_folder
+from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.progress import cancellation_of
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import open_spool, put_back
 from colabstage.load.partial import open_partial

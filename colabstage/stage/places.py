@@ -27,11 +27,10 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import Manifest, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, shards_beside
-from colabstage.io.files import hash_block, json_text, parse_json
+from colabstage.io.files import RetryPolicy, hash_block, json_text, parse_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import cancellation_of
 from colabstage.io.redaction import show_address
-from colabstage.io.retry import RetryPolicy
 from colabstage.machine.mounts import drive_root, require_answer, run_watched, silence_of
 from colabstage.machine.resources import check_space
 from colabstage.sources.parse import LocalSource, ObjectSource, local_source, parse_source

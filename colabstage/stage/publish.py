@@ -51,11 +51,10 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import make_folder, read_json, target_file
+from colabstage.io.files import RetryPolicy, make_folder, read_json, read_with_retry, target_file, typed_write_errors
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import SYSTEM_CLOCK, cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
-from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded

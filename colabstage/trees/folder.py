@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeVar
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.io.files import block_ranges, pread_exactly
+from colabstage.io.files import RetryPolicy, block_ranges, pread_exactly, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import RetryPolicy, read_with_retry
 from colabstage.io.units import left_out
 from colabstage.trees.ahead import ReadAhead
 from colabstage.trees.entries import JUNK_FILES, FileEntries, Listing, is_junk, is_junk_folder, without_files

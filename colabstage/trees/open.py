@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
-from colabstage.io.retry import RetryPolicy, read_with_retry
+from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.trees.decompress import open_stream, unpack_into
 from colabstage.trees.entries import (
     DEFAULT_LIMITS,

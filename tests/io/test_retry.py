@@ -15,7 +15,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.io.retry import RetryPolicy, is_transient, read_with_retry
+from colabstage.io.files import RetryPolicy, is_transient, read_with_retry
 from tests.clocks import ManualClock
 
 

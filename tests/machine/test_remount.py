@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import DamagedPackError, DriveAuthError, DriveDisconnectedError, SourceReadError
-from colabstage.io.retry import RetryPolicy, read_with_retry, translate_write_error
+from colabstage.io.files import RetryPolicy, read_with_retry, translate_write_error
 from colabstage.machine.mounts import MountProbe, probe_mount
 from colabstage.machine.watched import RemountFacts, remount_obstacle, run_with_one_remount
 from colabstage.simulate.drive import SimulatedDrive

@@ -21,9 +21,9 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.schema import create_pack
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import temp_beside
 from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import SourceChangedError
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.remote import RemoteFacts, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
 

@@ -20,10 +20,9 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges
 from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import temp_beside
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.copy import copy_blocks

@@ -20,9 +20,9 @@ from colabstage.errors import (
     TargetNotWritableError,
     UnsafeArchiveError,
 )
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources import tree as files
 from colabstage.sources.tree import fetch_tree

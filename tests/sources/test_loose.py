@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import SourceNotFoundError, SourceReadError
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.files import RetryPolicy
 from colabstage.sources.http_file import open_http
 from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
 from tests.support.http_knobs import WebFault, WebKnobs

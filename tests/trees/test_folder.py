@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.files import RetryPolicy
 from colabstage.trees import folder
 from colabstage.trees.entries import is_junk
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps

@@ -21,12 +21,11 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.io.arguments import GOES_ON, stops_with
-from colabstage.io.files import hash_block, make_folder
+from colabstage.io.files import RetryPolicy, hash_block, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.redaction import show_address
-from colabstage.io.retry import RetryPolicy, typed_write_errors
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
 from colabstage.machine.mounts import drive_root, is_slow_mount, require_answer

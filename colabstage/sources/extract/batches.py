@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.io.files import block_ranges, pwrite_exactly
-from colabstage.io.retry import translate_write_error, typed_write_errors
+from colabstage.io.files import block_ranges, pwrite_exactly, translate_write_error, typed_write_errors
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import remove_own
 from colabstage.trees.tree import PIECE_BYTES, RequestedBytes, cut_while_read

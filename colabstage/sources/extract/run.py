@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import SourceReadError
-from colabstage.io.files import Closing, hash_block, pread_exactly
+from colabstage.io.files import Closing, RetryPolicy, hash_block, pread_exactly, read_with_retry, typed_write_errors
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import start_at
-from colabstage.io.retry import RetryPolicy, read_with_retry, typed_write_errors
 from colabstage.io.workspace import Journal, current_world, read_journal, remove_own, rename_own
 from colabstage.sources.extract.batches import Place, job_chunks, read_block, write_batch, write_large, zip_job
 from colabstage.sources.tree import make_folders

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
-from colabstage.io.files import hash_block, pwrite_exactly, read_json, write_json
+from colabstage.io.files import PATIENT, hash_block, pwrite_exactly, read_json, typed_write_errors, write_json
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.retry import PATIENT, typed_write_errors
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly, reserve
-from colabstage.io.retry import typed_write_errors
+from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly, reserve, typed_write_errors
 from colabstage.io.workspace import current_world
 
 if TYPE_CHECKING:

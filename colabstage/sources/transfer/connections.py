@@ -14,8 +14,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceChangedError, SourceReadError, ended, said_by
+from colabstage.io.files import translate_read_error
 from colabstage.io.progress import SYSTEM_CLOCK, annotate, start_at
-from colabstage.io.retry import translate_read_error
 from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
 from colabstage.sources.transfer.byte_ranges import ConnectionTuner, FlightLimit, IntervalSet, RangeScheduler
 from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
@@ -23,8 +23,8 @@ from colabstage.sources.transfer.partial_file import BLOCK_BYTES, BlockHashes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from colabstage.io.files import RetryPolicy
     from colabstage.io.progress import Cancellation, Clock, ProgressStep
-    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFacts, RemoteFile
     from colabstage.sources.transfer.byte_ranges import ByteRange
     from colabstage.sources.transfer.partial_file import PartialFile

@@ -15,9 +15,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from colabstage.errors import SourceReadError
-from colabstage.io.files import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly
+from colabstage.io.files import block_ranges, hash_block, hash_ranges, pread_exactly, pwrite_exactly, typed_write_errors
 from colabstage.io.ownership import put_file
-from colabstage.io.retry import typed_write_errors
 from colabstage.io.workspace import (
     Journal,
     find_orphans,

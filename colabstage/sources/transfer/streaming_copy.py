@@ -19,10 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from colabstage.errors import DriveDisconnectedError, SourceReadError
-from colabstage.io.files import Closing
+from colabstage.io.files import Closing, RetryPolicy
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.remote import known_bytes
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.neighbours import Neighbours

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from colabstage.io.files import RetryPolicy
     from colabstage.io.progress import Cancellation, ProgressStep
-    from colabstage.io.retry import RetryPolicy
     from colabstage.sources.remote import RemoteFile
 
 

@@ -23,9 +23,9 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
 from colabstage.io.redaction import hide_secrets
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources import kaggle_datasets as kaggle
 from colabstage.sources.kaggle_datasets import (
     KaggleDataset,

@@ -19,9 +19,9 @@ from colabstage.errors import (
     SourceReadError,
     UnsafeArchiveError,
 )
+from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.objects_fsspec import ObjectTree
 from colabstage.sources.tree import fetch_tree
 from colabstage.trees.tree import FileEntry

@@ -27,8 +27,8 @@ from colabstage.errors import (
     TargetExistsError,
     WebPageError,
 )
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.share_download import download_share_link, share_link_facts

@@ -23,8 +23,7 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.io.files import hash_block
-from colabstage.io.retry import RetryPolicy
+from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
 from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.streaming_copy import StreamingCopy

@@ -22,9 +22,8 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import block_ranges, hash_ranges
+from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.remote import Checksum, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file

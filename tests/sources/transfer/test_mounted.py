@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colabstage.errors import DriveDisconnectedError, SourceChangedError, SourceNotFoundError, SourceReadError
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation
-from colabstage.io.retry import RetryPolicy
 from colabstage.simulate.knobs import ContentFault, DriveFaults, OpFault
 from colabstage.sources.remote import MountedFile, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import SourceReadError
-from colabstage.io.retry import PATIENT, RetryPolicy
+from colabstage.io.files import PATIENT, RetryPolicy
 from colabstage.sources.http_file import open_http
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from tests.support.http_knobs import WebFault, WebKnobs

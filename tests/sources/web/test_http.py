@@ -27,8 +27,8 @@ from colabstage.errors import (
     SourceReadError,
     WebPageError,
 )
+from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.io.retry import RetryPolicy
 from colabstage.sources.fetching import fetch_files
 from colabstage.sources.http_file import HttpFile, open_http
 from colabstage.sources.remote import Checksum, RemoteFile, TransientError, at_least_rate
