@@ -17,16 +17,13 @@ from colabstage.io.redaction import show_address
 from colabstage.io.units import NAMES_SHOWN, format_names
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, parse_source
 from colabstage.sources.partial.plan import FileOfSet
-from colabstage.sources.remote import without_version_check
-from colabstage.sources.remote_files import remote_opener
-from colabstage.sources.transfer.connections import read_directly
+from colabstage.sources.remote_files import read_small_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from colabstage.h5.parts import Files
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.remote import RemoteFile
 
 # The address of all shards of a set, as packing reports it, or with a star.
 _SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
@@ -129,7 +126,7 @@ def find_manifest(wanted: WantedFile) -> Manifest:
         found, label = read_manifest(source.path), str(manifest_path(source.path))
     else:
         label = beside.label
-        found = parse_manifest(_read_json(remote_opener(beside)), label)
+        found = parse_manifest(_read_json(beside), label)
     if found is None:
         msg = (
             f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
@@ -139,24 +136,12 @@ def find_manifest(wanted: WantedFile) -> Manifest:
     return found
 
 
-def _read_json(opener: Callable[[], RemoteFile]) -> object:
+def _read_json(source: SingleSource) -> object:
     try:
-        file = opener()
-    except SourceNotFoundError:
+        # A manifest of another version has hashes that the blocks do not have.
+        found: object = json.loads(read_small_file(source))
+    except (SourceNotFoundError, ValueError, RecursionError):
         return None
-    try:
-        size = file.facts.size
-        if size is None:
-            data = b"".join(file.read_range(0, None))
-        else:
-            # A manifest of another version has hashes that the blocks do not have.
-            unasked = without_version_check(file)
-            data = read_directly(unasked, 0, size, policy=RetryPolicy(), stopped=lambda: False)
-        found: object = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    finally:
-        file.close()
     return found
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
     from colabstage.trees.tree import ByteSource
 
+# What is asked for where an object is expected to be shorter.
+_SHORT_BYTES = 1024 * 1024
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
 
@@ -438,6 +440,26 @@ def open_object(
         store.close()
         raise
     return ObjectFile(store, store.path, facts)
+
+
+def read_at_once(url: str) -> bytes | None:
+    """Return all of a short object, by one request; `None` where it takes more: an object of a mebibyte, another kind
+    of service, a login that is refused, a failure that passes. `open_object` then reads it, or says what is wrong.
+
+    Raises:
+        OptionError, MissingDependencyError, SourceNotFoundError: as `open_object`.
+    """
+    store = ObjectStore(url)
+    try:
+        # Other services have to be asked for the size first, and so does s3fs where no end is named.
+        data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
+        return data if 0 < len(data) < _SHORT_BYTES else None
+    except SourceNotFoundError:
+        raise
+    except SourceError:
+        return None
+    finally:
+        store.close()
 
 
 def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Literal["file", "folder"]:

@@ -14,7 +14,7 @@ from colabstage.io.progress import Cancellation
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
-from colabstage.sources.remote import MountedFile, given_up
+from colabstage.sources.remote import MountedFile, given_up, without_version_check
 from colabstage.sources.transfer.connections import read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # How many files are asked for their size at once.
 _ASKERS = 16
+# What of a small file comes along with the first answer.
+_SMALL_BYTES = 256 * 1024
 
 
 class RemoteFileEntry(NamedTuple):
@@ -229,6 +231,36 @@ def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
             return lambda: open_shared_file(source)
     msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
     raise OptionError(msg)
+
+
+def read_small_file(source: SingleSource) -> bytes:
+    """Return all of a file that fits into memory: by one round trip where its service allows that and it is short.
+
+    Whether it changed while it was read is not asked.
+
+    Raises:
+        As what `remote_opener` returns, and `RemoteFile.read_range`.
+    """
+    if isinstance(source, ObjectSource):
+        from colabstage.sources.objects_fsspec import read_at_once
+
+        if (data := read_at_once(source.url)) is not None:
+            return data
+    if isinstance(source, WebSource):
+        from colabstage.sources.http_file import open_http
+
+        with contextlib.closing(open_http(source.url, along_bytes=_SMALL_BYTES)) as page:
+            size = page.facts.size
+            came = None if size is None else page.known(0, size)
+            return _read_all(page) if came is None else came
+    with contextlib.closing(remote_opener(source)()) as file:
+        return _read_all(file)
+
+
+def _read_all(file: RemoteFile) -> bytes:
+    if (size := file.facts.size) is None:
+        return b"".join(file.read_range(0, None))
+    return read_directly(without_version_check(file), 0, size, policy=RetryPolicy(), stopped=lambda: False)
 
 
 def _mounted(path: Path) -> MountedFile:

@@ -41,8 +41,9 @@ from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.parse import local_source
-from colabstage.sources.partial.file import BlockwiseFile
-from colabstage.sources.partial.plan import FileOfSet, FileSet
+from colabstage.sources.partial.file import BlockwiseFile, fixed_bytes
+from colabstage.sources.partial.local import Edges
+from colabstage.sources.partial.plan import FileOfSet, FileSet, Visits
 from colabstage.sources.remote import RemoteFacts
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
@@ -308,6 +309,83 @@ def test_who_asks_again_is_not_failed_by_what_was_under_way(pack: Pack, tmp_path
         assert file.state[[0, 3]].all()
     late.join()
     file.close()
+
+
+class Held:
+    """A file that gives nothing until so many blocks are asked for at once; then it gives each, and counts them."""
+
+    facts = RemoteFacts("held", "data.h5", None)
+
+    def __init__(self, content: bytes, together: int) -> None:
+        self.content, self.together = content, together
+        self.asked: list[int] = []
+        self.open = threading.Event()
+
+    def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
+        assert length is not None
+        self.asked.append(offset // BLOCK)
+        if len(self.asked) >= self.together:
+            self.open.set()
+        assert self.open.wait(30)
+        yield self.content[offset : offset + length]
+
+    def close(self) -> None: ...
+
+
+def few_blocks(pack: Pack, folder: Path, source: Held, capacity: int) -> BlockwiseFile:
+    """Open a pack with room for so many blocks at once."""
+    manifest = read_manifest(pack.path)
+    assert manifest is not None
+    files = FileSet([FileOfSet(local_source(pack.path), "data.h5", manifest)])
+    limit = fixed_bytes(0, files.blocks, 1, BLOCK) + capacity * BLOCK
+    file = BlockwiseFile(files, folder, limit, openers=[lambda: source])
+    file.settle(np.zeros(files.blocks, np.bool_), Edges.none(files.blocks), least=capacity)
+    assert file.capacity == capacity
+    return file
+
+
+def test_a_limit_of_few_blocks_leaves_as_many_under_way_as_any(pack: Pack, tmp_path: Path) -> None:
+    """Twice as many blocks as there is room for are asked for at once; each is fetched once, put where it belongs when
+    there is room, and the disk never holds more than the limit."""
+    source = Held(pack.path.read_bytes(), together=8)
+    file = few_blocks(pack, tmp_path, source, 4)
+    turns = np.arange(file.blocks)
+    with disk_sampled(tmp_path) as taken:
+        expected = file.expect(Visits(turns, turns, turns))
+        assert expected is not None
+        assert source.open.wait(30)
+        for block in turns.tolist():
+            with file.hold(np.array([block])):
+                length = int(file.files.lengths[block])
+                assert file.read(block * BLOCK, length) == source.content[block * BLOCK :][:length]
+            expected.reached(block + 1)
+        expected.close()
+        file.close()
+    assert sorted(source.asked) == turns.tolist()
+    assert file.limit is not None
+    assert max(taken) <= file.limit
+
+
+def test_what_came_for_a_reader_that_has_gone_makes_way(pack: Pack, tmp_path: Path) -> None:
+    """Blocks that came without room are forgotten with the reader that expected them; another gets its own."""
+    source = Held(pack.path.read_bytes(), together=8)
+    file = few_blocks(pack, tmp_path, source, 4)
+    turns = np.arange(20)
+    gone = file.expect(Visits(turns, turns, turns))
+    assert gone is not None
+    assert source.open.wait(30)
+    gone.close()
+    others = np.arange(40, 20, -1)
+    expected = file.expect(Visits(others, turns, turns))
+    assert expected is not None
+    for turn, block in enumerate(others.tolist()):
+        with file.hold(np.array([block])):
+            assert file.read(block * BLOCK, 16) == source.content[block * BLOCK :][:16]
+        expected.reached(turn + 1)
+    expected.close()
+    file.close()
+    # What was dropped has come all the same.
+    assert file.figures["fetched"] <= len(source.asked) * BLOCK
 
 
 def test_a_kill_leaves_no_wrong_row_and_nothing_is_fetched_twice(pack: Pack, tmp_path: Path) -> None:

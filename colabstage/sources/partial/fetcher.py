@@ -1,8 +1,9 @@
 """Fetch blocks in the order of the plan and let others go, in threads of the one process that has the fetcher's lock.
 
 What readers in all processes of this computer will read stands in a file for each of them, beside the blocks. Blocks
-that somebody waits for come first, then what readers will need next. A block's room is found before it is asked for, so
-that what is here never takes more than was allowed.
+that somebody waits for come first, then what readers will need next. A block is in memory until it has been verified,
+and written once there is room for it, so that what is here never takes more than was allowed, and a limit of a few
+blocks does not leave the line idle: as many as keep it busy are asked for, with or without room.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedEr
 from colabstage.io.files import PATIENT, hash_block, pwrite_exactly, read_json, typed_write_errors, write_json
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
-from colabstage.sources.partial.local import CAPACITY, FETCHER, UNPROVED, WHOLE
-from colabstage.sources.partial.plan import Reader, Visits, look_ahead, plan_misses
+from colabstage.sources.partial.local import CAPACITY, FETCHED, FETCHER, UNPROVED, WHOLE
+from colabstage.sources.partial.plan import NEVER, Pacer, Reader, Visits, look_ahead, plan_misses
 from colabstage.sources.remote import without_version_check
 from colabstage.sources.transfer.connections import read_directly, stopped_error
 
@@ -140,9 +141,9 @@ _REST_S = 5.0
 _WISH_S = 5.0
 # Readings of a block whose hash is wrong, before the source counts as damaged.
 _BLOCK_TRIES = 3
-# Part of the room that is for what is fetched ahead: the rest keeps what the next epoch needs.
+# Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
 _AHEAD_PART = 8
-_MOST_AHEAD = 32
+_LEAST_AHEAD, _MOST_AHEAD = 3, 32
 _MOST_CONNECTIONS = 8
 # Of a file that comes whole from a mount: one block is read while another is written. On the simulated Drive the first
 # batch came after 2.2 s with two readers and after 3.2 s with four, and all of 200 MB in 4.0 s and in 4.8 s.
@@ -161,16 +162,22 @@ class Fetcher:
         self._part, self._folder, self._openers, self._lock = part, folder, openers, lock
         self._readers = Readers(folder)
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._pool = DaemonPool(_MOST_CONNECTIONS, "colabstage-fetch")
+        # One more, that writes what has come.
+        self._pool = DaemonPool(_MOST_CONNECTIONS + 1, "colabstage-fetch")
         self._guard, self._writing = threading.Lock(), threading.Lock()
         # By the number of the file, the one that was opened first in front.
         self._remotes: dict[int, RemoteFile] = {}
         self._users: dict[RemoteFile, int] = {}
         self._connections = 2
+        # What is asked for and not in its place: some of it without room on the disk yet, and of that some is here, in
+        # memory. The rest is being read.
         self._in_flight: set[int] = set()
+        self._roomless: set[int] = set()
+        self._landed: dict[int, bytes] = {}
+        self._pacer = Pacer()
         self._rest: dict[int, float] = {}
         self._wished: dict[int, float] = {}
-        self._planned = False
+        self._planned = self._paused = False
         self._last: object = None
         self.waits_for = ""
         self._pid = os.getpid()
@@ -222,24 +229,26 @@ class Fetcher:
         part, readers = self._part, self._readers.all
         # With many blocks a look ahead takes time, and mostly nothing has changed since the last.
         now = [reader.reached for reader in readers]
-        if now == self._last and not (woken or changed or part.wanted.any() or self._rest):
+        if now == self._last and not (woken or changed or self._paused or part.wanted.any() or self._rest):
             return
         self._last = now
         capacity = int(part.counters[CAPACITY])
         if changed or not self._planned:
             self._planned = True
             if readers and capacity:
-                # As much as is on its way at once, and what is read meanwhile. Of little room all but the block that is
-                # read and a quarter: what is kept for the next epoch spares a few requests then, and a line that is not
-                # busy costs more.
-                flying = min(capacity - (capacity + 2) // 4 - 1, self._connections + 2)
-                ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, flying)))
+                # What is read, and what takes its place; what is on its way waits in memory.
+                ahead = max(1, min(_MOST_AHEAD, max(capacity // _AHEAD_PART, _LEAST_AHEAD)))
                 here = set(np.flatnonzero((part.state == WHOLE) | (part.state == UNPROVED)).tolist())
                 plan_misses(readers, max(1, capacity - ahead), here)
         outlook = look_ahead(readers, len(part.state))
         self._shrink(outlook, capacity)
         wanted = self._wishes()
-        while len(self._in_flight) < self._connections and (found := self._next(outlook, wanted)) is not None:
+        self._place_landed(outlook, wanted)
+        self._paused = False
+        while len(self._in_flight) - len(self._landed) < self._connections:
+            if (found := self._next(outlook, wanted)) is None:
+                return
+            self._pacer.begin(time.monotonic(), int(part.files.lengths[found]))
             self._in_flight.add(found)
             self._pool.submit(lambda block=found: self._fetch(block))  # type: ignore[misc]
 
@@ -275,9 +284,55 @@ class Fetcher:
         self._rest = {block: until for block, until in self._rest.items() if until > now}
         missing[list(self._rest)] = False
         ahead = outlook.first_missing(missing)
-        if ahead is None or not self._make_room(ahead, outlook, wanted, needed_now=False):
+        if ahead is None:
             return None
+        if self._pacer.wait_s(now) > 0:
+            self._paused = True
+            return None
+        if not self._make_room(ahead, outlook, wanted, needed_now=False):
+            # Memory for as many as the line needs under way: its room is found by the time that it is here, or later.
+            if len(self._roomless) >= self._connections:
+                return None
+            self._roomless.add(ahead)
         return ahead
+
+    def _place_landed(self, outlook: Outlook, wanted: NDArray[np.bool_]) -> None:
+        """Find room for what was asked for without it, in the order in which it is needed; what has come is written."""
+        part = self._part
+        for block in sorted(self._roomless, key=lambda block: (not wanted[block], outlook.next_use[block])):
+            if self._make_room(block, outlook, wanted, needed_now=bool(wanted[block])):
+                with self._writing:
+                    self._roomless.discard(block)
+                    landed = block in self._landed
+                if landed:
+                    self._pool.submit(lambda block=block: self._put_landed(block))  # type: ignore[misc]
+            elif outlook.next_use[block] == NEVER and block in self._landed:
+                # Whoever expected it has gone. It has come all the same, and is counted.
+                part.counters[FETCHED] += part.files.lengths[block]
+                self._forget(block)
+            else:
+                # Nothing can go for this one, so nothing can for those that are needed later.
+                return
+
+    def _put_landed(self, block: int) -> None:
+        try:
+            with self._writing:
+                if not self._stop.is_set():
+                    self._part.put(block, self._landed[block])
+        except BaseException as error:  # noqa: BLE001 - as in `_fetch`
+            with self._writing:
+                if not self._stop.is_set():
+                    self._fail(block, error, time.monotonic())
+        finally:
+            self._forget(block)
+            self._wake.set()
+
+    def _forget(self, block: int) -> None:
+        """Take note that a block is no longer on its way: it is in its place, or will not come."""
+        with self._writing:
+            self._landed.pop(block, None)
+            self._roomless.discard(block)
+            self._in_flight.discard(block)
 
     def _make_room(self, block: int, outlook: Outlook, wanted: NDArray[np.bool_], *, needed_now: bool) -> bool:
         part, capacity = self._part, int(self._part.counters[CAPACITY])
@@ -285,8 +340,8 @@ class Fetcher:
         if part.kept[block] or not capacity:
             return True
         takes = part.let_go_of()
-        # Taken once: blocks arrive while this is worked out.
-        flying = list(self._in_flight)
+        # Taken once: blocks arrive while this is worked out. What has no room yet takes none.
+        flying = list(self._in_flight - self._roomless)
         takes[flying] = part.kept[flying] == 0
         if takes[block] and block not in flying:
             return True  # it is here, and only to be proved
@@ -313,16 +368,22 @@ class Fetcher:
                     if self._stop.is_set() or part.prove(block):
                         return
             data = self._read(block)
+            self._pacer.end(began, time.monotonic(), len(data))
             with self._writing:
-                if not self._stop.is_set():
-                    part.put(block, data)
+                if self._stop.is_set():
+                    return
+                if block in self._roomless:
+                    self._landed[block] = data
+                    return
+                part.put(block, data)
         except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the block
             with self._writing:
                 # Whoever continues with this part, perhaps at once, is not told of what was stopped here.
                 if not self._stop.is_set():
                     self._fail(block, error, began)
         finally:
-            self._in_flight.discard(block)
+            if block not in self._landed:
+                self._forget(block)
             self._wake.set()
 
     def _read(self, block: int) -> bytes:

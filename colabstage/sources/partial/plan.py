@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -286,3 +288,59 @@ def look_ahead(readers: Sequence[Reader], blocks: int) -> Outlook:
             hits[visits.blocks[left]] = ~reader.misses[left]
         stays[sooner] = hits[sooner]
     return Outlook(next_use, stays)
+
+
+# Faster than blocks were seen to come, so that what is under way grows until the line is full.
+_FASTER = 1.5
+_LATEST, _RUN = 16, 4
+# Less than this says how long a round trip takes, and nothing of the rate.
+_TELLING_BYTES = 2**20
+
+
+class Pacer:
+    """Say when the next block may be asked for, so that answers come one after the other.
+
+    Requests that begin together end together, for they share the line; then all of them begin together again, and the
+    line is idle for a round trip each time. Where a block takes the line for 80 ms and a round trip 400 ms, eight at a
+    time bring three fifths of what the line can. Those that begin one after the other, as far apart as the line takes
+    for one, also end like that, and the first is here first. (TCP paces packets for the same reason: Aggarwal, Savage
+    and Anderson 2000; BBR, Cardwell et al. 2016.)
+    """
+
+    def __init__(self) -> None:
+        # Of the latest answers when each was asked for and when it had come, and its bytes.
+        self._answers: deque[tuple[float, float, int]] = deque(maxlen=_LATEST)
+        self._round_trip_s = math.inf
+        self._next_at = -math.inf
+
+    def begin(self, now: float, nbytes: int) -> None:
+        """Take note that so many bytes are asked for now."""
+        # Half a round trip at most: where a block takes longer, little is lost between one and the next, and what seems
+        # slow because of one late answer must not stand still.
+        self._next_at = now + min(nbytes / (_FASTER * self._rate()), self._round_trip_s / 2)
+
+    def end(self, began: float, now: float, nbytes: int) -> None:
+        """Take note that an answer has come; from any thread."""
+        # The quickest one was a round trip and little more: the last block of a pack is mostly short.
+        self._round_trip_s = min(self._round_trip_s, now - began)
+        if nbytes >= _TELLING_BYTES:
+            self._answers.append((began, now, nbytes))
+
+    def wait_s(self, now: float) -> float:
+        """Return how many seconds the next one has to wait; at most 0 where it need not."""
+        return self._next_at - now
+
+    def _rate(self) -> float:
+        """Return the bytes that came a second while any came, at best; infinity where that is not known yet."""
+        answers = sorted(self._answers)
+        # At best, because one answer that was late for a reason of its own would slow down all that follow.
+        runs = [answers[first : first + _RUN] for first in range(max(1, len(answers) - _RUN + 1))]
+        return max(map(self._rate_of, runs))
+
+    def _rate_of(self, answers: list[tuple[float, float, int]]) -> float:
+        busy_s, until = 0.0, -math.inf
+        for began, ended, _ in answers:
+            # What comes of an answer comes after a round trip.
+            busy_s += max(0.0, ended - max(began + self._round_trip_s, until))
+            until = max(until, ended)
+        return sum(nbytes for *_, nbytes in answers) / busy_s if busy_s else math.inf
