@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, find_parts
-from colabstage.io.files import RetryPolicy
 from colabstage.io.redaction import show_address
 from colabstage.io.units import NAMES_SHOWN, format_names
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, parse_source
