@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from colabstage.sources.extract.archive import extract_archive
     from colabstage.sources.fetching import fetch_files
     from colabstage.stage.dataset import StagedDataset
+    from colabstage.stage.plan import plan_stage
     from colabstage.stage.publish import publish_file, restore_file
-    from colabstage.stage.run import plan_stage, stage_dataset
+    from colabstage.stage.run import stage_dataset
     from colabstage.ui.notebook.browser import browse_dataset
     from colabstage.ui.notebook.form import stage_form
     from colabstage.ui.plots import (
@@ -93,7 +94,7 @@ _HOMES = {
     "make_loader": "load.loader",
     "mount_drive": "machine.drive",
     "pack_dataset": "pack.run",
-    "plan_stage": "stage.run",
+    "plan_stage": "stage.plan",
     "plot_class_balance": "ui.plots",
     "plot_epochs": "ui.plots",
     "plot_image_sizes": "ui.plots",

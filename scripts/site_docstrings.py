@@ -23,7 +23,7 @@ class Docstrings(_Extension):  # type: ignore[misc]  # griffe is not installed w
     def on_package(self, *, pkg: Any, **_: Any) -> None:
         """`plan_stage` takes what the function takes that makes its request; known once all modules are read. What the
         others have as `**arguments` leads to the page of the options classes."""
-        pkg["stage.run.plan_stage"].parameters = pkg["stage.request.make_request"].parameters
+        pkg["stage.plan.plan_stage"].parameters = pkg["stage.request.make_request"].parameters
 
 
 def fence_examples(docstring: str) -> str:

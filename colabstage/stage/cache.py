@@ -1,30 +1,35 @@
-"""The cached copy of a pack: found by its manifest, restored block by block, published when it is new."""
+"""The cached copy of a pack: found by its manifest, restored block by block or opened in part, published when new."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import (
     CancelledError,
+    ColabstageError,
     DamagedPackError,
     DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
     SourceError,
+    SourceNotFoundError,
     SourceReadError,
 )
-from colabstage.h5.manifest import Manifest, manifest_path, remove_manifest, write_manifest
-from colabstage.h5.parts import PartName
+from colabstage.h5.info import read_info
+from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
+from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
+from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import cut_own, disk_use, is_worked_in, link_own, only_for, open_workspace, remove_own
-from colabstage.load.partial import open_restored
+from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space
@@ -35,9 +40,18 @@ from colabstage.sources.parse import ObjectSource, comes_whole
 from colabstage.sources.partial.file import BlockwiseFile
 from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet
+from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.places import BucketPlace, FolderPlace
 from colabstage.stage.publish import PREVIOUS_SUFFIX
-from colabstage.stage.record import Comparison, Freshness, StateDiffersError, compare_source, identity_of
+from colabstage.stage.record import (
+    Comparison,
+    Freshness,
+    LocalRecord,
+    StateDiffersError,
+    compare_source,
+    identity_of,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,10 +59,12 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.load.partial import PartialPack
     from colabstage.sources.identity import SourceIdentity
-    from colabstage.stage.make import StageCall
     from colabstage.stage.places import CachedFile, CachePlace
+    from colabstage.stage.publish import PublishReport
     from colabstage.stage.record import SourceOnce
+    from colabstage.stage.report import Origin
     from colabstage.stage.request import CacheDir, StageRequest
+    from colabstage.stage.run import StageCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,3 +494,93 @@ def _copy_pack(call: StageCall, cached: CachedPack, cache: Cache, comparison: Co
         report.note(f"The cached pack was left where it is, and another encoding may fit here: {error}")
         return None
     return freshness
+
+
+def open_in_part(call: StageCall, cached: CachedPack, *, origin: Origin = "cache") -> StagedDataset:
+    """Open a pack in part: no more than `disk_limit` of it is ever on the local disk.
+
+    Raises:
+        Exception: as `open_partial`.
+    """
+    request, report, limit = call.request, call.report, call.request.disk_limit
+    assert limit is not None
+    report.origin = origin
+    report.skipped = cached.manifest.skipped
+    with (
+        report.timed("open in part", unit="B") as step,
+        call.progress.step("open in part", total=None, unit="B") as shown,
+    ):
+        part = open_partial(
+            [one.path for one in cached.files],
+            limit,
+            local_dir=request.folder.parent,
+            manifests=[one.manifest for one in cached.files],
+            step=shown,
+        )
+        step.amount = part.figures["fetched"]
+        step.note = f"index and labels; never more than {format_bytes(limit)} of {format_bytes(cached.manifest.size)}"
+    report.note(
+        f"The pack stays in the cache ('{cached.label}') and is read from there block by block; keep it there and "
+        "reachable while loaders run."
+    )
+    # Looked up when the report is shown: figures grow as long as loaders read.
+    report.arrival = partial(getattr, part, "figures")
+    info = joined_info([read_info(path) for path in part.paths])
+    return StagedDataset(path=part.path, files=None, report=report, info=info, part=part)
+
+
+def is_published(request: StageRequest, cache: Cache) -> bool | None:
+    """Tell whether the local pack is the one in the cache; `None` when no cache is wanted."""
+    if cache.place is None:
+        return None
+    cached = cache.find()
+    return cached is not None and (cached.in_shards or cached.manifest == read_manifest(request.pack_path))
+
+
+def publish_pack(
+    call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False
+) -> PublishReport[Any] | None:
+    """Copy the pack to the cache; a failure is a note in the report."""
+    request = call.request
+    place = cache.place
+    if place is None:
+        call.report.note(f"Not cached: {cache.why}.")
+        return None
+    done = None
+    with call.report.timed("publish to cache", unit="B") as step:
+        try:
+            # In the background a bar would be drawn into whatever cell runs then.
+            progress = NullProgress() if quietly else call.progress
+            done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
+            step.amount = done.nbytes - done.kept_bytes
+            step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
+                "; uploading" if done.uploading else ""
+            )
+        # Not raised: the data is here and can be used, and the next session merely stages it again.
+        except (ColabstageError, OSError) as error:
+            step.note = "failed"
+            call.report.note(f"Not cached, so the next session stages from the source again: {error}")
+    write_record(request, replace(record, published=done is not None))
+    return done
+
+
+def find_published(request: StageRequest) -> PublishReport[Any] | None:
+    """Return what an earlier call published of the local pack.
+
+    Raises:
+        SourceNotFoundError: it is not there.
+    """
+    # Only on request and not in every call, because a Drive takes time to answer.
+    if request.cache_dir is None:
+        return None
+    cache = Cache(request)
+    cached = cache.find()
+    if cached is None or cached.manifest != read_manifest(request.pack_path):
+        where = f"in '{cache.place.label}'" if cache.place is not None else f"in a cache that can be used ({cache.why})"
+        msg = (
+            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
+            "another one has taken its place. Mount the drive of the cache, or publish it again: "
+            "publish_file(data.path, …)."
+        )
+        raise SourceNotFoundError(msg)
+    return cached.place.published(cached.files[0])

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.sources.opening import OpenSource
-    from colabstage.stage.make import StageCall
     from colabstage.stage.request import StageRequest
+    from colabstage.stage.run import StageCall
 
 
 _RECORD_VERSION = 1

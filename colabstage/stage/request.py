@@ -40,6 +40,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
+SOURCE_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
 # A folder, a prefix in a bucket, wherever this platform keeps things, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 

@@ -1,70 +1,78 @@
-"""`stage_dataset`, the one cell, and `plan_stage`, the same without doing anything.
+"""`stage_dataset`, the one cell.
 
 The shortest way is taken: reuse local data, restore the cached pack, or read the source. Nothing is read before it has
 to be. Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and
 only then the source. The source is opened when the first of these decisions needs it, and only once, so that what it
 costs to open and list it is not spent twice.
+
+What is made of the source, plain files, a pack or both, is listed and planned before anything is written. Then archives
+begin to arrive, and are packed meanwhile.
 """
 
 from __future__ import annotations
 
-import tempfile
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, repeat
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from colabstage.errors import (
-    ColabstageError,
-    SourceNotFoundError,
+    NotEnoughSpaceError,
 )
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import read_manifest
-from colabstage.io.arguments import GOES_ON, NOTHING_DONE, stops_with, takes
-from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_own_folder
-from colabstage.io.ownership import sweep_orphans
+from colabstage.h5.manifest import remove_manifest
+from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.files import RetryPolicy, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
-from colabstage.io.progress import NullProgress, resolve_progress
-from colabstage.io.units import format_bytes
-from colabstage.io.workspace import put_back
+from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.units import format_bytes, format_count
+from colabstage.io.workspace import open_spool, put_back
 from colabstage.machine.mounts import run_watched
-from colabstage.machine.resources import free_space
+from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
-from colabstage.pack.execute import space_for
+from colabstage.pack.execute import pipeline_limits, run_pack, space_for
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
+from colabstage.pack.shards import pack_by_executor
 from colabstage.pack.stream import PackStream
 from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import comes_whole, parts_of
-from colabstage.stage.cache import Cache, CachedPack, copy_current, exceeds_limit, find_current
-from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.make import (
-    StageCall,
-    has_to_come,
-    make_local,
+from colabstage.sources.tree import fetch_folder
+from colabstage.stage.cache import (
+    Cache,
+    CachedPack,
+    copy_current,
+    exceeds_limit,
+    find_current,
+    find_published,
+    is_published,
     open_in_part,
-    staging_figures,
+    publish_pack,
 )
+from colabstage.stage.dataset import StagedDataset
 from colabstage.stage.record import (
     Freshness,
     LocalRecord,
     Seal,
     SourceListingError,
     SourceOnce,
+    StagedFiles,
+    check_listing,
     compare_source,
     files_problem,
     files_record,
+    files_staged,
     find_record,
-    identity_of,
     kept_seal,
     pack_problem,
     write_record,
 )
-from colabstage.stage.report import StageFigures, StagePlan, StageReport, found_in
+from colabstage.stage.report import StageFigures, StageReport, found_in
 from colabstage.stage.request import (
+    SOURCE_REMEDIES,
     StageArguments,
     check_disk_limit,
     check_for_streaming,
@@ -73,28 +81,58 @@ from colabstage.stage.request import (
     lock_path,
     make_request,
 )
-from colabstage.stage.shards import plan_shards
+from colabstage.stage.shards import pack_into_cache, plan_without_room
 from colabstage.stage.streaming import BackgroundPack
+from colabstage.trees.entries import total_size
+from colabstage.trees.folder import FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from colabstage.io.progress import Progress
+    from colabstage.io.progress import Cancellation, Progress
     from colabstage.load.partial import PartialPack
     from colabstage.pack.job import PackJob
     from colabstage.pack.options import PackOptions
+    from colabstage.pack.stream import PackStream
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import SourceArgument
     from colabstage.stage.publish import PublishReport
-    from colabstage.stage.report import Action, Found
     from colabstage.stage.request import StageRequest
+    from colabstage.trees.tree import Tree
 
 
-_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
+T = TypeVar("T")
+
+_SPOOL = "spool"
+# How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
+_LOCK_TIMEOUT_S = 1800.0
 
 
-@takes(make_request, arguments=StageArguments, remedies=_REMEDIES)
+@dataclass(frozen=True, slots=True)
+class StageCall:
+    """What all steps of one call of `stage_dataset` need."""
+
+    request: StageRequest
+    """What was asked for."""
+    progress: Progress
+    """Where the steps are shown."""
+    executor: Executor | None = None
+    """The executor whose workers pack; `None` for this process."""
+    report: StageReport = field(default_factory=StageReport)
+    """What has been done so far."""
+    stream: PackStream | None = None
+    """Lets readers in before everything is packed; `None` where they wait for the whole pack."""
+    let_in: Callable[[PartialPack], object] | None = None
+    """Is told of a pack that is copied from the cache, once rows of it can be waited for; `None` as for `stream`."""
+
+    @property
+    def cancellation(self) -> Cancellation:
+        """Return the cancellation of the call's progress."""
+        return cancellation_of(self.progress)
+
+
+@takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
 @stops_with(GOES_ON)
 def stage_dataset(
     source: SourceArgument,
@@ -183,34 +221,6 @@ def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     return staged
 
 
-@takes(make_request, arguments=StageArguments, remedies=_REMEDIES)
-@stops_with(NOTHING_DONE)
-def plan_stage(
-    source: SourceArgument, *, options: PackOptions | None = None, **arguments: Unpack[StageArguments]
-) -> StagePlan:
-    """Say what `stage_dataset` would do with the same arguments, without writing anything.
-
-    This lists the source, and reads the headers of a few images where their size matters. A source that has to be
-    downloaded before it can be opened (a share link, a Kaggle dataset) is not read.
-
-    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
-    the same too, as far as they can be known beforehand.
-
-    Args:
-        source: where the dataset is, as for `stage_dataset`.
-        options: as for `stage_dataset`.
-        **arguments: those of `stage_dataset`.
-    """
-    request = make_request(source, options=options, **arguments)
-    return run_watched(lambda: plan_call(StageCall(request, NullProgress())), *request.touched_paths)
-
-
-T = TypeVar("T")
-
-# How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
-_LOCK_TIMEOUT_S = 1800.0
-
-
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call of `stage_dataset`.
 
@@ -245,7 +255,7 @@ def run_call(call: StageCall, *, wait: bool) -> StagedDataset:
             return _stage_source(call, source, cache, wait=wait)
 
 
-def _problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
+def problem_here(call: StageCall, source: SourceOnce, record: LocalRecord) -> tuple[str | None, Freshness]:
     """Return why the local data cannot be used, `None` when it can, and how the source compares."""
     request = call.request
     thorough = request.verify == "full"
@@ -273,7 +283,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     # Before the file is checked, so that a write during the check breaks the seal.
     seal = _seal(request) if request.wants_pack else {}
     with report.timed("look") as step:
-        problem, freshness = _problem_here(call, source, record)
+        problem, freshness = problem_here(call, source, record)
         step.note = problem or "; ".join(filter(None, ("already staged; verified", freshness.seen)))
     if problem is not None:
         report.note(f"Staging again: {problem}.")
@@ -281,7 +291,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     report.origin = "local"
     found = record
     if request.wants_pack:
-        published = record.published if record.seal else _is_published(request, cache)
+        published = record.published if record.seal else is_published(request, cache)
         record = replace(record, seal=seal, published=published)
     if source.opened is not None and freshness.proved:
         # The quick look was not enough this time; with the new times it will be next time.
@@ -296,20 +306,12 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
     # leftovers would stay until somebody stages that source again.
     _sweep_copies(request)
     if request.wants_pack and record.published is False and request.cache_dir is not None:
-        return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
+        return _finish(call, _finished_publishing(publish_pack(call, cache, record)))
     return _finish(call, published_before=record.published is True)
 
 
 def _seal(request: StageRequest) -> Seal:
     return file_seal(request.pack_path) if request.pack_path.is_file() else {}
-
-
-def _is_published(request: StageRequest, cache: Cache) -> bool | None:
-    """Tell whether the local pack is the one in the cache; `None` when no cache is wanted."""
-    if cache.place is None:
-        return None
-    cached = cache.find()
-    return cached is not None and (cached.in_shards or cached.manifest == read_manifest(request.pack_path))
 
 
 def _sweep_copies(request: StageRequest) -> None:
@@ -389,37 +391,209 @@ def _stage_source(call: StageCall, source: SourceOnce, cache: Cache, *, wait: bo
     if not wait:
         # Not a daemon: a script that ends right after staging would cut the copy off.
         publishing = in_thread(
-            lambda: _publish_pack(call, cache, record, quietly=True), "colabstage-publish", daemon=False
+            lambda: publish_pack(call, cache, record, quietly=True), "colabstage-publish", daemon=False
         )
         return _finish(call, publishing)
-    return _finish(call, _finished_publishing(_publish_pack(call, cache, record)))
+    return _finish(call, _finished_publishing(publish_pack(call, cache, record)))
 
 
-def _publish_pack(
-    call: StageCall, cache: Cache, record: LocalRecord, *, quietly: bool = False
-) -> PublishReport[Any] | None:
-    """Copy the pack to the cache; a failure is a note in the report."""
-    request = call.request
-    place = cache.place
-    if place is None:
-        call.report.note(f"Not cached: {cache.why}.")
-        return None
-    done = None
-    with call.report.timed("publish to cache", unit="B") as step:
-        try:
-            # In the background a bar would be drawn into whatever cell runs then.
-            progress = NullProgress() if quietly else call.progress
-            done = place.publish(request.pack_path, f"{request.name}.h5", progress=progress)
-            step.amount = done.nbytes - done.kept_bytes
-            step.note = f"'{place.label}/{request.name}.h5', read back and verified" + (
-                "; uploading" if done.uploading else ""
+def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) -> StagedFiles | CachedPack | None:
+    """Make the source local in the forms that were asked for.
+
+    Args:
+        call: what was asked for.
+        source: where it comes from.
+        cache: where a pack that is larger than the disk limit goes, in shards; `None` when the pack is here already and
+            only plain files are wanted.
+
+    Returns:
+        The plain files, `None` when none were asked for; of what is too large for the disk limit the set of its shards.
+
+    Raises:
+        TargetExistsError: there is something else in the place of the plain files, or one of them was changed.
+        Exception: as `stage_dataset`; each form that existed before is unchanged.
+    """
+    request, report = call.request, call.report
+    wants_pack = cache is not None and request.wants_pack
+    make_folder(request.folder)
+    try:
+        if request.wants_files:
+            # A run that died while it exchanged old files for new left the old ones under another name.
+            put_back(request.files_path)
+            check_replaceable(
+                request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
             )
-        # Not raised: the data is here and can be used, and the next session merely stages it again.
-        except (ColabstageError, OSError) as error:
-            step.note = "failed"
-            call.report.note(f"Not cached, so the next session stages from the source again: {error}")
-    write_record(request, replace(record, published=done is not None))
-    return done
+        # Not the leftovers of the pack: packing continues what an interrupted run has finished.
+        sweep_orphans(request.folder, name=request.copy_path.name)
+        with open_spool(request.folder / _SPOOL) as spool:
+            make_folder(spool)
+            large = stream = None
+            with report.timed("plan", unit="files", moves=False) as step:
+                # Before anything comes or is unpacked.
+                if request.disk_limit is not None and has_to_come(source):
+                    unknown = source.unpacks_first
+                    check_disk_limit(request, None if unknown else staging_figures(request, source, None, None))
+                if request.checksum is not None:
+                    # Before the listing is believed: a wrong file may well have one.
+                    source.verify(request.checksum)
+                tree = source.open_tree(spool)
+                step.amount = len(tree.entries)
+                # `space_for` counts what an interrupted pack has written already as free.
+                room = space_for(request.pack_path)
+                job = prepare_pack(tree, request.options, free_bytes=room) if wants_pack else None
+                report.found = () if job is None else job.table.summary()
+                figures = staging_figures(request, source, tree, job)
+                if job is not None and exceeds(request, figures):
+                    if has_to_come(source):
+                        check_disk_limit(request, figures)
+                    if call.executor is not None:
+                        _refuse_executor(request, figures)
+                    large = plan_without_room(tree, request, job)
+                else:
+                    # What an interrupted run has written is part of the figures, and does not need its space twice.
+                    in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
+                    # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
+                    needed = max(0, figures.peak_bytes - in_place)
+                    check_space(request.folder, needed, f"Staging '{request.source.name}'")
+                    report.note(*source.notes, *tree.notes)
+                    # Before the source starts, so that its first bytes are those which the first epoch needs.
+                    stream = None if job is None else _stream_for(call, source, job)
+            if large is not None and cache is not None:
+                return pack_into_cache(call, source, large, cache)
+            # With an executor only its workers read, so a copy in this process would be made for nothing.
+            if call.executor is None or request.wants_files:
+                source.start()
+            files = _fetch_files(call, source, tree) if request.wants_files else None
+            if job is not None:
+                _make_pack(call, source, job, stream)
+        return files
+    finally:
+        remove_empty(request.folder)  # after an error, unless something was kept for the next try; and of shards
+
+
+def staging_figures(request: StageRequest, source: OpenSource, tree: Tree | None, job: PackJob | None) -> StageFigures:
+    """Add up what staging moves, as far as it is known; `tree` is `None` for a source that cannot be listed yet."""
+    # The sum of what is unpacked: plain files take that, however small their archive is.
+    tree_bytes = 0 if tree is None else total_size(tree.entries)
+    return StageFigures(
+        source_bytes=source.extent[1],
+        # What is looked through where it is will be packed from there.
+        archive_bytes=0 if tree is None and source.is_walked else source.archive_bytes,
+        pack_bytes=0 if job is None else job.plan.nbytes,
+        files_bytes=tree_bytes if request.wants_files else 0,
+        mount_bytes=0 if tree is None and source.is_walked else source.mount_bytes,
+    )
+
+
+def has_to_come(source: OpenSource) -> bool:
+    """Tell whether all of a source has to be here before a pack can be planned, or made shard by shard."""
+    return not source.opens_at_once or source.unpacks_first
+
+
+def _refuse_executor(request: StageRequest, figures: StageFigures) -> NoReturn:
+    assert request.disk_limit is not None
+    msg = (
+        f"Packing '{request.source.name}' takes {format_bytes(figures.peak_bytes)} of the local disk, and disk_limit="
+        f"{format_bytes(request.disk_limit)}. It can be packed in shards, but not by the workers of executor=. Leave "
+        "out executor=. Or let the workers pack into the place that it is to be read from: "
+        'pack_dataset(source, "s3://bucket/NAME.h5", shards=40, executor=…), and dataset_h5(report.path, disk_limit=…).'
+    )
+    raise NotEnoughSpaceError(msg)
+
+
+def _stream_for(call: StageCall, source: OpenSource, job: PackJob) -> PackStream | None:
+    """Plan the stream that lets readers in, and fetch the source in its order; return `None` where readers wait."""
+    if call.stream is None:
+        return None
+    obstacle = call.stream.obstacle(job)
+    # Waiting is slower and gives the same pack, so it is a note and no error.
+    if obstacle is not None:
+        call.report.note(f"streaming=True had to wait for the whole pack: {obstacle}.")
+        return None
+    call.stream.plan(job, source)
+    return call.stream
+
+
+def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles:
+    """Fetch the plain files beside the previous ones, then replace those."""
+    request, report = call.request, call.report
+    here = files_staged(request, source.identity)
+    if here is not None:
+        report.note("The plain files were brought here by an earlier run that was interrupted after them.")
+        return here
+    total = total_size(tree.entries)
+    with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:
+        fetched = fetch_folder(
+            tree,
+            request.files_path,
+            fingerprint=source.identity.fingerprint,
+            limits=pipeline_limits(tree, slow=source.reads_slowly),
+            step=step,
+            cancellation=call.cancellation,
+            policy=RetryPolicy(),
+            # Called before the exchange of names, the last moment at which the previous files are still in place.
+            announce=lambda _: check_listing(source),
+        )
+        timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
+        if fetched.kept_bytes:
+            timing.note += f"; {format_bytes(fetched.kept_bytes)} were already here"
+    files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
+    # If packing is interrupted, the files need not be fetched again.
+    write_record(request, files_record(request, source.identity, files))
+    return files
+
+
+def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackStream | None) -> None:
+    request, report, executor = call.request, call.report, call.executor
+    slow = source.reads_slowly
+    if request.wants_files and executor is None:
+        # The files have just arrived: the local ones are faster than the source.
+        job = prepare_pack(FolderTree(request.files_path), request.options, free_bytes=space_for(request.pack_path))
+        slow = False
+
+    with report.timed("pack", unit=job.table.unit) as step:
+        if executor is None:
+            done = run_pack(
+                job,
+                request.pack_path,
+                slow=slow,
+                progress=call.progress,
+                cancellation=call.cancellation,
+                key=request.key,
+                identity=lambda: source.identity.to_json(),  # noqa: PLW0108 - that of the end
+                address=request.address,
+                stream=stream,
+            )
+        else:
+            # Workers open the data by its path: those on other machines cannot share this process's open source.
+            place = request.files_path if request.wants_files else request.opened_path
+            assert place is not None
+            done = pack_by_executor(
+                place,
+                request.pack_path,
+                request.options,
+                executor,
+                progress=call.progress,
+                key=request.key,
+                identity=source.identity.to_json(),
+                address=request.address,
+            )
+        try:
+            # Only now, because the missing part of a listing is noticed by listing again, which takes as long as the
+            # first time.
+            check_listing(source)
+        except SourceListingError:
+            remove_manifest(request.pack_path)  # so that a pack of half a source does not count
+            raise
+        step.amount = sum(done.samples.values()) - done.resumed
+        said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
+        if source.archive_bytes:
+            said.append("while the archive was being copied here")
+        if done.resumed:
+            said.append(f"{done.resumed:,} were already in place")
+        step.note = "; ".join(said)
+    report.skipped = done.skipped
+    report.note(*job.table.notes)
 
 
 def _finish(
@@ -442,168 +616,11 @@ def _finish(
         report=call.report,
         info=info,
         publishing=publishing,
-        find_published=partial(_published_before, request) if published_before and info is not None else None,
+        find_published=partial(find_published, request) if published_before and info is not None else None,
     )
-
-
-def _published_before(request: StageRequest) -> PublishReport[Any] | None:
-    """Return what an earlier call published of the local pack.
-
-    Raises:
-        SourceNotFoundError: it is not there.
-    """
-    # Only on request and not in every call, because a Drive takes time to answer.
-    if request.cache_dir is None:
-        return None
-    cache = Cache(request)
-    cached = cache.find()
-    if cached is None or cached.manifest != read_manifest(request.pack_path):
-        where = f"in '{cache.place.label}'" if cache.place is not None else f"in a cache that can be used ({cache.why})"
-        msg = (
-            f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
-            "another one has taken its place. Mount the drive of the cache, or publish it again: "
-            "publish_file(data.path, …)."
-        )
-        raise SourceNotFoundError(msg)
-    return cached.place.published(cached.files[0])
 
 
 def _finished_publishing(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future
-
-
-def plan_call(call: StageCall) -> StagePlan:
-    """Say what `run_call` would do, without writing anything."""
-    request, cache = call.request, Cache(call.request)
-    reasons: list[str] = []
-
-    def planned(
-        action: Action,
-        figures: StageFigures,
-        rows: dict[str, int],
-        found: Found = (),
-        *,
-        count: int = 0,
-        in_part: bool = False,
-    ) -> StagePlan:
-        place, free = cache.place if request.wants_pack else None, free_space(request.folder)
-        # Shards, where those are or would be.
-        name = f"{request.name}.h5" if not count else f"{request.name}-*-of-{count:05}.h5"
-        return StagePlan(
-            source=request.address,
-            action=action,
-            reasons=(*reasons, *_limit_advice(request, action, figures, free)),
-            figures=figures,
-            free_bytes=free,
-            target=request.pack_path if request.wants_pack else request.files_path,
-            cache=None if place is None else place.at(name),
-            samples=rows,
-            found=found,
-            in_part=in_part,
-        )
-
-    with SourceOnce(call) as source:
-        record = None if request.refresh else find_record(request)
-        problem = "it is not staged on this machine" if record is None else _problem_here(call, source, record)[0]
-        if problem is None:
-            reasons.append("It is complete and the source has not changed.")
-            info = read_info(request.pack_path) if request.wants_pack else None
-            rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
-            return planned("reuse", StageFigures(), rows, found_in(info))
-        reasons.append(f"Here: {problem}.")
-        cached = None if request.refresh or not request.wants_pack else cache.find()
-        made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
-        if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
-            reasons.append(f"Cache: '{cached.label}'.")
-            size = cached.manifest.size
-            in_part = exceeds_limit(request, cached)
-            if in_part and request.disk_limit is not None:
-                reasons.append(
-                    f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
-                    f"{format_bytes(request.disk_limit)} be here."
-                )
-                size = min(size, request.disk_limit)
-            elif request.keep == "pack" and size >= _WORTH_BYTES:
-                reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
-            moved = StageFigures(source_bytes=size, pack_bytes=size)
-            return planned(
-                "restore",
-                moved,
-                cached.manifest.samples,
-                count=len(cached.files) if cached.in_shards else 0,
-                in_part=in_part,
-            )
-        reasons.append(_why_not_cached(cache, cached))
-        if comes_whole(request.source) and request.disk_limit is None:
-            reasons.append("It would be downloaded first; what is in it is known only then.")
-            return planned("stage", StageFigures(), {})
-        opened = source.open()
-        if not opened.opens_at_once or opened.unpacks_first or opened.is_walked:
-            reasons.append(_why_unknown(opened))
-            return planned("stage", staging_figures(request, opened, None, None), {})
-        with tempfile.TemporaryDirectory() as spool:
-            tree = opened.open_tree(Path(spool))
-            free = space_for(request.pack_path)
-            job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
-            if job is not None:
-                reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
-                reasons.extend(_streaming_advice(request, opened, job))
-                # What would be left out is worth knowing before, not after.
-                reasons.extend(job.table.notes)
-            rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
-            found = () if job is None else job.table.summary()
-            figures, count = staging_figures(request, opened, tree, job), 0
-            if job is not None and exceeds(request, figures) and request.disk_limit is not None:
-                if has_to_come(opened):
-                    check_disk_limit(request, figures)
-                reason, count = plan_shards(request, tree, job, cache, request.disk_limit)
-                reasons.append(reason)
-                figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
-            return planned("stage", figures, rows, found, count=count, in_part=count > 0)
-
-
-def _why_not_cached(cache: Cache, cached: CachedPack | None) -> str:
-    """Say why the source would be read."""
-    if cached is not None:
-        return "Cache: not of this state of the source."
-    return "Cache: none is used." if cache.place is None else "Cache: it is not there."
-
-
-def _why_unknown(source: OpenSource) -> str:
-    """Say why a plan would have to read all of a source."""
-    if source.is_walked:
-        return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
-    if source.opens_at_once:
-        return "It is compressed as a whole; what is in it is known only after it is unpacked."
-    return "It can only be read from its beginning; what is in it is known only after it has arrived."
-
-
-# Below this, the wait for the whole pack is short anyway.
-_WORTH_BYTES = 200_000_000
-_STREAMING_PAYS = "streaming=True would give batches as soon as"
-
-
-def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
-    """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
-    # Under a limit it is no choice: the two cannot be combined.
-    if (
-        request.keep != "pack"
-        or request.disk_limit is not None
-        or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES
-    ):
-        return []
-    obstacle = PackStream.obstacle(job)
-    if obstacle is not None:
-        return [f"streaming=True would gain nothing here: {obstacle}."]
-    return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]
-
-
-def _limit_advice(request: StageRequest, action: Action, figures: StageFigures, free_bytes: int) -> list[str]:
-    """Return what to do where the disk is too small for all of it; nothing where it is not."""
-    if figures.peak_bytes <= free_bytes or request.keep != "pack" or request.disk_limit is not None:
-        return []
-    if action == "restore":
-        return ["disk_limit= would open it in part instead: blocks come as they are needed, and never more than that."]
-    return ["It does not fit. With disk_limit= it is packed in shards, which go to the cache and are read from there."]

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from colabstage.pack.job import PackJob
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.cache import Cache
-    from colabstage.stage.make import StageCall
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.request import StageRequest
+    from colabstage.stage.run import StageCall
     from colabstage.trees.tree import Tree
 
 # One shard is published while the next is packed, which may take its space twice when gaps are closed at the end; and

@@ -15,9 +15,10 @@ from colabstage.io.progress import NullProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
+from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.run import stage_dataset
 from tests.support.staged import disk_sampled, use_small_blocks
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from colabstage.errors import CorruptArchiveError, DriveDisconnectedError, Sourc
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import ContentFault, DriveFaults, DriveKnobs, OpFault
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.plan import plan_stage
+from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset

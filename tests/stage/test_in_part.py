@@ -31,9 +31,10 @@ from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import MountedFile
-from colabstage.stage import run
+from colabstage.stage import plan
+from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.run import stage_dataset
 from tests.support.staged import SMALL_BLOCK, contents, use_small_blocks
 
 if TYPE_CHECKING:
@@ -279,12 +280,12 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     """Of a large copy that streaming pays; of what does not fit that a limit helps."""
     places: dict[str, Any] = {"cache_dir": source.parent / "cache", "local_dir": source.parent / "other"}
     assert "streaming=True" not in str(plan_stage(source, **places))
-    monkeypatch.setattr(run, "_WORTH_BYTES", 500_000)
+    monkeypatch.setattr(plan, "_WORTH_BYTES", 500_000)
     assert "would give batches as soon as its first blocks are here" in str(plan_stage(source, **places))
     nothing_cached = {**places, "cache_dir": source.parent / "empty"}
     assert "streaming=True" in str(plan_stage(source, **nothing_cached))
     assert "streaming=True" not in str(plan_stage(source, disk_limit="1 GB", **nothing_cached))
-    monkeypatch.setattr(run, "free_space", lambda _: 100_000)
+    monkeypatch.setattr(plan, "free_space", lambda _: 100_000)
     assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
     assert "With disk_limit= it is packed in shards" in str(plan_stage(source, **{**places, "cache_dir": None}))
 

@@ -17,8 +17,7 @@ from colabstage.io.files import close_quietly, pread_exactly
 from colabstage.machine import mounts, watched
 from colabstage.sources import copy
 from colabstage.stage import run
-from colabstage.stage.make import make_local
-from colabstage.stage.run import stage_dataset
+from colabstage.stage.run import make_local, stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     from colabstage.sources.opening import OpenSource
     from colabstage.stage.cache import Cache, CachedPack
     from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.make import StageCall
     from colabstage.stage.record import StagedFiles
+    from colabstage.stage.run import StageCall
 
 # The third block of the pack.
 HANGS_AT = 16 << 20

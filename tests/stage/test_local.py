@@ -31,7 +31,8 @@ from colabstage.errors import (
 from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.io.workspace import leave_for_next, temp_beside
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.plan import plan_stage
+from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset

@@ -14,8 +14,9 @@ import pytest
 from colabstage.errors import OptionError
 from colabstage.layouts.class_folders import read_image_folder
 from colabstage.pack.run import pack_dataset
+from colabstage.stage.plan import plan_stage
 from colabstage.stage.request import make_request
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.run import stage_dataset
 
 
 def _halved(x: np.ndarray) -> np.ndarray:

@@ -249,8 +249,8 @@ def test_silence_is_an_answer_of_its_own(colours: Path, monkeypatch: pytest.Monk
 def test_auto_says_when_room_decided(colours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pack of a full disk travels by the cache; where it is used, the report says so and how to ask again."""
     cache = tmp_path / "cache"
-    monkeypatch.setattr("colabstage.stage.make.space_for", lambda _: 100)
-    monkeypatch.setattr("colabstage.stage.make.check_space", lambda *_: None)
+    monkeypatch.setattr("colabstage.stage.run.space_for", lambda _: 100)
+    monkeypatch.setattr("colabstage.stage.run.check_space", lambda *_: None)
     assert stage(colours, cache_dir=cache).report.origin == "source"
     monkeypatch.undo()
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
@@ -273,7 +273,7 @@ def test_auto_finds_another_encoding_where_the_cached_one_does_not_fit(
     stage(photos, **options)
     (pack,) = cache.glob("*.h5")
     before = pack.read_bytes()
-    for module in ("machine.resources", "pack.execute", "stage.make"):
+    for module in ("machine.resources", "pack.execute", "stage.run"):
         monkeypatch.setattr(f"colabstage.{module}.free_space", lambda _: len(before) // 2)
     staged = stage(photos, local_dir=tmp_path / "two", **options)
     assert staged.info is not None

@@ -26,8 +26,9 @@ from colabstage.load.partial import PartialPack
 from colabstage.pack import execute
 from colabstage.pack.run import pack_dataset
 from colabstage.stage import shards
+from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.run import stage_dataset
 from tests.support.http_server import WebServer
 from tests.support.share_links import DriveShares, SharedItem
 from tests.support.staged import SMALL_BLOCK, disk_sampled, use_small_blocks

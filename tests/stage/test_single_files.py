@@ -12,7 +12,8 @@ from PIL import Image
 from colabstage.errors import ArchiveError, LayoutError
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.plan import plan_stage
+from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,8 @@ from colabstage.errors import (
     SourceReadError,
     WebPageError,
 )
-from colabstage.stage.run import plan_stage, stage_dataset
+from colabstage.stage.plan import plan_stage
+from colabstage.stage.run import stage_dataset
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive

@@ -77,7 +77,7 @@ def plan(
       colabstage plan photos --keep both --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        from colabstage.stage.run import plan_stage
+        from colabstage.stage.plan import plan_stage
 
         # The library's own plan, so that what is said here is what `stage` then does.
         tell(plan_stage(o.read_sources(source), **flags), as_json=as_json)

@@ -484,7 +484,7 @@ class StageForm:
         self._worker.start(run, begun=begun, ended=lambda: self._set_buttons(running=False, cancellable=False))
 
     def _plan(self) -> None:
-        from colabstage.stage.run import plan_stage
+        from colabstage.stage.plan import plan_stage
 
         self._outcome.value = plan_stage(**changed(self.arguments))._repr_html_()
 

@@ -1,0 +1,202 @@
+"""`plan_stage`: what `stage_dataset` would do, and why, without doing anything."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from colabstage.h5.info import read_info
+from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.progress import NullProgress
+from colabstage.io.units import format_bytes
+from colabstage.machine.mounts import run_watched
+from colabstage.machine.resources import free_space
+from colabstage.pack.execute import space_for
+from colabstage.pack.job import prepare_pack
+from colabstage.pack.stream import PackStream
+from colabstage.sources.parse import comes_whole
+from colabstage.stage.cache import Cache, CachedPack, exceeds_limit
+from colabstage.stage.record import (
+    SourceOnce,
+    compare_source,
+    find_record,
+    identity_of,
+)
+from colabstage.stage.report import StageFigures, StagePlan, found_in
+from colabstage.stage.request import (
+    SOURCE_REMEDIES,
+    StageArguments,
+    check_disk_limit,
+    exceeds,
+    make_request,
+)
+from colabstage.stage.run import StageCall, has_to_come, problem_here, staging_figures
+from colabstage.stage.shards import plan_shards
+
+if TYPE_CHECKING:
+    from colabstage.pack.job import PackJob
+    from colabstage.pack.options import PackOptions
+    from colabstage.sources.opening import OpenSource
+    from colabstage.sources.parse import SourceArgument
+    from colabstage.stage.cache import CachedPack
+    from colabstage.stage.report import Action, Found
+    from colabstage.stage.request import StageRequest
+
+
+@takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)
+@stops_with(NOTHING_DONE)
+def plan_stage(
+    source: SourceArgument, *, options: PackOptions | None = None, **arguments: Unpack[StageArguments]
+) -> StagePlan:
+    """Say what `stage_dataset` would do with the same arguments, without writing anything.
+
+    This lists the source, and reads the headers of a few images where their size matters. A source that has to be
+    downloaded before it can be opened (a share link, a Kaggle dataset) is not read.
+
+    The arguments are those of `stage_dataset` without `wait`, `streaming`, `executor` and `progress`. The errors are
+    the same too, as far as they can be known beforehand.
+
+    Args:
+        source: where the dataset is, as for `stage_dataset`.
+        options: as for `stage_dataset`.
+        **arguments: those of `stage_dataset`.
+    """
+    request = make_request(source, options=options, **arguments)
+    return run_watched(lambda: plan_call(StageCall(request, NullProgress())), *request.touched_paths)
+
+
+def plan_call(call: StageCall) -> StagePlan:
+    """Say what `run_call` would do, without writing anything."""
+    request, cache = call.request, Cache(call.request)
+    reasons: list[str] = []
+
+    def planned(
+        action: Action,
+        figures: StageFigures,
+        rows: dict[str, int],
+        found: Found = (),
+        *,
+        count: int = 0,
+        in_part: bool = False,
+    ) -> StagePlan:
+        place, free = cache.place if request.wants_pack else None, free_space(request.folder)
+        # Shards, where those are or would be.
+        name = f"{request.name}.h5" if not count else f"{request.name}-*-of-{count:05}.h5"
+        return StagePlan(
+            source=request.address,
+            action=action,
+            reasons=(*reasons, *_limit_advice(request, action, figures, free)),
+            figures=figures,
+            free_bytes=free,
+            target=request.pack_path if request.wants_pack else request.files_path,
+            cache=None if place is None else place.at(name),
+            samples=rows,
+            found=found,
+            in_part=in_part,
+        )
+
+    with SourceOnce(call) as source:
+        record = None if request.refresh else find_record(request)
+        problem = "it is not staged on this machine" if record is None else problem_here(call, source, record)[0]
+        if problem is None:
+            reasons.append("It is complete and the source has not changed.")
+            info = read_info(request.pack_path) if request.wants_pack else None
+            rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
+            return planned("reuse", StageFigures(), rows, found_in(info))
+        reasons.append(f"Here: {problem}.")
+        cached = None if request.refresh or not request.wants_pack else cache.find()
+        made_of = None if cached is None or request.wants_files else identity_of(cached.manifest)
+        if cached is not None and made_of is not None and compare_source(call, source, made_of).same:
+            reasons.append(f"Cache: '{cached.label}'.")
+            size = cached.manifest.size
+            in_part = exceeds_limit(request, cached)
+            if in_part and request.disk_limit is not None:
+                reasons.append(
+                    f"It has {format_bytes(size)}: blocks would be fetched as they are needed, and never more than "
+                    f"{format_bytes(request.disk_limit)} be here."
+                )
+                size = min(size, request.disk_limit)
+            elif request.keep == "pack" and size >= _WORTH_BYTES:
+                reasons.append(f"{_STREAMING_PAYS} its first blocks are here, and copy the rest during training.")
+            moved = StageFigures(source_bytes=size, pack_bytes=size)
+            return planned(
+                "restore",
+                moved,
+                cached.manifest.samples,
+                count=len(cached.files) if cached.in_shards else 0,
+                in_part=in_part,
+            )
+        reasons.append(_why_not_cached(cache, cached))
+        if comes_whole(request.source) and request.disk_limit is None:
+            reasons.append("It would be downloaded first; what is in it is known only then.")
+            return planned("stage", StageFigures(), {})
+        opened = source.open()
+        if not opened.opens_at_once or opened.unpacks_first or opened.is_walked:
+            reasons.append(_why_unknown(opened))
+            return planned("stage", staging_figures(request, opened, None, None), {})
+        with tempfile.TemporaryDirectory() as spool:
+            tree = opened.open_tree(Path(spool))
+            free = space_for(request.pack_path)
+            job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
+            if job is not None:
+                reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
+                reasons.extend(_streaming_advice(request, opened, job))
+                # What would be left out is worth knowing before, not after.
+                reasons.extend(job.table.notes)
+            rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
+            found = () if job is None else job.table.summary()
+            figures, count = staging_figures(request, opened, tree, job), 0
+            if job is not None and exceeds(request, figures) and request.disk_limit is not None:
+                if has_to_come(opened):
+                    check_disk_limit(request, figures)
+                reason, count = plan_shards(request, tree, job, cache, request.disk_limit)
+                reasons.append(reason)
+                figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
+            return planned("stage", figures, rows, found, count=count, in_part=count > 0)
+
+
+def _why_not_cached(cache: Cache, cached: CachedPack | None) -> str:
+    """Say why the source would be read."""
+    if cached is not None:
+        return "Cache: not of this state of the source."
+    return "Cache: none is used." if cache.place is None else "Cache: it is not there."
+
+
+def _why_unknown(source: OpenSource) -> str:
+    """Say why a plan would have to read all of a source."""
+    if source.is_walked:
+        return "It has no table of contents: a tar is looked through where it is, which reads up to all of it once."
+    if source.opens_at_once:
+        return "It is compressed as a whole; what is in it is known only after it is unpacked."
+    return "It can only be read from its beginning; what is in it is known only after it has arrived."
+
+
+# Below this, the wait for the whole pack is short anyway.
+_WORTH_BYTES = 200_000_000
+_STREAMING_PAYS = "streaming=True would give batches as soon as"
+
+
+def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -> list[str]:
+    """Return a sentence that says whether `streaming=True` would pay; nothing where it hardly matters."""
+    # Under a limit it is no choice: the two cannot be combined.
+    if (
+        request.keep != "pack"
+        or request.disk_limit is not None
+        or max(opened.identity.nbytes, job.plan.nbytes) < _WORTH_BYTES
+    ):
+        return []
+    obstacle = PackStream.obstacle(job)
+    if obstacle is not None:
+        return [f"streaming=True would gain nothing here: {obstacle}."]
+    return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]
+
+
+def _limit_advice(request: StageRequest, action: Action, figures: StageFigures, free_bytes: int) -> list[str]:
+    """Return what to do where the disk is too small for all of it; nothing where it is not."""
+    if figures.peak_bytes <= free_bytes or request.keep != "pack" or request.disk_limit is not None:
+        return []
+    if action == "restore":
+        return ["disk_limit= would open it in part instead: blocks come as they are needed, and never more than that."]
+    return ["It does not fit. With disk_limit= it is packed in shards, which go to the cache and are read from there."]
