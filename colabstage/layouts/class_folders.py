@@ -16,7 +16,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import left_out
+from colabstage.io.units import format_count, left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -280,8 +280,8 @@ class _ClassFolders:
         return (
             *notes,
             *[
-                f"The split '{split}' has no {self.kind.noun} of {len(everything) - len(found):,} classes: "
-                f"{listed(sorted(everything - found))}."
+                f"The split '{split}' has no {self.kind.noun} of "
+                f"{format_count(len(everything) - len(found), 'classes')}: {listed(sorted(everything - found))}."
                 for split, found in by_split.items()
                 if found != everything
             ],

@@ -144,6 +144,15 @@ _PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(grou
 # As likely a label as what samples belong together by.
 _SCENES = re.compile(r"group|session|scene")
 _SPLITS = ("split", "subset", "partition", "data_split", "dataset_split")
+# Columns of yes and no that say of each row whether it is of one split: is_valid of fast.ai, is_training_image of the
+# birds. Beside each the splits of the rows that say yes, and of the others.
+_FLAGS = {
+    "is_valid": ("valid", "train"), "is_val": ("val", "train"), "is_validation": ("validation", "train"),
+    "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
+    "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
+}  # fmt: skip
+_YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
+_NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 _PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
@@ -152,6 +161,8 @@ _IDS = ("id", "index", "uuid", "row")
 # Words about an image that are not a class of it, however often they repeat.
 _TEXTS = ("text", "caption", "captions", "description", "prompt", "comment", "url", "link", "source_url")
 _SEPARATORS = ("|", ";")
+# What programs write into a cell that holds nothing. "None" and "NA" may be words: a wall without damage, Namibia.
+_MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _CODE = re.compile(r"0\d+", re.ASCII)
 
@@ -199,6 +210,28 @@ def is_path_name(column: str) -> bool:
     return plain_name(column) in _PATHS
 
 
+def split_of_cell(column: str, cell: str) -> str:
+    """Return the split that a cell of a split column names, as it is stored.
+
+    Raises:
+        LayoutError: it names none, as in the second of two tables whose roles are those of the first.
+    """
+    flags, word = _FLAGS.get(plain_name(column)), cell.lower()
+    if flags is not None and word in _YES | _NO:
+        return flags[word in _NO]
+    if flags is not None or word not in SPLIT_NAMES:
+        expected = "True or False" if flags is not None else listed(list(SPLIT_NAMES))
+        msg = f"The column '{column}' says which split a row is of, and one says '{cell}'; expected {expected}."
+        raise LayoutError(msg)
+    return SPLIT_NAMES[word]
+
+
+def is_index_name(column: str) -> bool:
+    """Tell whether a column is what a program writes to number the rows."""
+    # "Unnamed: 0" is what pandas calls the index it has written, once it has been read again.
+    return not column or column.lower().startswith("unnamed")
+
+
 def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | None) -> ColumnRoles:
     """Tell what the columns of a table are, the path's left out.
 
@@ -216,6 +249,7 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
     # Who says which columns are labels may mean one that looks like a split.
     free = [name for name in columns if name not in (labels or ())]
     split = next((name for name in free if not is_label_name(name) and _is_split(name, columns[name])), None)
+    split = split or _flag_of_split({name: columns[name] for name in free})
     rest = [name for name in free if name != split]
     group = next((name for name in rest if _PERSONS.fullmatch(plain_name(name))), None)
     scene = next((name for name in rest if _SCENES.fullmatch(plain_name(name))), None) if group is None else None
@@ -247,10 +281,36 @@ def _is_split(name: str, cells: Sequence[str]) -> bool:
     return bool(cells) and not others
 
 
+def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the column that says of each row whether it is of one split, `None` where there is none.
+
+    Raises:
+        LayoutError: there are several; or one says yes of most rows, as one does that says which rows are sound.
+    """
+    found = [
+        name
+        for name, cells in columns.items()
+        if plain_name(name) in _FLAGS and {cell.lower() for cell in cells} <= _YES | _NO and len(set(cells)) > 1
+    ]
+    if len(found) > 1:
+        msg = f"The columns {listed(found)} each name a split. Write one column 'split' with train, valid or test."
+        raise LayoutError(msg)
+    for name in found:
+        yes, no = _FLAGS[plain_name(name)]
+        count = sum(split_of_cell(name, cell) != "train" for cell in columns[name])
+        if 2 * count > len(columns[name]):
+            msg = (
+                f"The column '{name}' would put {count:,} of {len(columns[name]):,} rows into the split "
+                f"'{no if yes == 'train' else yes}'. If that is meant, write a column 'split' with the words instead; "
+                f"if '{name}' says something else, give it another name."
+            )
+            raise LayoutError(msg)
+    return found[0] if found else None
+
+
 def _is_told(name: str, cells: Sequence[str]) -> bool:
     """Tell whether a column can be a label: it has a name, and not another word in every row as an id has."""
-    # "Unnamed: 0" is what pandas calls the index it has written.
-    if not name or name.lower().startswith("unnamed") or plain_name(name) in (*_IDS, *_TEXTS) or is_path_name(name):
+    if is_index_name(name) or plain_name(name) in (*_IDS, *_TEXTS) or is_path_name(name):
         return False
     return is_label_name(name) or len(cells) < 3 or is_numeric(cells) or len(set(cells)) < len(cells)
 
@@ -325,12 +385,12 @@ def make_targets(
     if len(columns) == 1:
         name, cells = next(iter(columns.items()))
         if separator is not None:
-            return _sets(cells, separator) if separator else _as_classes(name, cells)
+            return _sets(name, cells, separator) if separator else _as_classes(name, cells)
         if is_numeric(cells):
             return _as_numbers(name, cells)
         found = next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), None)
         if found is not None:
-            return _sets(cells, found)
+            return _sets(name, cells, found)
         _check_blanks(name, cells)
         return _as_classes(name, cells)
     words = [name for name, cells in columns.items() if not is_numeric(cells)]
@@ -344,18 +404,19 @@ def make_targets(
     return Values(np.ascontiguousarray(table.astype(np.float32))), ()
 
 
-def _check_filled(name: str, missing: Iterable[bool]) -> None:
-    found = list(missing)
-    if any(found):
+def _check_filled(name: str, cells: Sequence[str]) -> None:
+    missing = [number for number, cell in enumerate(cells) if cell.lower() in _MISSING]
+    if missing:
+        written = cells[missing[0]]
         msg = (
-            f"{sum(found):,} of {len(found):,} rows have no label in '{name}' (the first is number "
-            f"{found.index(True) + 1} of those with a file). Fill them in, or take the rows out."
+            f"{len(missing):,} of {len(cells):,} rows have no label in '{name}' (the first is number {missing[0] + 1} "
+            f"of those with a file{f': {written!r}' if written else ''}). Fill them in, or take the rows out."
         )
         raise LayoutError(msg)
 
 
 def _as_numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, (not cell or cell.lower() == "nan" for cell in cells))
+    _check_filled(name, cells)
     values = np.array([float(cell) for cell in cells], np.float64)
     # From 2 ** 53 on a float skips whole numbers, so two labels could become one.
     if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
@@ -373,7 +434,7 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
 
 
 def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, (not cell for cell in cells))
+    _check_filled(name, cells)
     classes = sorted(set(cells))
     # One program takes 01 and 1 for two classes, the next for one.
     seen: dict[int, str] = {}
@@ -403,7 +464,9 @@ def _check_blanks(name: str, cells: Sequence[str]) -> None:
         raise LayoutError(msg)
 
 
-def _sets(cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]]:
+def _sets(name: str, cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]]:
+    # An empty cell is a sample without a label; what a program writes for a missing one is not a word.
+    _check_filled(name, [cell or "-" for cell in cells])
     # A label that is written twice in a cell counts once.
     sets = [{word.strip() for word in cell.split(separator)} - {""} for cell in cells]
     classes = sorted(set().union(*sets))

@@ -20,12 +20,14 @@ from colabstage.layouts.columns import (
     box_columns,
     find_roles,
     is_id_name,
+    is_index_name,
     is_label_name,
     is_numeric,
     is_path_name,
     make_boxes,
     make_targets,
     read_some_rows,
+    split_of_cell,
 )
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
@@ -116,7 +118,7 @@ class _LeadingTable(NamedTuple):
         at, of_table, of_row = self.path, self.split, None if roles.split is None else places[roles.split]
         found = []
         for cells in self.rows:
-            own = SPLIT_NAMES[cells[of_row].lower()] if of_row is not None else ""
+            own = split_of_cell(self.header[of_row], cells[of_row]) if of_row is not None else ""
             # `0001.jpg` often is in the folders of several splits; the row's own split says which one is meant.
             # The search without a split was done for all cells at once; this one costs a look-up for each row.
             if self.lookup.has_splits and (own or of_table):
@@ -222,7 +224,7 @@ class TableSearch:
         roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
         found = self._labelled(found, roles, notes)
         rows = [row for table in found for row in table.rows_with_files(files, roles, several=len(found) > 1)]
-        notes += self._notes(found, rows, len(files), roles)
+        notes += self._notes(found, rows, len(files), roles, () if boxes is None else boxes.corners)
         if boxes is not None:
             names = files.names
             wanted = [boxes.label, *boxes.corners]
@@ -236,6 +238,7 @@ class TableSearch:
             # A column called "class" has one, although its name may contain a space or a comma.
             separator = "" if self.separator is None and roles.is_one_class else self.separator
             targets, classes = make_targets(cells, separator=separator)
+            notes += self._repeated(rows, files, roles.labels, is_class=bool(classes) and targets.values.ndim == 1)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
         splits = [row.split for row in rows]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
@@ -254,6 +257,33 @@ class TableSearch:
             classes=classes,
             notes=tuple(notes),
         )
+
+    def _repeated(
+        self, rows: list[_FoundRow], files: FileEntries, labels: tuple[str, ...], *, is_class: bool
+    ) -> list[str]:
+        """Return a note on files that several rows name, each row being a sample.
+
+        Raises:
+            LayoutError: two rows say different classes of one file, and nobody has said which column is the label.
+        """
+        firsts: dict[int, _FoundRow] = {}
+        again = 0
+        for row in rows:
+            first = firsts.setdefault(row.file, row)
+            again += row is not first
+            # Several people may have looked at one image: who names their column means it.
+            if is_class and self.labels is None and row.cell(labels[0]) != first.cell(labels[0]):
+                msg = (
+                    f"Two rows name '{files.names[row.file]}', one with the label '{first.cell(labels[0])}' and one "
+                    f"with '{row.cell(labels[0])}'. Take the wrong one out. If an image has several labels, write them "
+                    f"in one row: {first.cell(labels[0])}|{row.cell(labels[0])}; "
+                    f"layout=table_rows(labels=['{labels[0]}']), from colabstage.options, makes a sample of each row."
+                )
+                raise LayoutError(msg)
+        if not again:
+            return []
+        more = "row names a file" if again == 1 else "rows name files"
+        return [f"{again:,} {more} that another row names as well; each row is a sample."]
 
     def _roles(self, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
@@ -397,10 +427,23 @@ class TableSearch:
                 )
         return kept
 
-    def _notes(self, found: list[_LeadingTable], rows: list[_FoundRow], files: int, roles: ColumnRoles) -> list[str]:
+    def _notes(
+        self,
+        found: list[_LeadingTable],
+        rows: list[_FoundRow],
+        files: int,
+        roles: ColumnRoles,
+        corners: tuple[str, ...],
+    ) -> list[str]:
         path = found[0].header[found[0].path]
         labels = listed(list(roles.labels))
+        used = {path, *roles.labels, *filter(None, (roles.split, roles.group)), *corners}
         notes = [f"Samples are the rows of {listed_names(found)}; paths are in '{path}', labels in {labels}."]
+        if roles.split is not None:
+            notes.append(f"Splits are as '{roles.split}' says.")
+        unread = [name for name in found[0].header if name not in used and not is_index_name(name)]
+        if unread:
+            notes.append(f"Not used: {'the columns' if len(unread) > 1 else 'the column'} {listed(unread)}.")
         if roles.group is not None:
             notes.append(f"Samples with the same '{roles.group}' stay in one split.")
         # Tables of published datasets name a few files that were never published; silence would hide a broken download.

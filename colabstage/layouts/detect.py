@@ -148,6 +148,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
                 # What cannot be read may say what the samples are, and a guess would not.
                 msg = f'{unread} Or give layout="{table.layout}", which does without it.'
                 raise MissingDependencyError(msg)
+            evidence.check_spellings(table)
             return table
     raise _nothing_fits(tree, declined)
 
@@ -167,9 +168,26 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
     if all(isinstance(error, EmptySourceError) for _, error in declined):
         msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
-        return EmptySourceError(" ".join((msg, *tree.notes)))
+        return EmptySourceError(" ".join((msg, *_packed_inside(tree), *tree.notes)))
     first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
     return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
+
+
+# Tars may be shards and are asked for samples before.
+_ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+
+def _packed_inside(tree: Tree) -> tuple[str, ...]:
+    """Return what to do with archives inside of a tree, none of which is opened."""
+    names = files_ending_in(tree.entries, _ARCHIVES).names
+    if not len(names):
+        return ()
+    if tree.kind != "folder":
+        return (f"Archives inside an archive are not opened. Extract it first, and give '{names[0]}' as the source.",)
+    # A share link of a folder says nothing that could be written before a file's name.
+    path = f"{tree.label}/{names[0]}" if tree.label.startswith("/") else names[0]
+    what = "the archive itself" if len(names) == 1 else "one of them, or a list of them,"
+    return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
 
 
 def check_layout_name(layout: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,37 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 
 
+def check_spellings(found: SampleTable) -> None:
+    """Refuse classes that are one word, spelled in two ways: people number one class, and a program two.
+
+    Raises:
+        BrokenDatasetError: two classes differ in nothing but case, blanks, underscores, Unicode form or leading zeros.
+    """
+    seen: dict[str, str] = {}
+    for name in found.classes:
+        other = seen.setdefault(_spoken(name), name)
+        if other != name:
+            form = " (the same letters in two forms of Unicode)" if _composed(other) == _composed(name) else ""
+            msg = (
+                f"Two classes of the {found.unit} are called '{other}' and '{name}'{form}, which look like one class "
+                f'spelled in two ways. Write it in one way; layout="{found.layout}" takes them for two.'
+            )
+            raise BrokenDatasetError(msg)
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _spoken(name: str) -> str:
+    """Return a class's name as it would be said."""
+    composed = " ".join(_composed(name).replace("_", " ").split())
+    # Letters to be recognised: "a" and "A" are two.
+    if len(composed) == 1:
+        return composed
+    return str(int(composed)) if composed.isascii() and composed.isdecimal() else composed.casefold()
+
+
 def guess_table(tree: Tree, is_more: bool) -> SampleTable:
     """Read the table of a tree, or folders of classes that agree with one of its columns.
 
@@ -91,7 +123,32 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
             'layout="table" or layout="pairs".'
         )
         raise BrokenDatasetError(msg)
+    odd = _contradicted(found)
+    if odd is not None:
+        msg = (
+            f"The table beside the images says '{odd[1]}' of '{odd[0]}', and the folder that it is in is called like "
+            'another label. Say which is right: layout="table" or layout="image_folder".'
+        )
+        raise BrokenDatasetError(msg)
     return found
+
+
+def _contradicted(found: SampleTable) -> tuple[str, str] | None:
+    """Return a file and its label where the folder that the file is in is called like another label."""
+    if not found.classes or not isinstance(found.targets, Values) or found.targets.values.ndim != 1:
+        return None
+    classes = set(found.classes)
+    # Numbers are also what patients and parts are called, so that they say nothing against a label.
+    classes -= {name for name in classes if _NUMBER.fullmatch(name)}
+    return next(
+        ((name, label) for name, label in _class_of(found) if (folder := _folder(name)) in classes and folder != label),
+        None,
+    )
+
+
+def _folder(name: str) -> str:
+    """Return the bare name of the folder that a file is in."""
+    return posixpath.basename(posixpath.dirname(name))
 
 
 def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
@@ -349,7 +406,9 @@ class _FolderEvidence:
     def _parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
         folders = {name for folder in self.folders for name in folder.split("/")}
-        found = sorted(folder for folder in folders - set(self.found.classes) if is_role_folder(folder))
+        # train_images and val_images above the classes are splits, although they say images.
+        above = {name for name in folders if is_split_folder(name)} if self.found.splits is not None else set()
+        found = sorted(folder for folder in folders - above - set(self.found.classes) if is_role_folder(folder))
         if len(found) < 2:
             return ""
         return (

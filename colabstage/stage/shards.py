@@ -26,7 +26,7 @@ from colabstage.io.workspace import find_orphans, open_workspace, remove_own, un
 from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space
-from colabstage.pack.execute import ShardName, keeps_files, run_pack
+from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
 from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job
@@ -306,7 +306,8 @@ class _SetOfShards:
             if done:
                 timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
         call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
-        call.report.note(*self.job.table.notes)
+        animated = [name for number in sorted(results) for name in results[number].animated]
+        call.report.note(*self.job.table.notes, *animation_notes(animated))
         there = {one.manifest.shard: one for one in find_shards(request, self.place)}
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from PIL import Image
 
 import colabstage
 from colabstage.h5.info import read_info
@@ -140,3 +141,13 @@ def test_plain_files_show_their_folder(tmp_path: Path) -> None:
     html = StagedDataset(tmp_path, tmp_path, REPORT, None)._repr_html_()
     assert str(tmp_path) in html
     assert "samples" not in html
+
+
+def test_animations_are_noted_in_the_report_of_staging(tmp_path: Path) -> None:
+    """As in that of packing: of each only the first frame counts."""
+    frames = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 90, 180)]
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        frames[0].save(tmp_path / "pets" / name / "1.gif", save_all=True, append_images=frames[1:])
+    staged = colabstage.stage_dataset(tmp_path / "pets", local_dir=tmp_path / "local", cache_dir=None, progress=False)
+    assert any(note.startswith("2 animations (first ") for note in staged.report.notes)

@@ -130,7 +130,7 @@ def test_split_folders_are_found_in_any_case_and_named_simply(table: Table) -> N
     assert found.splits == ("train", "train", "validation", "validation", "test")
     assert found.classes == ("cat", "dog")
     assert _labels(found).tolist() == [0, 1, 0, 1, 0]
-    assert found.notes == ("The split 'test' has no images of 1 classes: 'dog'.",)
+    assert found.notes == ("The split 'test' has no images of 1 class: 'dog'.",)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""What a person would take for a mistake in labels and splits is asked about, and never decided in silence."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.evidence import check_spellings
+from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
+from colabstage.trees.entries import FileEntries
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from colabstage.layouts.detect import LayoutFunction
+
+
+def _tree(place: Path, *names: str, **files: str) -> FolderTree:
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(b"")
+    for stem, text in files.items():
+        (place / f"{stem}.csv").write_text(text, encoding="utf-8")
+    return FolderTree(place)
+
+
+IMAGES = [f"images/{number}.jpg" for number in range(6)]
+
+
+def _read(place: Path, text: str, layout: str | LayoutFunction = "auto") -> SampleTable:
+    return detect_layout(_tree(place, *IMAGES, labels=text), layout)
+
+
+def _classes(*names: str) -> SampleTable:
+    empty = FolderTree.__new__(FolderTree)
+    return SampleTable(
+        layout="image_folder",
+        keys=(),
+        inputs=Images(TreeFiles(empty, FileEntries.of([]))),
+        targets=Values(np.zeros(0, np.int64)),
+        classes=names,
+    )
+
+
+WORDS = st.text("abcxyzäéñж7", min_size=2, max_size=8).filter(lambda word: not word.isdecimal())
+SPELLINGS: dict[str, Callable[[str, str], str]] = {
+    "case": lambda first, second: f"{first.upper()} {second}",
+    "underscore": lambda first, second: f"{first}_{second}",
+    "blanks": lambda first, second: f" {first}  {second} ",
+    "Unicode": lambda first, second: unicodedata.normalize("NFD", f"ä{first} {second}"),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@given(first=WORDS, second=WORDS)
+def test_one_word_in_two_spellings_is_no_two_classes(spelling: str, first: str, second: str) -> None:
+    """Case, blanks, underscores and forms of Unicode tell no classes apart; another letter does."""
+    name = f"ä{first} {second}" if spelling == "Unicode" else f"{first} {second}"
+    other = SPELLINGS[spelling](first, second)
+    check_spellings(_classes(name, f"{name}x", f"{first}{second}"))
+    if other != name:
+        with pytest.raises(BrokenDatasetError, match="one class spelled in two ways"):
+            check_spellings(_classes(name, "eel", other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Dog", "dog"), ("True", "TRUE"), ("golden_retriever", "Golden retriever"), ("cat", "cat "), ("01", "1"),
+        (unicodedata.normalize("NFC", "Käse"), unicodedata.normalize("NFD", "Käse")),
+    ],
+)  # fmt: skip
+def test_folders_of_one_word_are_refused_unless_they_are_asked_for(tmp_path: Path, one: str, other: str) -> None:
+    """Across splits, where each hides a class from the other, and within one; who names the layout is believed."""
+    names = [f"train/{one}/1.jpg", f"test/{other}/2.jpg", "train/eel/3.jpg", "test/eel/4.jpg"]
+    tree = _tree(tmp_path / "apart", *names)
+    with pytest.raises(
+        BrokenDatasetError, match=f"'{one}'.*layout=\"image_folder\"|'{other}'.*layout=\"image_folder\""
+    ):
+        detect_layout(tree)
+    assert set(detect_layout(tree, "image_folder").classes) == {one, other, "eel"}
+    with pytest.raises(BrokenDatasetError, match="spelled in two ways"):
+        detect_layout(_tree(tmp_path / "together", f"{one}/1.jpg", f"{other}/2.jpg", "eel/3.jpg"))
+
+
+def test_single_letters_in_two_cases_are_two_classes(tmp_path: Path) -> None:
+    """As of handwriting."""
+    assert detect_layout(_tree(tmp_path, "A/1.jpg", "a/2.jpg")).classes == ("A", "a")
+
+
+@pytest.mark.parametrize("missing", ["NaN", "nan", "<NA>", "N/A", "null", "NULL"])
+@pytest.mark.parametrize("word", ["cat", "cat|dog", "1"])
+def test_what_programs_write_for_nothing_is_no_class(tmp_path: Path, missing: str, word: str) -> None:
+    """Whatever the other labels are; the message quotes it."""
+    text = f"file,label\n0.jpg,{word}\n1.jpg,{missing}\n2.jpg,dog\n3.jpg,{word}\n4.jpg,dog\n5.jpg,dog\n"
+    with pytest.raises(BrokenDatasetError, match=rf"1 of 6 rows have no label .*number 2 .*'{missing}'"):
+        _read(tmp_path, text)
+
+
+def test_none_is_a_word(tmp_path: Path) -> None:
+    """A wall may have no damage, and Namibia is NA."""
+    text = "file,label\n0.jpg,None\n1.jpg,crack\n2.jpg,NA\n3.jpg,crack\n4.jpg,None\n5.jpg,NA\n"
+    assert _read(tmp_path, text).classes == ("NA", "None", "crack")
+
+
+def test_two_labels_of_one_image_are_asked_about(tmp_path: Path) -> None:
+    """Unless somebody has named the column; the same label twice is a note."""
+    rows = "file,label\n0.jpg,cat\n1.jpg,dog\n2.jpg,cat\n"
+    with pytest.raises(BrokenDatasetError, match=r"'images/0\.jpg', one with the label 'cat' and one with 'dog'"):
+        _read(tmp_path / "two", f"{rows}0.jpg,dog\n")
+    named = _read(tmp_path / "two", f"{rows}0.jpg,dog\n", partial(read_table, labels=["label"]))
+    assert named.keys == ("images/0.jpg", "images/1.jpg", "images/2.jpg", "images/0.jpg#2")
+    again = _read(tmp_path / "same", f"{rows}0.jpg,cat\n")
+    assert "1 row names a file that another row names as well; each row is a sample." in again.notes
+    # Numbers to predict may have been measured twice.
+    assert len(_read(tmp_path / "measured", "file,size\n0.jpg,1.5\n0.jpg,1.7\n1.jpg,2.5\n2.jpg,3.5\n")) == 4
+
+
+def test_a_table_that_contradicts_the_folders_is_asked_about(tmp_path: Path) -> None:
+    """Both say classes, and one of them is wrong; numbers are also what patients are called."""
+    names = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "dog/4.jpg"]
+    tree = _tree(tmp_path / "words", *names, labels="file,label\n1.jpg,cat\n2.jpg,dog\n3.jpg,dog\n4.jpg,dog\n")
+    with pytest.raises(BrokenDatasetError, match=r"says 'dog' of 'cat/2\.jpg'.*\"table\" or layout=\"image_folder\""):
+        detect_layout(tree)
+    for layout in ("table", "image_folder"):
+        assert detect_layout(tree, layout).classes == ("cat", "dog")
+    patients = [f"{number % 2}/{number}.jpg" for number in range(4)]
+    text = "file,label\n0.jpg,0\n1.jpg,0\n2.jpg,1\n3.jpg,1\n"
+    assert detect_layout(_tree(tmp_path / "patients", *patients, labels=text)).classes == ("0", "1")
+
+
+@pytest.mark.parametrize("yes", ["True", "1", "yes"])
+@pytest.mark.parametrize(
+    ("column", "splits"),
+    [
+        ("is_valid", ("valid", "train")), ("Is Test", ("test", "train")), ("is_val", ("val", "train")),
+        ("is_training_image", ("test", "train")),
+    ],
+)  # fmt: skip
+def test_a_column_of_yes_and_no_is_a_split(tmp_path: Path, column: str, splits: tuple[str, str], yes: str) -> None:
+    """As fast.ai writes it: without that, what is held out would be trained on."""
+    no = {"True": "False", "1": "0", "yes": "no"}[yes]
+    is_train = "training" in column
+    cells = [no if (number < 4) == is_train else yes for number in range(6)]
+    cells = [yes if cell == no else no for cell in cells] if is_train else [no] * 4 + [yes] * 2
+    words = ["cat", "dog"] * 3
+    rows = "".join(f"{number}.jpg,{words[number]},{cell}\n" for number, cell in enumerate(cells))
+    found = _read(tmp_path, f"file,label,{column}\n{rows}")
+    assert found.splits == tuple([splits[1]] * 4 + [splits[0]] * 2)
+    assert f"Splits are as '{column}' says." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "says"),
+    [
+        ("file,label,is_valid", ["cat,True"] * 4 + ["dog,False"] * 2, "would put 4 of 6 rows into the split 'valid'"),
+        ("file,label,is_valid,is_test", ["cat,1,0"] + ["dog,0,0"] * 4 + ["cat,0,1"], "each name a split"),
+    ],
+)
+def test_flags_that_may_mean_something_else_are_asked_about(
+    tmp_path: Path, header: str, rows: list[str], says: str
+) -> None:
+    """is_valid may also say that a row is sound."""
+    text = "".join(f"{number}.jpg,{row}\n" for number, row in enumerate(rows))
+    with pytest.raises(BrokenDatasetError, match=says):
+        _read(tmp_path, f"{header}\n{text}")
+
+
+def test_a_split_that_is_none_in_the_second_table_is_an_error(tmp_path: Path) -> None:
+    """Roles are those of the first table."""
+    head = "file,label,part\n"
+    train = head + "".join(f"{number}.jpg,{'ab'[number % 2]},train\n" for number in range(4))
+    tree = _tree(tmp_path, *IMAGES, train=train, test=f"{head}4.jpg,a,holdout\n5.jpg,b,holdout\n")
+    with pytest.raises(LayoutError, match="'part' says which split a row is of, and one says 'holdout'"):
+        detect_layout(tree)
+
+
+def test_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
+    """A fold or a second label would be missed; what numbers the rows would not."""
+    rows = "".join(f"{number},{number}.jpg,{'ab'[number % 2]},{number % 3},{20 + number}\n" for number in range(6))
+    found = _read(tmp_path, f",file,label,fold,age\n{rows}")
+    assert "Not used: the columns 'fold', 'age'." in found.notes
+
+
+def test_train_images_above_the_classes_are_splits(tmp_path: Path) -> None:
+    """Although they say images, as a folder beside masks does."""
+    names = [f"{split}_images/{name}/{split}{name}.jpg" for split in ("train", "val") for name in ("cat", "dog")]
+    found = detect_layout(_tree(tmp_path, *names))
+    assert (found.classes, found.splits) == (("cat", "dog"), ("train", "train", "val", "val"))
+
+
+def test_archives_in_a_folder_are_told_of(tmp_path: Path) -> None:
+    """With the path that works."""
+    tree = _tree(tmp_path, "train.zip", "test.zip")
+    with pytest.raises(
+        EmptySourceError, match=f"not opened. Give one of them, or a list of them, as the source: '{tmp_path}/test.zip'"
+    ):
+        detect_layout(tree)
