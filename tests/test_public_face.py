@@ -64,17 +64,3 @@ def test_a_public_module_offers_what_is_documented(module: str) -> None:
     names = getattr(public, "__all__", [name for name in vars(public) if name.endswith("Error")])
     assert len(names) > 5
     assert all(inspect.getdoc(getattr(public, name)) for name in names)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("layouts.options", "table_rows"), ("layouts.sources", "TreeFiles"), ("layouts.fields", "Images")],
-)
-def test_a_name_that_moved_works_and_says_where_it_is(module: str, name: str) -> None:
-    """The old import gives the same thing, with the new import in the warning; other names are errors."""
-    old = importlib.import_module(f"colabstage.{module}")
-    with pytest.warns(DeprecationWarning, match=rf"colabstage\.options\.{name}"):
-        found = getattr(old, name)
-    assert found is getattr(importlib.import_module("colabstage.options"), name)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = old.nothing

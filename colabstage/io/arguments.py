@@ -20,7 +20,6 @@ import sysconfig
 import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
-from importlib import import_module
 from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
@@ -217,30 +216,6 @@ def _entries(speller: Speller, names: frozenset[str] | None) -> str:
         return ""
     entries = re.findall(r"^\S.*\n(?: +.*\n)*", textwrap.dedent(found[1]), re.MULTILINE)
     return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
-
-
-def moved(old: str, new: str, names: frozenset[str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a module whose public names have moved.
-
-    Args:
-        old: the module's own name.
-        new: the module in which the names are now.
-        names: the names.
-    """
-
-    def look_up(name: str) -> object:
-        if name not in names:
-            msg = f"module {old!r} has no attribute {name!r}"
-            raise AttributeError(msg, name=name)
-        # The caller is the line that imports: below it are this function and Python's own import.
-        warnings.warn(
-            f"{old}.{name} is {new}.{name} now; the old name goes with the next release.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(import_module(new), name)
-
-    return look_up
 
 
 # What Ctrl-C, or a notebook's stop button, leaves behind.
