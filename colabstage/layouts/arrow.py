@@ -19,7 +19,6 @@ import numpy as np
 from colabstage.errors import (
     ColabstageError,
     CorruptArchiveError,
-    EmptySourceError,
     LayoutError,
     MissingDependencyError,
     kind_of,
@@ -28,19 +27,19 @@ from colabstage.images.decode import probe_image
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.columns import label_names, plain_name
 from colabstage.layouts.image_boxes import possible_forms
-from colabstage.layouts.names import IMAGE_EXTENSIONS
-from colabstage.layouts.reading import open_shard, spool_folder
+from colabstage.layouts.names import IMAGE_EXTENSIONS, required
+from colabstage.layouts.reading import spool_folder
 from colabstage.layouts.shards import (
     Label,
     ScanWindow,
     ShardFile,
     ShardParts,
     make_labels,
+    open_shard,
     rest_shard,
     scan_each,
-    shard_of,
 )
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, offsets_of
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import LocalBytes, SourceFile
@@ -353,16 +352,14 @@ def read_arrow(tree: Tree) -> SampleTable:
         # What `datasets` computes and keeps beside the data.
         if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]
-    if not entries:
-        msg = f"'{tree.label}' holds no parquet or Arrow files."
-        raise EmptySourceError(msg)
+    required(entries, tree, "parquet or Arrow files")
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
         raise LayoutError(msg)
     # Before any file is opened: what is missing is told at once, not after a minute of reading.
     import_arrow(entries[0].name)
-    shards = scan_each(len(entries), lambda number: shard_of(entries[number], open_shard(tree, entries[number])))
-    facts = scan_each(len(shards), lambda number: read_facts(shards[number]))
+    shards = scan_each(entries, lambda _, entry: open_shard(tree, entry))
+    facts = scan_each(shards, lambda _, shard: read_facts(shard))
     columns = _find_columns(tree, facts[0])
     # Another schema would show as a missing column in the middle of a pack.
     wanted = [name for name in (columns.image, columns.label) if name is not None]
@@ -472,7 +469,7 @@ def _boxes_of_rows(
         labels += [_label(each, name) for each in said]
         owners += [name] * len(said)
     targets, names = make_labels(labels, owners, names=dict(enumerate(classes)))
-    offsets = np.concatenate([[0], np.cumsum([len(found) for found in rows])]).astype(np.int64)
+    offsets = offsets_of([len(found) for found in rows])
     corners = np.array([box for found in rows for box in found], np.float64).reshape(-1, 4)
     numbers = np.zeros(0, np.int64) if targets is None else targets.values
     return Boxes(offsets, _boxes_as_corners(corners, offsets, source), {"labels": numbers}), names
@@ -534,9 +531,7 @@ def _find_images(
     folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
         spool = ImageSpool(out.file)
-        found = scan_each(
-            len(shards), lambda number: find_rows(shards[number], number, columns.image, columns.label, spool)
-        )
+        found = scan_each(shards, lambda number, shard: find_rows(shard, number, columns.image, columns.label, spool))
         # What is still in Python's buffer would be missing for who opens the file again.
         out.flush()
         content = LocalBytes(Path(out.name), label=tree.label)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
 from colabstage.layouts.class_folders import FileKind, read_class_folders
 from colabstage.layouts.csv_table import TableSearch
+from colabstage.layouts.names import required
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import Arrays, BrokenDatasetError
 from colabstage.trees.entries import files_ending_in
@@ -209,9 +210,8 @@ def read_audio(
         BrokenDatasetError: they have different lengths, rates or channels, and the options do not say what to do.
         MissingDependencyError: they are FLAC or the like, and soundfile is not installed.
     """
-    if not files_ending_in(tree.entries, SOUND_EXTENSIONS):
-        msg = f"'{tree.label}' holds no clips of sound ({', '.join(SOUND_EXTENSIONS)})."
-        raise EmptySourceError(msg)
+    clips = files_ending_in(tree.entries, SOUND_EXTENSIONS)
+    required(clips, tree, f"clips of sound ({', '.join(SOUND_EXTENSIONS)})")
     found = _find_clips(tree, labels)
     inputs, note = clip_rows(found.inputs.source, options)
     return replace(found, inputs=inputs, notes=(*found.notes, note))

@@ -18,11 +18,10 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import BrokenDatasetError
+from colabstage.layouts.table import BrokenDatasetError, left_out_notes
 from colabstage.layouts.yolo import read_class_file
 from colabstage.trees.entries import files_ending_in
 
@@ -96,8 +95,8 @@ def read_box_tools(tree: Tree) -> SampleTable:
     raise LayoutError(msg)
 
 
-def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, list[tuple[FileEntry, list[Annotated]]]] | None:
-    """Return the format and the contents of the files with one extension; `None` where they have no known format."""
+def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, dict[str, list[Annotated]]] | None:
+    """Return the format of the files with one extension, and what each says; `None` where no format is known."""
     forms = [form for form in FORMATS if form.extension == extension]
     # A format without a pattern of its own adds an empty alternative, which every path matches.
     named = re.compile("|".join(f"(?:{form.named})" for form in forms))
@@ -106,11 +105,8 @@ def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, list[tuple[F
     some = files.take(np.arange(min(len(files), _SNIFFED)))
     kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
     # One format for a whole tree: two at once would number their classes apart.
-    form = next((kind for kind in kinds if kind is not None), None)
-    if form is None:
-        return None
-    said = read_files(tree, files, functools.partial(_parsed, form))
-    return form, [(file, one) for file, one in zip(files, said, strict=True) if one]
+    form = next((kind for kind in kinds.values() if kind is not None), None)
+    return None if form is None else (form, read_files(tree, files, functools.partial(_parsed, form)))
 
 
 def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
@@ -127,23 +123,21 @@ def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
         raise BrokenDatasetError(msg) from error
 
 
-def _boxes_table(
-    tree: Tree, images: FileEntries, form: _Format, found: list[tuple[FileEntry, list[Annotated]]]
-) -> SampleTable:
+def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str, list[Annotated]]) -> SampleTable:
     lookups: dict[str, FileLookup] = {}
     # Classes are those that occur: not every tool lists its classes in an export.
-    words = {shape.label for _, said in found for one in said for shape in one.shapes}
+    words = {shape.label for said in found.values() for one in said for shape in one.shapes}
     classes = _names_of_numbers(tree, form, words) if form.numbered else sorted(words)
     numbers = {str(number) if form.numbered else name: float(number) for number, name in enumerate(classes)}
     samples: dict[str, LabelledImage] = {}
     missing, total, first = 0, 0, ""
-    for file, said in found:
-        folder = posixpath.dirname(file.name)
+    for file, said in found.items():
+        folder = posixpath.dirname(file)
         if folder not in lookups:
             lookups[folder] = FileLookup(images, folder)
         # A file about one image is called after it, and an image may well be called test_01.
-        own = "" if form.per_image else split_name(stem_of(file.name)).split
-        split = own or split_of_path(file.name)
+        own = "" if form.per_image else split_name(stem_of(file)).split
+        split = own or split_of_path(file)
         for one in said:
             total += 1
             image = lookups[folder].find(one.image, split=split)
@@ -153,9 +147,9 @@ def _boxes_table(
                 continue
             # Whoever annotated twice, or exported twice, has boxes that need not agree.
             if image.name in samples:
-                msg = f"'{file.name}' names '{image.name}', which has boxes already; expected each image once."
+                msg = f"'{file}' names '{image.name}', which has boxes already; expected each image once."
                 raise BrokenDatasetError(msg)
-            rows = [[*_around(file.name, shape), numbers[shape.label]] for shape in one.shapes]
+            rows = [[*_around(file, shape), numbers[shape.label]] for shape in one.shapes]
             samples[image.name] = LabelledImage(image, rows, split or split_of_path(image.name), one.size)
     # A few missing images are common in published datasets; when most are missing, names are matched in a wrong way.
     if 2 * missing > total:
@@ -164,11 +158,13 @@ def _boxes_table(
             f"(first missing or ambiguous: '{first}'); expected at least half."
         )
         raise BrokenDatasetError(msg)
-    notes = [f"Boxes are those of {form.name}'s annotations."]
-    if missing:
-        notes.append(f"{left_out(missing, 'images', 'named by annotations and not there')}.")
-    if len(images) > len(samples):
-        notes.append(f"{left_out(len(images) - len(samples), 'images', 'that no file of annotations names')}.")
+    notes = [
+        f"Boxes are those of {form.name}'s annotations.",
+        *left_out_notes(
+            (missing, "images", "named by annotations and not there"),
+            (len(images) - len(samples), "images", "that no file of annotations names"),
+        ),
+    ]
     if form.polygons:
         notes.append("Of outlines the boxes around them are kept.")
     return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)

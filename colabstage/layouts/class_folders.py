@@ -26,11 +26,12 @@ from colabstage.layouts.names import (
     is_role_folder,
     is_split_folder,
     listed,
+    required,
     split_name,
 )
 from colabstage.layouts.row_arrays import first_with_role
 from colabstage.layouts.stored_arrays import MAX_HEADER_BYTES, NPY, npy_header, read_npy
-from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, left_out_notes
 from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
@@ -265,9 +266,7 @@ class _ClassFolders:
         return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
 
     def _notes(self, outside: int, found: list[_ClassFolder]) -> tuple[str, ...]:
-        notes = []
-        if outside:
-            notes.append(f"{left_out(outside, self.kind.noun, 'in no class folder')}.")
+        notes = left_out_notes((outside, self.kind.noun, "in no class folder"))
         # What is left out is counted by kind: a person sees whether labels were among it.
         others = FileEntries.of(self.tree.entries).not_ending_in(self.kind.extensions)
         if others:
@@ -412,10 +411,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
         EmptySourceError: there are no .npy files in folders of classes, or they are called like inputs and targets.
         LayoutError: the first is not an array of numbers.
     """
-    files = files_ending_in(tree.entries, (NPY,))
-    if not files:
-        msg = f"'{tree.label}' holds no .npy files."
-        raise EmptySourceError(msg)
+    files = required(files_ending_in(tree.entries, (NPY,)), tree, ".npy files")
     role = first_with_role(files)
     if role is not None:
         msg = f"'{role}' is called like the inputs or targets of many samples, and no sample of its own."

@@ -11,12 +11,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import left_out
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
-from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, listed, split_of_path, split_of_word, stem_of
-from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
+from colabstage.layouts.names import (
+    IMAGE_EXTENSIONS,
+    FileLookup,
+    listed,
+    required,
+    split_of_path,
+    split_of_word,
+    stem_of,
+)
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Images,
+    SampleTable,
+    TreeFiles,
+    Values,
+    known_splits,
+    left_out_notes,
+)
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import first_repeated
 
@@ -205,9 +220,7 @@ def read_coco(tree: Tree) -> SampleTable:
     # Keys have to be unique, and two files about one image would disagree about its boxes.
     _check_once([sample.file.name for sample in samples], found)
     # Not an error: many datasets have annotations for a part of their images.
-    unused = len(images) - len(samples)
-    if unused:
-        notes.append(f"{left_out(unused, 'images', 'that no file of annotations names')}.")
+    notes += left_out_notes((len(images) - len(samples), "images", "that no file of annotations names"))
     return detection_table(tree, samples, names, _COLUMNS, notes=notes)
 
 
@@ -226,10 +239,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
         LayoutError: there is no such file.
         BrokenDatasetError: an annotation is broken, an image has two categories, or most images are not there.
     """
-    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    if not images:
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
+    images = required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
     found = [file for file in _find_files(tree, images) if file.is_of_classes]
     if not found:
         msg = f"'{tree.label}' has no JSON file in COCO's form that gives each image a category, and images."
@@ -244,18 +254,16 @@ def read_coco_classes(tree: Tree) -> SampleTable:
         samples += [(image, labels[key], split or split_of_path(image.name)) for key, image in placed if key in labels]
         unlabelled += sum(key not in labels for key, _ in placed)
     _check_once([image.name for image, _, _ in samples], found)
-    if unlabelled:
-        notes.append(f"{left_out(unlabelled, 'images', 'without an annotation')}.")
-    unused = len(images) - len(samples) - unlabelled
-    if unused:
-        notes.append(f"{left_out(unused, 'images', 'that no file of annotations names')}.")
-    splits = tuple(split for _, _, split in samples)
+    notes += left_out_notes(
+        (unlabelled, "images", "without an annotation"),
+        (len(images) - len(samples) - unlabelled, "images", "that no file of annotations names"),
+    )
     return SampleTable(
         layout=CLASSES,
         keys=tuple(image.name for image, _, _ in samples),
         inputs=Images(TreeFiles(tree, [image for image, _, _ in samples])),
         targets=Values(np.array([label for _, label, _ in samples], np.int64)),
-        splits=splits if all(splits) else None,
+        splits=known_splits([split for _, _, split in samples]),
         classes=tuple(names),
         notes=tuple(notes),
     )
@@ -293,8 +301,7 @@ def _placed(
     if not kept:
         raise absent[0]
     for file, placed, missing in kept:
-        if missing:
-            notes.append(left_out(missing, "images", f"named by '{file.entry.name}' and not there") + ".")
+        notes += left_out_notes((missing, "images", f"named by '{file.entry.name}' and not there"))
         yield file, placed
 
 

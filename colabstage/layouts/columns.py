@@ -17,7 +17,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
-from colabstage.layouts.table import Boxes, Values
+from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -435,7 +435,7 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
 
 def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, cells)
-    classes = sorted(set(cells))
+    values, classes = class_indices(cells)
     # One program takes 01 and 1 for two classes, the next for one.
     seen: dict[int, str] = {}
     for word in classes:
@@ -445,8 +445,7 @@ def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...
                 "way."
             )
             raise LayoutError(msg)
-    numbers = {cell: number for number, cell in enumerate(classes)}
-    return Values(np.fromiter((numbers[cell] for cell in cells), np.int64, len(cells))), tuple(classes)
+    return values, classes
 
 
 def _check_blanks(name: str, cells: Sequence[str]) -> None:
@@ -582,6 +581,6 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
     corners = np.ascontiguousarray(flat[:, :4])
     # Whole numbers up to 1 may be boxes of one pixel; only a fraction says that parts of the image are meant.
     relative = bool(len(corners)) and float(corners.max()) <= 1 and bool(np.any(corners != np.rint(corners)))
-    offsets = np.concatenate([[0], np.cumsum([len(found) for found in boxes])]).astype(np.int64)
+    offsets = offsets_of([len(found) for found in boxes])
     labels = flat[:, 4].astype(np.int64)
     return PlacedBoxes(firsts, Boxes(offsets, corners, {"labels": labels}, relative=relative), tuple(classes))

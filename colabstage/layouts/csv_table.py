@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.units import left_out
 from colabstage.layouts.class_folders import FileKind
 from colabstage.layouts.columns import (
     TABLE_EXTENSIONS,
@@ -40,7 +39,15 @@ from colabstage.layouts.names import (
     words_of,
 )
 from colabstage.layouts.reading import read_head
-from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, TreeFiles
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Images,
+    NearMissError,
+    SampleTable,
+    TreeFiles,
+    known_splits,
+    left_out_notes,
+)
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -252,7 +259,7 @@ class TableSearch:
             inputs=Images(TreeFiles(self.tree, chosen)),
             targets=targets,
             # All or none: a sample without a split among others with one would be in no file.
-            splits=tuple(splits) if splits and all(splits) else None,
+            splits=known_splits(splits),
             groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
             classes=classes,
             notes=tuple(notes),
@@ -448,12 +455,10 @@ class TableSearch:
             notes.append(f"Samples with the same '{roles.group}' stay in one split.")
         # Tables of published datasets name a few files that were never published; silence would hide a broken download.
         missing = sum(len(table.rows) for table in found) - len(rows)
-        if missing:
-            notes.append(f"{left_out(missing, 'rows', f'whose {self.kind.noun} are not there')}.")
-        unused = files - len({row.file for row in rows})
-        if unused:
-            notes.append(f"{left_out(unused, self.kind.noun, 'that no row names')}.")
-        return notes
+        return notes + left_out_notes(
+            (missing, "rows", f"whose {self.kind.noun} are not there"),
+            (files - len({row.file for row in rows}), self.kind.noun, "that no row names"),
+        )
 
 
 def _is_submission(name: str) -> bool:

@@ -13,14 +13,13 @@ from xml.parsers import expat
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.units import left_out
+from colabstage.errors import LayoutError
 from colabstage.layouts.box_tools import FORMATS, read_box_tools
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, split_of_path
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, required, split_of_path
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import BrokenDatasetError
+from colabstage.layouts.table import BrokenDatasetError, left_out_notes
 from colabstage.layouts.yolo import read_yolo
 from colabstage.trees.entries import files_ending_in
 
@@ -85,7 +84,7 @@ def read_voc(tree: Tree) -> SampleTable:
     labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
     # Other tools write XML as well: a few files tell, before all are parsed.
     some = list(labels.values())[:4]
-    if not any(read_files(tree, some, lambda _, content: b"<annotation" in content)):
+    if not any(read_files(tree, some, lambda _, content: b"<annotation" in content).values()):
         msg = (
             f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
             "name of its image, nor beside it."
@@ -102,13 +101,7 @@ def read_voc(tree: Tree) -> SampleTable:
         msg = f"The lists in {_LISTS} of '{tree.label}' name none of its images."
         raise BrokenDatasetError(msg)
     files = [labels[image.name] for image in listed if image.name in labels]
-    parsed = dict(
-        zip(
-            [file.name for file in files],
-            read_files(tree, files, lambda file, content: _parse_voc(file.name, content)),
-            strict=True,
-        )
-    )
+    parsed = read_files(tree, files, lambda file, content: _parse_voc(file.name, content))
     # The files name classes in words only; sorted, so that every machine numbers them alike.
     classes = sorted({found.name for each in parsed.values() for found in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
@@ -125,8 +118,7 @@ def read_voc(tree: Tree) -> SampleTable:
     notes = without_boxes_note(len(listed) - len(files), "XML file")
     # With lists, what none names was left out on purpose; how many these are is said all the same.
     unlisted = sum(image.name in labels for image in images) - len(files)
-    if unlisted:
-        notes.append(f"{left_out(unlisted, 'images', f'with boxes that no list in {_LISTS} names')}.")
+    notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
     return detection_table(tree, samples, classes, _VOC_COLUMNS, notes=notes)
 
 
@@ -189,7 +181,7 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     texts = read_files(
         tree, [entries[name] for name in order], lambda _, content: content.decode("utf-8-sig", "replace")
     )
-    for name, text in zip(order, texts, strict=True):
+    for name, text in texts.items():
         stem, root = files[name]
         for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
             # An image in several lists is of the first of them: trainval repeats what train and val have.
@@ -300,7 +292,7 @@ def read_kitti(tree: Tree) -> SampleTable:
             f"{_KITTI_IMAGES} beside it."
         )
         raise LayoutError(msg)
-    objects = dict(zip([file.name for file in files], read_files(tree, files, _parse_kitti), strict=True))
+    objects = read_files(tree, files, _parse_kitti)
     # In the order of KITTI's own list, as other programs number them; regions to leave out come last.
     order = {kind: number for number, kind in enumerate(_KITTI_TYPES)}
     classes = sorted(
@@ -364,9 +356,7 @@ def read_detection(tree: Tree) -> SampleTable:
         LayoutError: there are no labels of any of these forms; the message has the reason of each.
         BrokenDatasetError: there are, and one is broken; it is named.
     """
-    if not files_ending_in(tree.entries, IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
+    required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
     declined = []
     for name, read in _FORMATS.items():
         try:

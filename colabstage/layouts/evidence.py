@@ -304,7 +304,9 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     if 2 * len(pairs) != len(files):
         return frozenset()
     step = 1 + len(pairs) // _COMPARED
-    ones, others = (read_files(tree, side, lambda _, data: data) for side in zip(*pairs[::step], strict=True))
+    ones, others = (
+        [*read_files(tree, side, lambda _, data: data).values()] for side in zip(*pairs[::step], strict=True)
+    )
     return frozenset(entry.name for entry, _ in pairs) if ones == others else frozenset()
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles
+from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,7 +64,7 @@ def detection_table(
     """
     width = 5 + sum(column.width for column in columns)
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
-    offsets = np.concatenate([[0], np.cumsum([len(image.rows) for image in images])]).astype(np.int64)
+    offsets = offsets_of([len(image.rows) for image in images])
     rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
     sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
     found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
@@ -80,13 +80,12 @@ def detection_table(
         relative=relative,
         sizes=sizes if sizes.any() else None,
     )
-    splits = tuple(image.split for image in images)
     return SampleTable(
         layout=NAME,
         keys=tuple(image.file.name for image in images),
         inputs=Images(TreeFiles(tree, [image.file for image in images])),
         targets=boxes,
-        splits=splits if splits and all(splits) else None,
+        splits=known_splits([image.split for image in images]),
         classes=tuple(classes),
         notes=tuple(notes),
     )

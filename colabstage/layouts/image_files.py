@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import LayoutError
 from colabstage.images.geometry import VOID
 from colabstage.images.masks import count_levels, is_lossy
 from colabstage.io.units import left_out
@@ -25,6 +25,7 @@ from colabstage.layouts.names import (
     is_image_folder,
     is_note,
     listed,
+    required,
     shared_folders,
     split_name,
     split_of_path,
@@ -32,7 +33,17 @@ from colabstage.layouts.names import (
     words_of,
 )
 from colabstage.layouts.reading import read_each, read_files
-from colabstage.layouts.table import BrokenDatasetError, Images, Masks, NearMissError, SampleTable, TreeFiles, Values
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Images,
+    Masks,
+    NearMissError,
+    SampleTable,
+    TreeFiles,
+    class_indices,
+    known_splits,
+    left_out_notes,
+)
 from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
@@ -48,7 +59,6 @@ PAIRS = "pairs"
 FILE_NAMES = "file_names"
 IMAGES = "images"
 
-FOREGROUND_CLASSES = ("background", "foreground")
 # Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
 _LOOKED_AT = 16
 # Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
@@ -211,16 +221,14 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
         inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
         targets=targets,
         # Some images in no split's folder: then the folders are something else.
-        splits=tuple(found) if all(found) else None,
-        classes=FOREGROUND_CLASSES if targets.foreground else classes,
+        splits=known_splits(found),
+        classes=targets.classes or classes,
         notes=tuple(
-            f"{left_out(count, things, which)}."
-            for count, things, which in (
+            left_out_notes(
                 (len(sides.images) - len(pairs), "images", "without a mask"),
                 (objects, "masks", "that number single objects"),
                 (len(sides.masks) - len(pairs) - objects, "masks", "without an image"),
             )
-            if count
         ),
     )
 
@@ -231,10 +239,7 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     Raises:
         EmptySourceError, LayoutError: there are no images, or no masks.
     """
-    files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    if not files:
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
+    files = required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
     folders, of_files = files.folders
     # What all files share says nothing of one of them: Dataset_with_GT.
     depth = len(shared_folders(f"{folder}/" for folder in folders))
@@ -350,8 +355,8 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
     # fast.ai's list of names, in the order of their numbers.
     texts = files_ending_in(tree.entries, (".txt",))
     codes = list(texts.where(lambda name: posixpath.basename(name).lower() == "codes.txt"))
-    found = read_files(tree, codes[:1], lambda _, content: content.decode("utf-8-sig", "replace").splitlines())
-    return tuple(line.strip() for lines in found for line in lines if line.strip()), None
+    texts_of = read_files(tree, codes[:1], lambda _, content: content.decode("utf-8-sig", "replace"))
+    return tuple(line.strip() for text in texts_of.values() for line in text.splitlines() if line.strip()), None
 
 
 # The one form that is not anybody's guess: a word, a dot and a number.
@@ -367,10 +372,7 @@ _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 def _images(tree: Tree) -> FileEntries:
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
     images = images.in_folders(lambda folder: not any(map(is_foreign_folder, folder.split("/"))))
-    if not images:
-        msg = f"'{tree.label}' holds no images."
-        raise EmptySourceError(msg)
-    return images
+    return required(images, tree, "images")
 
 
 def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
@@ -401,15 +403,13 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
         msg = f"The name of '{odd or silent[0]}' in '{tree.label}' does not say its class; expected {expected}."
         raise LayoutError(msg)
     words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
-    classes = tuple(sorted(set(words)))
+    values, classes = class_indices(words)
     # One class in all names is a common beginning, such as IMG, and no class.
     if len(classes) < 2:
         msg = f"The names of the images in '{tree.label}' do not tell two classes: all say {list(classes)}."
         raise LayoutError(msg)
     # Names without a class are those of a test set, which has none.
     files = images.take(np.flatnonzero([match is not None for match in found]))
-    numbers = {name: number for number, name in enumerate(classes)}
-    splits = tuple(split_of_path(name) for name in files.names)
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if silent:
         which = "of a test folder whose names say no class" if pattern is None else f"whose paths have no {pattern!r}"
@@ -418,8 +418,8 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
         layout=FILE_NAMES,
         keys=files.names,
         inputs=Images(TreeFiles(tree, files)),
-        targets=Values(np.array([numbers[word] for word in words], np.int64)),
-        splits=splits if all(splits) else None,
+        targets=values,
+        splits=known_splits([split_of_path(name) for name in files.names]),
         classes=classes,
         notes=tuple(notes),
     )
@@ -435,13 +435,12 @@ def read_images(tree: Tree) -> SampleTable:
     """
     images = _images(tree)
     splits_of = _splits_of_folders(images)
-    splits = tuple([splits_of[number] for number in images.folders[1].tolist()])
     return SampleTable(
         layout=IMAGES,
         keys=images.names,
         inputs=Images(TreeFiles(tree, images)),
         targets=None,
-        splits=splits if all(splits) else None,
+        splits=known_splits([splits_of[number] for number in images.folders[1].tolist()]),
         notes=("The images have no labels: neither folders of classes, nor files of annotations, nor words in names.",),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
-from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
 from colabstage.machine.mounts import call_here
 
@@ -104,8 +104,8 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         targets = (
             find_masks(ys, decoded=True, spread=False) if _is_pillow_image(y) else Arrays(ys, first.shape, first.dtype)
         )
-        if not classes and isinstance(targets, Masks) and targets.foreground:
-            classes = FOREGROUND_CLASSES
+        if not classes and isinstance(targets, Masks):
+            classes = targets.classes
     values = _item_array(x, pairs.name(0))
     side = _Side(pairs, 0, count, values.nbytes, _as_input)
     return SampleTable(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.layouts.names import is_image
-from colabstage.layouts.reading import open_shard
+from colabstage.layouts.names import is_image, required
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
@@ -27,10 +26,10 @@ from colabstage.layouts.shards import (
     ShardFile,
     ShardParts,
     make_labels,
+    open_shard,
     parse_label,
     rest_shard,
     scan_each,
-    shard_of,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, Values
 from colabstage.layouts.tfrecord import BadMessageError, ByteSpan, message_fields
@@ -263,13 +262,9 @@ def read_lmdb(tree: Tree) -> SampleTable:
         BrokenDatasetError: some images have a label and others none.
         CorruptArchiveError: a database is damaged or truncated.
     """
-    entries = files_ending_in(tree.entries, EXTENSIONS).where(_is_database)
-    if not entries:
-        msg = f"'{tree.label}' holds no LMDB database (data.mdb, or a file .lmdb)."
-        raise EmptySourceError(msg)
-    scanned = scan_each(
-        len(entries), lambda number: _scan_values(shard_of(entries[number], open_shard(tree, entries[number])), number)
-    )
+    found = files_ending_in(tree.entries, EXTENSIONS).where(_is_database)
+    entries = required(found, tree, "LMDB database (data.mdb, or a file .lmdb)")
+    scanned = scan_each(entries, lambda number, entry: _scan_values(open_shard(tree, entry), number))
     shards = [found.shard for found in scanned]
     parts = [part for found in scanned for part in found.images.values()]
     names = StringArray.of(f"{found.shard.name}[{name}]" for found in scanned for name in found.images)

@@ -10,10 +10,11 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from colabstage.errors import EmptySourceError
 from colabstage.io.units import format_count, left_out
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
@@ -22,7 +23,7 @@ from colabstage.trees.strings import take_strings
 from colabstage.trees.tree import count_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Sized
 
     from numpy.typing import NDArray
 
@@ -100,6 +101,21 @@ def stem_of(name: str) -> str:
 def is_note(name: str) -> bool:
     """Tell whether a file is called as those are that say nothing of single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)
+
+
+Files = TypeVar("Files", bound="Sized")
+
+
+def required(files: Files, tree: Tree, what: str) -> Files:
+    """Return the files that a layout cannot do without.
+
+    Raises:
+        EmptySourceError: there are none; `what` is what they are called.
+    """
+    if len(files):
+        return files
+    msg = f"'{tree.label}' holds no {what}."
+    raise EmptySourceError(msg)
 
 
 def count_kinds(files: Iterable[FileEntry]) -> str:
@@ -353,18 +369,19 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
     texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
-    lines = [
-        [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()] for text in texts
-    ]
+    lines = {
+        name: [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()]
+        for name, text in texts.items()
+    }
     # Only names that occur in a list are indexed: samples may be millions, and lists are read to the end anyway.
-    wanted = {posixpath.basename(line) for one in lines for line in one}
+    wanted = {posixpath.basename(line) for one in lines.values() for line in one}
     places: dict[str, list[int]] = defaultdict(list)
     for number, key in enumerate(found.keys):
         base = posixpath.basename(key)
         # Food-101's lists have no extensions, other datasets' have them.
         for word in {base, posixpath.splitext(base)[0]} & wanted:
             places[word].append(number)
-    lists = [_read_list(entry.name, one, found, places) for entry, one in zip(candidates, lines, strict=True)]
+    lists = [_read_list(name, one, found, places) for name, one in lines.items()]
     used = [one for one in lists if one is not None]
     splits = [one.split for one in used]
     # Folders say the splits already, or lists are folds, or only train is listed, which leaves nothing held out.

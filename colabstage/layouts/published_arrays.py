@@ -25,10 +25,18 @@ import numpy as np
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
-from colabstage.layouts.reading import open_unpacked, stamp_of
-from colabstage.layouts.shards import ShardParts, shard_of
+from colabstage.layouts.reading import open_unpacked
+from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
-from colabstage.layouts.table import BrokenDatasetError, Images, NearMissError, SampleTable, Values
+from colabstage.layouts.table import (
+    BrokenDatasetError,
+    Images,
+    NearMissError,
+    SampleTable,
+    Values,
+    known_splits,
+    stamp_of,
+)
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import StringArray
 
@@ -397,7 +405,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
         keys=tuple(one.images.name(row) for one in labelled for row in range(len(one.images))),
         inputs=Images(join_sources([one.images for one in labelled]), decoded=True, own_channels=True),
         targets=Values(values) if labels else None,
-        splits=tuple(splits) if all(splits) else None,
+        splits=known_splits(splits),
         classes=class_numbers(values) if labels else (),
         notes=(f"Tables without classes were left out: {', '.join(left)}.",) if left else (),
     )
@@ -468,7 +476,8 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
                 msg = f"Line {number} of '{entry.name}' has the usage {usage!r}, which is not a known split."
                 raise BrokenDatasetError(msg)
     names = StringArray.of(f"{entry.name}[{row}]" for row in range(len(parts) // 3))
-    lines = ShardParts([shard_of(entry, source)], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
+    file = ShardFile(entry.name, stamp_of(entry), source)
+    lines = ShardParts([file], np.frombuffer(parts, np.int64).reshape(-1, 3), names)
     images = ConvertedRows(lines, functools.partial(_pixels_of, columns))
     return _Table(entry.name, columns.shape, images, labels if columns.label is not None else None, splits)
 

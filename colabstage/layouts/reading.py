@@ -51,7 +51,7 @@ def open_unpacked(tree: Tree, entry: FileEntry) -> ByteSource:
     return _unpack_if_packed(open_member(tree, entry), entry)
 
 
-def open_shard(tree: Tree, entry: FileEntry) -> ByteSource:
+def open_from_start(tree: Tree, entry: FileEntry) -> ByteSource:
     """Open a file as `open_unpacked` does, for who reads it from its beginning: parts of a remote file are asked for
     one by one.
 
@@ -82,11 +82,6 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
         return next(iter(tree.chunks(entry)), b"")[:length]
     with closing(source):
         return source.pread(length, 0)
-
-
-def stamp_of(entry: FileEntry) -> str:
-    """Return what differs whenever the file may have changed since it was listed."""
-    return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
@@ -174,8 +169,9 @@ def read_each(
     return [found[place] for place in sorted(found)]
 
 
-def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEntry, bytes], T]) -> list[T]:
-    """`make(entry, content)` of some files of a tree, in their order, with many reads in flight where they are slow.
+def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEntry, bytes], T]) -> dict[str, T]:
+    """Return `make(entry, content)` of some files of a tree by their names, in their order; many reads are in flight
+    where they are slow.
 
     Raises:
         As `read_each`, and CorruptArchiveError: a file is damaged.
@@ -185,4 +181,4 @@ def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEnt
     def use(index: int, content: Content) -> T:
         return make(source.entries[index], bytes(content))
 
-    return read_each(source, range(len(source)), use)
+    return dict(zip(source.entries.names, read_each(source, range(len(source)), use), strict=True))

@@ -14,12 +14,12 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.layouts.columns import class_numbers, make_targets
-from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.names import SPLIT_NAMES, listed, split_of_word
 from colabstage.layouts.published_arrays import published_arrays, published_files
-from colabstage.layouts.reading import open_member, read_head, stamp_of
+from colabstage.layouts.reading import open_member, read_head
 from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
-from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values
+from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values, known_splits, stamp_of
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.tree import SourceFile
 
@@ -312,11 +312,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
         keys=tuple(f"{array.name}[{row}]" for array in xs for row in range(array.shape[0])),
         inputs=inputs,
         targets=targets,
-        splits=(
-            tuple(one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0]))
-            if all(one.split for one in chosen)
-            else None
-        ),
+        splits=known_splits([one.split for one, array in zip(chosen, xs, strict=True) for _ in range(array.shape[0])]),
         classes=written or classes,
         notes=tuple(notes),
     )
@@ -369,7 +365,7 @@ def _as_targets(
     if isinstance(inputs, Images) and all(_is_mask(y, x) for y, x in zip(ys, xs, strict=True)):
         # Shaped as the images' pixels they are one class for each pixel, not a target of some numbers.
         masks = find_masks(join_sources([y.rows() for y in ys]), decoded=True)
-        return masks, FOREGROUND_CLASSES if masks.foreground else ()
+        return masks, masks.classes
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
     # Targets as large as inputs, such as maps of heights, do not belong into memory at once.

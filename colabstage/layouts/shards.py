@@ -19,8 +19,8 @@ from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
 from colabstage.layouts.names import SPLIT_NAMES
-from colabstage.layouts.reading import stamp_of
-from colabstage.layouts.table import BrokenDatasetError, Values
+from colabstage.layouts.reading import open_from_start
+from colabstage.layouts.table import BrokenDatasetError, Values, class_indices, stamp_of
 from colabstage.trees.folder import FolderFile
 from colabstage.trees.strings import StringArray
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.trees.tree import ByteSource, FileEntry
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 Label = int | float | str | None
 
@@ -73,10 +73,7 @@ def make_labels(
         raise BrokenDatasetError(msg)
     kinds = {(str if isinstance(label, str) else float if isinstance(label, float) else int) for label in labels}
     if kinds == {str}:
-        words = [str(label) for label in labels]
-        classes = sorted(set(words))
-        numbers = {word: number for number, word in enumerate(classes)}
-        return Labels(Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes))
+        return Labels(*class_indices([str(label) for label in labels]))
     if str in kinds:
         first = next(sample for sample, label in zip(samples, labels, strict=True) if isinstance(label, str))
         msg = f"The label of '{first}' is a word, that of others a number; expected one kind for all."
@@ -131,6 +128,7 @@ def parse_label(text: str) -> Label:
     return text or None
 
 
+F = TypeVar("F")
 T = TypeVar("T")
 
 # How image files begin: JPEG, PNG, GIF, BMP, TIFF, WebP.
@@ -171,9 +169,13 @@ class Part(NamedTuple):
     """How many bytes."""
 
 
-def shard_of(entry: FileEntry, content: ByteSource) -> ShardFile:
-    """Return a file of a tree as a shard."""
-    return ShardFile(entry.name, stamp_of(entry), content)
+def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
+    """Open a file of a tree as a shard.
+
+    Raises:
+        As `open_from_start`.
+    """
+    return ShardFile(entry.name, stamp_of(entry), open_from_start(tree, entry))
 
 
 def rest_shard(shard: ShardFile) -> None:
@@ -199,23 +201,23 @@ def split_of_shard(name: str) -> str | None:
     return None
 
 
-def scan_each(count: int, scan: Callable[[int], T]) -> list[T]:
-    """`scan(number)` for each of `count` files, in order; in two threads, more of them where that proves slow.
+def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
+    """Return `scan(number, file)` of each file, in order; in two threads, more of them where that proves slow.
 
     Raises:
         Everything that `scan` raises; the first stops the others.
     """
     found: dict[int, T] = {}
     run_pipeline(
-        range(count),
-        read=scan,
+        range(len(files)),
+        read=lambda number: scan(number, files[number]),
         use=found.__setitem__,
         cost=lambda _: 1,
         # Two, for one to wait for the disk while the other works; a slow medium gets more.
         limits=PipelineLimits(readers=2, max_readers=_MAX_SCANNERS, workers=1, stall_timeout_s=_SCAN_STALL_S),
         cancellation=Cancellation(),
     )
-    return [found[number] for number in range(count)]
+    return [found[number] for number in range(len(files))]
 
 
 class ScanWindow:

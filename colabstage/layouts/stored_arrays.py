@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from colabstage.errors import DecodeError, LayoutError, PackFormatError
+from colabstage.errors import DecodeError, LayoutError, PackFormatError, SourceReadError
 from colabstage.h5.untrusted import (
     HeapReferences,
     check_parts,
@@ -32,8 +32,8 @@ from colabstage.h5.untrusted import (
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
-from colabstage.layouts.table import FileSlices, NumberedRows
+from colabstage.layouts.reading import open_member, read_head, spool_folder
+from colabstage.layouts.table import NumberedRows, stamp_of
 from colabstage.trees.tree import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -138,6 +138,35 @@ class HeldRows(NumberedRows):
         return np.ascontiguousarray(self._values[index])
 
 
+class FileRows(NumberedRows):
+    """Rows of one shape in a file, each read by its place: none is read that is not packed, and many at once are."""
+
+    def __init__(
+        self, file: ByteSource, positions: NDArray[np.int64], shape: tuple[int, ...], dtype: np.dtype[Any], stamp: str
+    ) -> None:
+        """Take the bytes, open for as long as the rows are used; where each row begins in them; and what each is."""
+        self._nbytes = math.prod(shape) * dtype.itemsize
+        super().__init__(file.label, stamp, len(positions), self._nbytes)
+        self.positions = positions
+        self._file = file
+        self._shape = shape
+        self._dtype = dtype
+
+    def stamp(self, index: int) -> str:
+        """Return the file's stamp, and which part of it."""
+        return f"{self._stamp} {self.positions[index]} {self._nbytes}"
+
+    def read(self, index: int) -> NDArray[Any]:
+        """Return one row."""
+        start = int(self.positions[index])
+        data = self._file.pread(self._nbytes, start)
+        # A file that shrank while it was read gives fewer bytes and no error.
+        if len(data) != self._nbytes:
+            msg = f"'{self._file.label}' ends before byte {start + self._nbytes:,}, where its part {index} does."
+            raise SourceReadError(msg)
+        return np.frombuffer(data, self._dtype).reshape(self._shape)
+
+
 def fixed_rows(
     file: ByteSource,
     start: int,
@@ -152,16 +181,15 @@ def fixed_rows(
     """Return rows of one shape that lie in a file one after the other.
 
     Args:
-        file, stamp: as for `FileSlices`.
+        file: the bytes, open for as long as the rows are used.
+        stamp: changes whenever the file does: its length and time, for example.
         start: where the first row begins, in bytes.
         count, shape, dtype: how many rows there are, and what each is as it is stored.
         step: bytes from the beginning of one row to that of the next; the length of a row by default.
         wanted: the type that they are given in; the stored one, in this machine's byte order, by default.
     """
-    size = math.prod(shape) * dtype.itemsize
-    # Each row by its place, so that none is read that is not packed, and many at once are.
-    starts = start + np.arange(count, dtype=np.int64) * (size if step is None else step)
-    source = FileSlices(file, starts, np.full(count, size, np.int64), stamp=stamp, shape=shape, dtype=dtype)
+    step = math.prod(shape) * dtype.itemsize if step is None else step
+    source = FileRows(file, start + np.arange(count, dtype=np.int64) * step, shape, dtype, stamp)
     given = dtype.newbyteorder("=") if wanted is None else wanted
     return source if dtype == given else ConvertedRows(source, lambda row: row.astype(given))
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from colabstage.errors import LayoutError, SourceReadError
-from colabstage.io.units import NAMES_SHOWN, format_names
+from colabstage.errors import LayoutError
+from colabstage.io.units import NAMES_SHOWN, format_names, left_out
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.strings import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from colabstage.trees.tree import ByteSource, FileEntry, Tree
+    from colabstage.trees.tree import FileEntry, Tree
 
 # What a sample's content is before it is stored: a file's bytes, or values that need no decoding.
 Content = bytes | NDArray[Any]
@@ -58,6 +58,11 @@ class SampleSource(Protocol):
         """
 
 
+def stamp_of(entry: FileEntry) -> str:
+    """Return what differs whenever the file may have changed since it was listed."""
+    return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
+
+
 class TreeFiles:
     """One file of a tree for each sample; sample i is `entries[i]`."""
 
@@ -85,65 +90,11 @@ class TreeFiles:
 
     def stamp(self, index: int) -> str:
         """Return the file's name, length and time."""
-        entry = self.entries[index]
-        return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
+        return stamp_of(self.entries[index])
 
     def read(self, index: int) -> bytes:
         """Return the whole file."""
         return self.tree.read(self.entries[index])
-
-
-class FileSlices:
-    """A part of one file for each sample: rows of a .npy file, records of a TFRecord, values of a database.
-
-    Args:
-        file: the bytes, open for as long as the table is used.
-        starts: int64 `(N,)`, the position of each part, in bytes.
-        sizes: int64 `(N,)`, the length of each part, in bytes.
-        stamp: changes whenever the file does: its length and time, for example.
-        shape, dtype: those of each part, a C-contiguous array; without them a part is bytes.
-    """
-
-    def __init__(
-        self,
-        file: ByteSource,
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        *,
-        stamp: str,
-        shape: tuple[int, ...] | None = None,
-        dtype: np.dtype[Any] | None = None,
-    ) -> None:
-        self._file = file
-        self._stamp = stamp
-        self._shape = shape
-        self._dtype = np.dtype(np.uint8) if dtype is None else dtype
-        self.positions = starts
-        self.sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def name(self, index: int) -> str:
-        """Return the file's name and the number of the part."""
-        return f"{self._file.label}[{index}]"
-
-    def stamp(self, index: int) -> str:
-        """Return the file's stamp, and which part of it."""
-        return f"{self._stamp} {self.positions[index]} {self.sizes[index]}"
-
-    def read(self, index: int) -> Content:
-        """Return one part, as bytes or as an array."""
-        start, size = int(self.positions[index]), int(self.sizes[index])
-        data = self._file.pread(size, start)
-        # A file that shrank while it was read gives fewer bytes and no error.
-        if len(data) != size:
-            msg = f"'{self._file.label}' ends before byte {start + size:,}, where its part {index} does."
-            raise SourceReadError(msg)
-        # Without a shape a part is a file of some format, which is decoded later.
-        if self._shape is None:
-            return data
-        return np.frombuffer(data, self._dtype).reshape(self._shape)
 
 
 class NumberedRows:
@@ -260,6 +211,11 @@ class Masks:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Return what 0 and 255 are called; nothing where pixels are something else, which they do not name."""
+        return ("background", "foreground") if self.foreground else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
@@ -318,10 +274,31 @@ class UnreadBoxes:
 
     def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
         """Return all boxes, given the rows of all samples one after the other, and how many each sample has."""
-        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         names = [name for name in self.dtype.names or () if name != "boxes"]
         columns = {name: np.ascontiguousarray(rows[name]) for name in names}
-        return Boxes(offsets, np.ascontiguousarray(rows["boxes"]), columns)
+        return Boxes(offsets_of(counts), np.ascontiguousarray(rows["boxes"]), columns)
+
+
+def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the offsets of `Boxes`, given how many each image has."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def class_indices(words: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    """Return the place of each word among the sorted ones, so that every machine numbers classes alike, and these."""
+    classes = sorted(set(words))
+    numbers = {word: number for number, word in enumerate(classes)}
+    return Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes)
+
+
+def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the split of each sample; `None` where one has none, "": beside the others it would be in no file."""
+    return tuple(splits) if splits and all(splits) else None
+
+
+def left_out_notes(*told: tuple[int, str, str]) -> list[str]:
+    """Return a note for each of several kinds of things that were left out: how many, what, and which; none for 0."""
+    return [f"{left_out(count, things, which)}." for count, things, which in told if count]
 
 
 Inputs = Images | Arrays

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
-from colabstage.io.units import left_out
-from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
-from colabstage.layouts.reading import open_shard
+from colabstage.layouts.image_files import find_masks
+from colabstage.layouts.names import required
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
@@ -27,11 +26,11 @@ from colabstage.layouts.shards import (
     ShardParts,
     make_labels,
     names_of,
+    open_shard,
     rest_shard,
     scan_each,
-    shard_of,
 )
-from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable
+from colabstage.layouts.table import Boxes, BrokenDatasetError, Images, SampleTable, left_out_notes, offsets_of
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.strings import StringArray
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.table import Content, Targets
     from colabstage.trees.entries import FileEntries
-    from colabstage.trees.tree import ByteSource, Tree
+    from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 # TensorFlow's `crc32c::Mask`.
 _MASK_DELTA = 0xA282EAD8
@@ -350,12 +349,12 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     """
     shards = _record_files(tree)
     image = _image_feature(tree, shards)
-    scanned = scan_each(len(shards), lambda number: _scan_records(shards[number], number, image))
+    scanned = scan_each(shards, lambda number, shard: _scan_records(shard, number, image))
     records = [record for found, _ in scanned for record in found]
     names = StringArray.of(record.name for record in records)
     parts = ShardParts(shards, [record.stored for record in records], names)
     without = sum(count for _, count in scanned)
-    notes = [left_out(without, "records", f"without '{image}'") + "."] if without else []
+    notes = left_out_notes((without, "records", f"without '{image}'"))
     targets, classes = _targets_of_records(records, parts, notes)
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
@@ -383,19 +382,17 @@ def named_records(tree: Tree) -> FileEntries:
 def _record_files(tree: Tree) -> list[ShardFile]:
     named, files = named_records(tree), files_ending_in(tree.entries, EXTENSIONS)
     entries = named or files.where(lambda name: _NUMBERED.fullmatch(name) is not None)
-    if not entries:
-        msg = f"'{tree.label}' holds no TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)."
-        raise EmptySourceError(msg)
+    required(entries, tree, "TFRecord files (.tfrecord, .tfrec, train-00000-of-00008)")
     # Writers that share rows among many files leave some empty.
     filled = [entry for entry in entries if entry.size]
 
-    def look(number: int) -> tuple[ShardFile, bool]:
-        shard = shard_of(filled[number], open_shard(tree, filled[number]))
+    def look(_: int, entry: FileEntry) -> tuple[ShardFile, bool]:
+        shard = open_shard(tree, entry)
         head = read_with_retry(lambda: shard.content.pread(12, 0), shard.name)
         rest_shard(shard)
         return shard, is_record_head(head)
 
-    shards = scan_each(len(filled), look)
+    shards = scan_each(filled, look)
     wrong = next((shard for shard, fits in shards if not fits), None)
     if wrong is None and shards:
         return [shard for shard, _ in shards]
@@ -567,7 +564,7 @@ def _targets_of_records(
         # For messages: a box has no name of its own, and its record has.
         owners = [record.name for record in records for _ in record.boxes or []]
         values, classes = make_labels(box_labels, owners, names=names_of(box_labels, [box.text for box in boxes]))
-        offsets = np.concatenate([[0], np.cumsum([len(record.boxes or []) for record in records])]).astype(np.int64)
+        offsets = offsets_of([len(record.boxes or []) for record in records])
         corners = np.array([box.corners for box in boxes], np.float64).reshape(-1, 4)
         numbers = np.zeros(0, np.int64) if values is None else values.values
         return Boxes(offsets, corners, {"labels": numbers}, relative=True), classes
@@ -577,7 +574,7 @@ def _targets_of_records(
             msg = f"'{bare}' has no mask and {len(masks):,} other records have; expected all or none."
             raise BrokenDatasetError(msg)
         found = find_masks(RecordImages(parts, masks), spread=False)
-        return found, FOREGROUND_CLASSES if found.foreground else ()
+        return found, found.classes
     if len({record.classes for record in records}) > 1:
         odd = next(record for record in records if record.classes != records[0].classes)
         msg = (

@@ -16,9 +16,9 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word, stem_of
-from colabstage.layouts.reading import open_member, read_head, spool_folder, stamp_of
+from colabstage.layouts.reading import open_member, read_head, spool_folder
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
-from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable
+from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:

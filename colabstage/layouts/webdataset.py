@@ -16,9 +16,8 @@ from colabstage.errors import DecodeError, EmptySourceError, LayoutError, Missin
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
-from colabstage.layouts.image_files import FOREGROUND_CLASSES, find_masks
+from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.names import IMAGE_EXTENSIONS
-from colabstage.layouts.reading import open_shard
 from colabstage.layouts.shards import (
     Label,
     Labels,
@@ -28,10 +27,10 @@ from colabstage.layouts.shards import (
     ShardParts,
     make_labels,
     names_of,
+    open_shard,
     parse_label,
     rest_shard,
     scan_each,
-    shard_of,
 )
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, Masks, NearMissError, SampleTable
 from colabstage.trees.entries import FileEntries, clean_member_name, extension_of, files_ending_in, is_junk
@@ -282,7 +281,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     # The first shard tells, before hundreds of others are scanned.
     if not any(sample.annotated for sample in first[1].samples):
         raise tars.declined(first[1].left)
-    scanned = [first, *scan_each(len(tars) - 1, lambda number: tars.scan(number + 1))]
+    scanned = [first, *scan_each(range(1, len(tars)), lambda _, number: tars.scan(number))]
     shards = [shard for shard, _ in scanned]
     samples = [sample for _, found in scanned for sample in found.samples]
     names = StringArray.of(f"{shards[sample.content.shard].name}/{sample.name}" for sample in samples)
@@ -337,7 +336,7 @@ def _masks(
     if any(sample.label is not None for sample in samples):
         notes.append("The samples have masks and labels; the masks are the targets, and the labels were left out.")
     found = find_masks(ShardParts(shards, masks, names), spread=False)
-    return found, FOREGROUND_CLASSES if found.foreground else ()
+    return found, found.classes
 
 
 def _make_inputs(
@@ -450,6 +449,5 @@ class _Shards:
             name, tar = self._names[number], self._own[number]
             shard = ShardFile(name, f"{name!r} {tar.size}", tar)
         else:
-            entry = self._inside[number]
-            shard = shard_of(entry, open_shard(self._tree, entry))
+            shard = open_shard(self._tree, self._inside[number])
         return shard, scan_shard(shard, number)

@@ -168,11 +168,11 @@ def read_yolo(tree: Tree) -> SampleTable:
             return False
         return True
 
-    if looked_at and not any(read_files(tree, looked_at, is_right)):
+    if looked_at and not any(read_files(tree, looked_at, is_right).values()):
         msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
         raise LayoutError(msg)
     parsed = read_files(tree, files, parse)
-    every = [row for found in parsed for row in found]
+    every = [row for found in parsed.values() for row in found]
     # As many points in every line, all of them inside the box that its first numbers are: what may be poses as well.
     if not pose and len(every) >= _FEW_POSES and all(len(row) == _POLYGON_ROW and row[6] for row in every):
         counts = {int(row[5]) for row in every}
@@ -182,7 +182,7 @@ def read_yolo(tree: Tree) -> SampleTable:
                 "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
             )
             raise BrokenDatasetError(msg)
-    rows = {file.name: [row[:5] for row in found] for file, found in zip(files, parsed, strict=True)}
+    rows = {name: [row[:5] for row in found] for name, found in parsed.items()}
     # Without names, classes are as many as the highest number says.
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
     # Names that are too few are those of another dataset, or of an older state of this one.

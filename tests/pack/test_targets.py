@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, LayoutError
-from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, SampleTable, TreeFiles, Values
+from colabstage.layouts.stored_arrays import fixed_rows
+from colabstage.layouts.table import Arrays, Images, Masks, SampleTable, TreeFiles, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.tree import LocalBytes
 
@@ -216,11 +217,10 @@ def rows_of_arrays(folder: Path) -> Callable[[Tree], SampleTable]:
 
     def layout(tree: Tree) -> SampleTable:
         x, y = LocalBytes(folder / "x.bin"), LocalBytes(folder / "y.bin")
-        number = np.arange(COUNT, dtype=np.int64)
-        source = FileSlices(x, number * 40, np.full(COUNT, 40), stamp="1", shape=(5, 2), dtype=np.dtype(np.float32))
+        source = fixed_rows(x, 0, COUNT, (5, 2), np.dtype(np.float32), stamp="1")
         keys = tuple(f"x[{i}]" for i in range(COUNT))
-        targets = FileSlices(y, number * 2, np.full(COUNT, 2), stamp="1")
-        kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda data: np.frombuffer(data, np.uint8))
+        targets = fixed_rows(y, 0, COUNT, (1,), np.dtype(np.uint16), stamp="1")
+        kind = Arrays(targets, (2,), np.dtype(np.uint8), decode=lambda row: row.view(np.uint8))
         return SampleTable("rows", keys, Arrays(source, (5, 2), np.dtype(np.float32)), kind)
 
     return layout

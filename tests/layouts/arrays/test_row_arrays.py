@@ -19,7 +19,8 @@ from colabstage.layouts import stored_arrays
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.detect import array_rows, detect_layout
 from colabstage.layouts.row_arrays import find_splits, read_arrays
-from colabstage.layouts.table import Arrays, FileSlices, Images, Masks, Values
+from colabstage.layouts.stored_arrays import FileRows
+from colabstage.layouts.table import Arrays, Images, Masks, Values
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tar import TarTree
@@ -82,7 +83,7 @@ def test_npy_files_of_images_and_labels(tmp_path: Path) -> None:
     table = detect_layout(FolderTree(folder))
     assert (table.layout, table.classes, table.splits) == ("arrays", ("0", "1", "2"), None)
     assert isinstance(table.inputs, Images)
-    assert isinstance(table.inputs.source, FileSlices)
+    assert isinstance(table.inputs.source, FileRows)
     found = read_back(folder, tmp_path / "out.h5")
     check_rows(found, "X.npy", np.load(folder / "X.npy"), labels())
 
@@ -231,7 +232,7 @@ def test_contiguous_rows_are_read_without_hdf5(foreign: Callable[..., Path]) -> 
     folder = foreign("a.h5", {"X": photos(), "Y": labels()})
     table = read_arrays(FolderTree(folder))
     assert isinstance(table.inputs, Images)
-    assert isinstance(table.inputs.source, FileSlices)
+    assert isinstance(table.inputs.source, FileRows)
     with h5py.File(folder / "a.h5") as file:
         for row in range(COUNT):
             np.testing.assert_array_equal(table.inputs.source.read(row), file["X"][row])
