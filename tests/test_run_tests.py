@@ -163,7 +163,7 @@ def test_a_change_concerns_its_package_and_all_above_it() -> None:
     assert users["stage"] == {"stage", "ui"}
     assert {"pack", "stage", "ui"} < users["layouts"]
     assert not {"trees", "sources", "h5"} & users["layouts"]
-    places = list(places_of(["colabstage/layouts/yolo.py", "tests/h5/test_info.py", "tests/sources/servers.py"]))
+    places = list(places_of(["colabstage/layouts/coco.py", "tests/h5/test_info.py", "tests/sources/servers.py"]))
     assert places[:3] == ["tests/h5/test_info.py", "tests/sources", "tests/layouts"]
     assert places[-2:] == ["tests/ui", "tests/test_options.py"]
     assert "tests/trees" not in places

@@ -1,7 +1,11 @@
-"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, Supervisely, VIA, and others.
+"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, Supervisely, VIA, and others; and the names of
+classes that such tools leave beside the boxes.
 
 Each format is a reader of one file, which gives the boxes of the images that it names; how images are found, numbered
 and put into a table is the same for all. Of polygons and rotated boxes the boxes around them are kept, which is said.
+
+data.yaml is read by PyYAML: what people write there (quotes, apostrophes, comments, lists over several lines) is all of
+YAML.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.files import read_with_retry
 from colabstage.layouts.image_boxes import LabelledImage, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import read_files
 from colabstage.layouts.table import BrokenDatasetError, left_out_notes
-from colabstage.layouts.yolo import read_class_file
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -448,3 +452,91 @@ FORMATS = (
 )
 _SNIFFED = 8
 _KERAS_LINE = re.compile(r"(\S.*?\.\w+)((?: \d+,\d+,\d+,\d+,\d+)*)")
+
+
+_CLASS_LISTS = ("classes.txt", "_classes.txt", "obj.names", "classes.names", "_darknet.labels")
+_CLASS_FILES = (".txt", ".names", ".labels", ".yaml", ".yml")
+_MENTIONS_NAMES = re.compile(r"^names\s*:", re.MULTILINE)
+
+
+class ClassFile(NamedTuple):
+    """What a data.yaml or a list of names says of the classes."""
+
+    names: tuple[str, ...]
+    """In label order, empty where there are none."""
+    keypoints: tuple[int, int] = (0, 0)
+    """How many there are of a pose, and numbers of each, (0, 0) where boxes have none."""
+
+
+def read_class_file(tree: Tree) -> ClassFile:
+    """Return what a tree says of its classes.
+
+    Raises:
+        BrokenDatasetError: a YAML file has names in a form that is not read here.
+    """
+    files = files_ending_in(tree.entries, _CLASS_FILES).where(
+        lambda name: name.lower().endswith((".yaml", ".yml")) or posixpath.basename(name).lower() in _CLASS_LISTS
+    )
+    for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
+        base = posixpath.basename(entry.name).lower()
+        # A plain list has a name in each line, and no keypoints.
+        if base in _CLASS_LISTS:
+            lines = (line.strip() for line in _text_of(tree, entry).splitlines())
+            return ClassFile(tuple(line for line in lines if line))
+        found = parse_class_file(_text_of(tree, entry), entry.name)
+        if found.names:
+            return found
+    return ClassFile(())
+
+
+def _text_of(tree: Tree, entry: FileEntry) -> str:
+    data = read_with_retry(lambda: tree.read(entry), entry.name)
+    return data.decode("utf-8-sig", "replace")
+
+
+def parse_class_file(text: str, name: str) -> ClassFile:
+    """Return what a data.yaml says under `names` and `kpt_shape`. Pure.
+
+    >>> parse_class_file("nc: 2\\nnames: [dog's toy, 'no']", "data.yaml").names
+    ("dog's toy", 'no')
+    >>> parse_class_file("names:\\n  0: car  # the first\\n  1: dog\\nkpt_shape: [17, 3]", "data.yaml").keypoints
+    (17, 3)
+
+    Raises:
+        BrokenDatasetError: there are names, but in another form.
+    """
+    import yaml
+
+    if not _MENTIONS_NAMES.search(text):
+        return ClassFile(())
+    try:
+        # Without types: a class called no, or 1, is a word.
+        found = yaml.load(text, Loader=yaml.BaseLoader)  # makes nothing but texts, lists and mappings
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _odd_names(name, str(error)) from error
+    names = found.get("names") if isinstance(found, dict) else None
+    shape = found.get("kpt_shape")
+    try:
+        count, width = (0, 0) if shape is None else (int(part) for part in shape)
+    except (TypeError, ValueError) as error:
+        raise _odd_names(name, f"kpt_shape is {shape!r}") from error
+    return ClassFile(_in_order(names, name), (count, width))
+
+
+def _in_order(names: Any, file: str) -> tuple[str, ...]:
+    if isinstance(names, list):
+        found = dict(enumerate(names))
+    elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() for key in names):
+        found = {int(key): value for key, value in names.items()}
+    else:
+        raise _odd_names(file, f"names are {str(names)[:60]!r}")
+    if sorted(found) != list(range(len(found))) or not all(isinstance(value, str) for value in found.values()):
+        raise _odd_names(file, f"names are {str(names)[:60]}")
+    return tuple(found[number] for number in range(len(found)))
+
+
+def _odd_names(name: str, what: str) -> BrokenDatasetError:
+    return BrokenDatasetError(
+        f"'{name}' has class names in a form that is not read here ({what}); expected names: ['car', 'dog'], or one in "
+        "each line below it, as '- car' or '0: car', numbered from 0 without a gap, and kpt_shape: [17, 3] for poses."
+    )

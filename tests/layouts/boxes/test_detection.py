@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
+from colabstage.layouts.box_tools import parse_class_file
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.detection import POSES, read_detection
 from colabstage.layouts.table import Boxes, BrokenDatasetError
-from colabstage.layouts.yolo import parse_class_file
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import LocalBytes

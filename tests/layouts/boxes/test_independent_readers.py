@@ -19,9 +19,8 @@ from PIL import Image
 from colabstage.errors import ColabstageError, LayoutError
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.detect import detect_layout
-from colabstage.layouts.detection import read_voc
+from colabstage.layouts.detection import read_voc, read_yolo
 from colabstage.layouts.table import Boxes
-from colabstage.layouts.yolo import read_yolo
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
 
