@@ -83,12 +83,12 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
 def cycle_with_processes(facts: ProfileFacts, workers: int, ahead: int) -> float:
     """Return the seconds from batch to batch with this many worker processes, each `ahead` batches in advance."""
     handover_s, take_s = (facts.costs.handover_s, facts.costs.take_s) if workers else (0.0, 0.0)
-    step_s = (facts.step_alone_s or 0.0) + take_s
+    step_s = facts.step_s + take_s
     made = facts.produced_s or (facts.serial_s,)
     # Each process computes with one thread; what several cores did here takes one of them longer there.
     slower = max(1.0, facts.cpu_s / facts.serial_s) if facts.serial_s else 1.0
     chain_s = simulate([seconds * slower + handover_s for seconds in made], step_s, workers, ahead)
-    cores_s = (facts.cpu_s + handover_s + max(handover_s, take_s) + facts.step_cpu_s) / facts.costs.cores
+    cores_s = facts.cores_s(facts.cpu_s + handover_s + max(handover_s, take_s))
     # Alone, loading and step share a core by turns, which the chain says already.
     return max(chain_s, cores_s if workers else 0.0)
 
@@ -96,17 +96,14 @@ def cycle_with_processes(facts: ProfileFacts, workers: int, ahead: int) -> float
 def with_threads(facts: ProfileFacts, threads: int, ahead: int) -> float:
     """Return the seconds from batch to batch with this many threads in this process: Python's lock is one for all of
     them."""
-    step_s = facts.step_alone_s or 0.0
     made = facts.produced_s or (facts.serial_s,)
-    chain_s = simulate(made, step_s, threads, ahead)
-    cores_s = (facts.cpu_s + facts.step_cpu_s) / facts.costs.cores
-    return max(chain_s, cores_s, facts.gil_s)
+    chain_s = simulate(made, facts.step_s, threads, ahead)
+    return max(chain_s, facts.cores_s(facts.cpu_s), facts.gil_s)
 
 
 def in_background(facts: ProfileFacts, load_s: float, load_cpu_s: float) -> float:
     """Return the seconds from batch to batch when batches that take so long are made beside the step."""
-    cores_s = (load_cpu_s + facts.step_cpu_s) / facts.costs.cores
-    return max(load_s, facts.step_alone_s or 0.0, cores_s)
+    return max(load_s, facts.step_s, facts.cores_s(load_cpu_s))
 
 
 def fewest_workers(facts: ProfileFacts, most: int, ahead: int) -> tuple[int, float]:
@@ -172,17 +169,15 @@ def _threads_wait(facts: ProfileFacts) -> Cause | None:
 
 
 def _cause(facts: ProfileFacts, now_s: float) -> Cause:
-    step_s = facts.step_alone_s or 0.0
     # Asked first: where workers start again each epoch, everything else looks slow as well.
-    if facts.epoch_start_s > 0.5 * (now_s - step_s):
+    if facts.epoch_start_s > 0.5 * (now_s - facts.step_s):
         return "start"
     if (waiting := _threads_wait(facts)) is not None:
         return waiting
-    if facts.setting.overlapped and facts.cycle_s > _SLOWER * max(facts.load_s, step_s):
+    if facts.setting.overlapped and facts.cycle_s > _SLOWER * max(facts.load_s, facts.step_s):
         if _queue_is_short(facts):
             return "prefetch"
-        cores_s = (facts.cpu_s + facts.step_cpu_s) / facts.costs.cores
-        return "cores" if cores_s > 0.85 * facts.cycle_s else "work"
+        return "cores" if facts.cores_s(facts.cpu_s) > 0.85 * facts.cycle_s else "work"
     return "work"
 
 
@@ -192,7 +187,7 @@ def _queue_is_short(facts: ProfileFacts) -> bool:
     if not facts.produced_s or not setting.workers:
         return False
     as_is, longest = (
-        simulate(facts.produced_s, facts.step_alone_s or 0.0, setting.workers, ahead)
+        simulate(facts.produced_s, facts.step_s, setting.workers, ahead)
         # 64 is as good as any number: what does not come in time then comes too slowly on average.
         for ahead in (setting.prefetch, 64)
     )
@@ -200,7 +195,7 @@ def _queue_is_short(facts: ProfileFacts) -> bool:
 
 
 def _not_input(facts: ProfileFacts) -> Verdict:
-    step_s = facts.step_alone_s or 0.0
+    step_s = facts.step_s
     if facts.load_s < _NEXT_LIMIT * step_s:
         sentence = (
             f"Compute-bound: the step takes {format_duration(step_s)} a batch, and the loader could make one in "
@@ -302,7 +297,7 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
     yield Advice(
         f"DataLoader(..., {_pasted(options)})",
         f"{_plural(workers, 'process')} would make batches while the step runs; {room}",
-        max(cycle_s, facts.step_alone_s or 0.0) + _restart_s(facts, cycle_s),
+        max(cycle_s, facts.step_s) + _restart_s(facts, cycle_s),
         options=options,
     )
 
@@ -418,7 +413,7 @@ def _by_batches(facts: ProfileFacts) -> Iterator[Advice]:
         return
     # What is left is a bound: what one call for the batch takes nobody has tried.
     rest_s = facts.serial_s - transform_s
-    step_s = facts.step_alone_s or 0.0
+    step_s = facts.step_s
     without_s = max(rest_s, step_s) if facts.setting.overlapped else rest_s + step_s
     yield Advice(
         "make_loader(..., batch_transform=f)",
@@ -489,7 +484,6 @@ def _tf(facts: ProfileFacts) -> Iterator[Advice]:
         load_s = max(facts.cpu_s / facts.costs.cores, facts.gil_s, facts.serial_s - mapped, mapped / _MOST_WORKERS)
         words.append(".map(f, num_parallel_calls=tf.data.AUTOTUNE)")
         options["num_parallel_calls"] = True
-    step_s = facts.step_alone_s or 0.0
     if not setting.prefetched:
         words.append(".prefetch(tf.data.AUTOTUNE)")
         options["prefetch"] = True
@@ -497,7 +491,10 @@ def _tf(facts: ProfileFacts) -> Iterator[Advice]:
         cycle_s = in_background(facts, load_s, facts.cpu_s)
         why = f"links of the chain would work side by side; {_cores(facts)}"
         yield Advice("  ".join(words), why, cycle_s, options=options)
-    if facts.serial_s > step_s and (setting.batches or 0) * setting.batch_bytes < facts.costs.free_memory_bytes / 3:
+    if (
+        facts.serial_s > facts.step_s
+        and (setting.batches or 0) * setting.batch_bytes < facts.costs.free_memory_bytes / 3
+    ):
         yield Advice(
             ".cache()  (after the last .map that draws nothing at random)",
             "from the second epoch on; all batches together fit the memory",

@@ -145,6 +145,11 @@ class ProfileFacts:
     """What other ways of loading would cost."""
 
     @property
+    def step_s(self) -> float:
+        """Return `step_alone_s`; 0 without a step."""
+        return self.step_alone_s or 0.0
+
+    @property
     def serial_s(self) -> float:
         """Return all stages of the loader, one after the other."""
         return sum(stage.seconds for stage in self.stages)
@@ -158,6 +163,10 @@ class ProfileFacts:
     def gil_s(self) -> float:
         """Time of all stages in which Python's lock is held."""
         return sum(stage.gil_s for stage in self.stages)
+
+    def cores_s(self, cpu_s: float) -> float:
+        """Return the seconds from batch to batch that the cores need for the step beside `cpu_s` of loading."""
+        return (cpu_s + self.step_cpu_s) / self.costs.cores
 
     @property
     def epoch_start_s(self) -> float:

@@ -195,9 +195,13 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
             else:
                 xs = list(reader.read_x(part, pool=pool))
                 sizes = [_size_of_x(x) for x in xs]
-            ys = list(reader.read_y(part, pool=pool))
+            # A lone number is shown as such, whatever axes of length one it is stored with.
+            ys = [
+                np.asarray(y).reshape(-1)[0].item() if isinstance(y, np.ndarray | np.generic) and y.size == 1 else y
+                for y in reader.read_y(part, pool=pool)
+            ]
             samples += [
-                Sample(row, x, _target(y), key, size)
+                Sample(row, x, y, key, size)
                 for row, x, y, key, size in zip(part, xs, ys, keys[start : start + step], sizes, strict=True)
             ]
     return samples
@@ -208,7 +212,12 @@ def _read_reduced(
 ) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
     """Read images of many sizes, each decoded no larger than it is shown; those of one size are decoded together."""
     sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
-    shown = [_fit(size, longest_px) for size in sizes]
+    scales = [min(1.0, longest_px / max(size)) for size in sizes]
+    # A panorama of 1 : 500 still has a pixel of height.
+    shown = [
+        (max(1, round(height * scale)), max(1, round(width * scale)))
+        for (height, width), scale in zip(sizes, scales, strict=True)
+    ]
     images: list[Any] = [None] * len(rows)
     # Images that end up in one size are decoded in one call, which uses all cores.
     for target in dict.fromkeys(shown):
@@ -224,24 +233,11 @@ def _whole_crop(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
-def _fit(size: tuple[int, int], longest_px: int) -> tuple[int, int]:
-    scale = min(1.0, longest_px / max(size))
-    # A panorama of 1 : 500 still has a pixel of height.
-    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-
-
 def _size_of_x(x: NDArray[Any]) -> tuple[int, int] | None:
     if x.ndim < 2:
         return None
     height, width = x.shape[1:3] if channels_first(x.shape) else x.shape[:2]
     return int(height), int(width)
-
-
-def _target(y: Any) -> Any:
-    """Return a lone number as such, whatever axes of length one it is stored with."""
-    if isinstance(y, np.ndarray | np.generic) and y.size == 1:
-        return np.asarray(y).reshape(-1)[0].item()
-    return y
 
 
 def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
@@ -320,8 +316,8 @@ def _of_numbers(reader: SplitReader) -> SplitClasses:
     if len(shape) == 1 and length == len(reader.classes) and len(reader) * length * 8 <= _MOST_MULTI_HOT_BYTES:
         values = np.asarray(reader.read_y(_all_rows(reader)))
         if bool(((values == 0) | (values == 1)).all()):
-            rows, numbers = np.nonzero(values)
-            return _sorted(rows, numbers, np.arange(length), reader.classes)
+            rows, labels = np.nonzero(values)
+            return _sorted(rows, labels, reader.classes)
     return SplitClasses(why_none=f"targets are {' x '.join(map(str, shape))} numbers each, not classes")
 
 
@@ -331,16 +327,13 @@ def _of_values(values: NDArray[Any], classes: Sequence[str]) -> SplitClasses:
         return SplitClasses(why_none=f"targets are {values.dtype} numbers, not classes")
     if values.dtype.kind not in "biuf":
         return SplitClasses(why_none=f"targets are {values.dtype}, not classes")
-    # Sorted and counted in one pass over all targets.
-    found, numbers = np.unique(values.astype(np.int64), return_inverse=True)
+    whole = values.astype(np.int64)
+    found = np.unique(whole)
     if not classes and len(found) > _MOST_UNNAMED:
         return SplitClasses(why_none=f"targets have {len(found):,} different values, so they are not classes")
     if not classes and len(found) > _FEW and 2 * len(found) > len(values):
         return SplitClasses(why_none="most samples have a value of their own, so targets are not classes")
-    # A class that no sample has is shown with none: that is what a balance is asked for.
-    known = np.union1d(found, np.arange(len(classes)))
-    places = np.searchsorted(known, found)
-    return _sorted(np.arange(len(values)), places[numbers], known, classes)
+    return _sorted(np.arange(len(whole)), whole, classes)
 
 
 def _shows_masks(reader: SplitReader, targets: FieldInfo) -> bool:
@@ -361,9 +354,8 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
         for row, mask in enumerate(masks, start):
             seen[row] = np.bincount(mask.reshape(-1), minlength=256) > 0
     seen[:, _NO_CLASS] = False
-    rows, values = np.nonzero(seen)
-    known = np.union1d(np.unique(values), np.arange(len(reader.classes)))
-    return _sorted(rows, np.searchsorted(known, values), known, reader.classes)
+    rows, labels = np.nonzero(seen)
+    return _sorted(rows, labels, reader.classes)
 
 
 def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
@@ -384,8 +376,7 @@ def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitC
     joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
     # A row with three boxes of a class is one row of it.
     pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
-    known = np.union1d(np.unique(pairs[0]), np.arange(len(classes)))
-    return _sorted(pairs[1], np.searchsorted(known, pairs[0]), known, classes)
+    return _sorted(pairs[1], pairs[0], classes)
 
 
 def _of_texts(reader: SplitReader) -> SplitClasses:
@@ -396,13 +387,14 @@ def _of_texts(reader: SplitReader) -> SplitClasses:
     names, numbers = np.unique(np.array(texts, dtype=object).astype(str), return_inverse=True)
     if len(names) > _MOST_UNNAMED:
         return SplitClasses(why_none=f"targets are {len(names):,} different texts, so they are not classes")
-    return _sorted(np.arange(len(texts)), numbers, np.arange(len(names)), [str(name) for name in names])
+    return _sorted(np.arange(len(texts)), numbers, [str(name) for name in names])
 
 
-def _sorted(
-    rows: NDArray[np.int64], numbers: NDArray[np.int64], values: NDArray[np.int64], classes: Sequence[str]
-) -> SplitClasses:
-    """Return labels of `rows`, whose classes are at the places `numbers` among `values`, sorted by class."""
+def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
+    """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
+    # A class that no sample has is shown with none: that is what a balance is asked for.
+    values = np.union1d(labels, np.arange(len(classes)))
+    numbers = np.searchsorted(values, labels)
     # Stable, so that the rows of a class ascend.
     order = np.argsort(numbers, kind="stable")
     return SplitClasses(
