@@ -172,13 +172,15 @@ def _settled(runs: list[_Run], ahead: int) -> list[_Run]:
 
 
 def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
-    """Take batches without using them; return the time of each that was not an epoch's first, and the last batch.
+    """Take batches without using them; return the time of each that was not an epoch's first, and a whole batch:
+    an epoch's last one may have fewer samples, and stands for no other.
 
     Where an epoch is one batch, all of them are first, and the times are theirs.
     """
     # The start of an epoch is measured apart, since it is paid once and not for every batch.
     gaps: list[float] = []
-    batch: Any = None
+    whole: Any = None
+    most = -1
     deadline = feed.now() + seconds
     while feed.taken == 0 or len(gaps) < _LEAST_BATCHES or feed.now() < deadline:
         began = feed.now()
@@ -193,8 +195,12 @@ def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
             gaps.append(feed.now() - began)
         elif len(feed.first_s) > 1 and feed.now() > deadline:
             break  # epochs of one batch
+        # Between two measurements. The others are let go of, as their memory may be used again.
+        if (samples := batch_size_of(batch)[0]) > most:
+            whole, most = batch, samples
+        del batch
     # The very first also opened files and started threads.
-    return gaps or feed.first_s[1:] or feed.first_s, batch
+    return gaps or feed.first_s[1:] or feed.first_s, whole
 
 
 def _run_together(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from colabstage.errors import DamagedPackError, OptionError, PackFormatError, So
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -234,6 +235,24 @@ def next_appended(target: Path) -> Path:
         msg = f"'{target}' has {number - 1:,} appended files; pack all of it into one file again."
         raise OptionError(msg)
     return appended_path(target, number)
+
+
+def check_files(files: object) -> None:
+    """Refuse what is no path, pattern or list of paths.
+
+    Raises:
+        OptionError: it is something else; an open file's message has its path.
+    """
+    # An open h5py.File is a mapping, whose names would be taken for files; and bytes are numbers.
+    is_list = isinstance(files, Collection) and not isinstance(files, str | bytes | Mapping)
+    given: Collection[object] = files if is_list else (files,)  # type: ignore[assignment]
+    for one in given:
+        if isinstance(one, str | os.PathLike):
+            continue
+        opened = getattr(one, "filename", None)
+        remedy = f" Of an open file pass its path: {opened!r}." if isinstance(opened, str) else ""
+        msg = f"{one!r:.100} is not a file's path; expected text or a pathlib.Path, or a list of them.{remedy}"
+        raise OptionError(msg)
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:

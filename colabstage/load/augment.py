@@ -12,6 +12,7 @@ torchvision's draw once for the whole batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ import torch
 from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
 from colabstage.load.batches import WHITE
-from colabstage.load.epoch import BatchPlace, apply_transform
+from colabstage.load.epoch import BatchPlace, apply_transform, check_batch_transform
 from colabstage.load.geometry import (
     AREAS,
     CROP_DRAWS,
@@ -81,7 +82,13 @@ class Compose(_Placed):
 
     def __init__(self, transforms: list[Transform], *, generator: torch.Generator | None = None) -> None:
         """Take `generator`, for calls by hand, a generator of the processor; the parts' own are then not asked."""
+        given: object = transforms
+        if not isinstance(given, Iterable):
+            msg = f"transforms={transforms!r} is not a list; expected one: Compose([RandomCrop(32), RandomFlip()])."
+            raise OptionError(msg)
         self.transforms = list(transforms)
+        for number, transform in enumerate(self.transforms):
+            check_batch_transform(f"transforms[{number}]", transform)
         self.generator = _checked_generator(generator)
 
     def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
@@ -246,9 +253,14 @@ class Normalize(_Placed):
     generator = None
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, dtype: torch.dtype = torch.float32) -> None:
+        given: tuple[object, ...] = (mean, std)
+        are_listed = all(isinstance(values, Sized) for values in given)
         # A std of 0 would make infinities that only show in the loss.
-        if len(mean) != len(std) or not mean or not all(value > 0 for value in std):
-            msg = f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0."
+        if not are_listed or len(mean) != len(std) or not mean or not all(value > 0 for value in std):
+            msg = (
+                f"mean={mean!r} and std={std!r} cannot work; expected one of each for every channel, std above 0, such "
+                "as Normalize((0.5,), (0.25,))."
+            )
             raise OptionError(msg)
         if not dtype.is_floating_point:
             msg = f"dtype={dtype} is not a floating-point dtype; normalised values need one."
@@ -294,7 +306,8 @@ class Normalize(_Placed):
 class OneHot(_Placed):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.
 
-    Indices outside, such as those of pixels of no class (255), are 0 in all channels.
+    -1, and indices of pixels outside, such as those of no class (255), are 0 in all channels. A label of K or more is
+    an error, where y is in this computer's memory: on a GPU looking would have the loop wait for it.
     """
 
     classes: int
@@ -314,11 +327,15 @@ class OneHot(_Placed):
         """Return x, and the channels of y.
 
         Raises:
-            OptionError: y is not a tensor of integers.
+            OptionError: y is not a tensor of integers, or has a label of K or more.
         """
         if not isinstance(y, torch.Tensor) or y.is_floating_point():
             kind = y.dtype if isinstance(y, torch.Tensor) else type(y).__name__
             msg = f"OneHot needs a tensor of class indices as y, got {kind}."
+            raise OptionError(msg)
+        # Zeros would be a sample whose loss is 0, whatever the model says.
+        if y.dim() == 1 and len(y) and y.device.type == "cpu" and (highest := int(y.max())) >= self.classes:
+            msg = f"OneHot({self.classes}) is too small for a sample of class {highest}. Write OneHot({highest + 1})."
             raise OptionError(msg)
         # In 64 bits: 255 classes and more do not fit the bytes that masks come in.
         channels = torch.arange(self.classes, device=y.device).view(-1, *(1,) * (y.dim() - 1))

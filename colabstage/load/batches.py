@@ -364,7 +364,7 @@ class Finish:
         x, y, *index = batch
         sample, change = (x, y), self.batch_transform
         if change is not None:
-            sample = change(x, y) if place is None else apply_transform(change, x, y, place)
+            sample = apply_transform(change, x, y, place)
         return (sample, index[0]) if index else sample
 
     def collate(self, batch: tuple[Any, ...]) -> Any:

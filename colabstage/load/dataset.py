@@ -21,6 +21,7 @@ from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import facts_of
+from colabstage.load.epoch import call_theirs
 from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import free_shared_memory, read_resources
@@ -223,19 +224,25 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             DecodeError: an encoded image is broken, or a text not UTF-8; the message names its row.
         """
         if isinstance(index, slice):
-            return self.__getitems__(range(*index.indices(len(self))))
-        if not hasattr(index, "__index__") or np.ndim(index):
+            return self._samples(range(*index.indices(len(self))))
+        # True is 1 to Python, and one of a mask's values to whoever writes it here.
+        if not hasattr(index, "__index__") or np.ndim(index) or isinstance(index, bool):
             msg = (
                 f"dataset[…] takes a row or a slice, got {type(index).__name__}. Write "
                 "torch.utils.data.Subset(dataset, rows) for samples of many rows, or x, y = dataset.read_batch(rows)."
             )
             raise OptionError(msg)
         # By way of the list, so that one sample and a batch cannot differ.
-        return self.__getitems__([operator.index(index)])[0]
+        return self._samples([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples by one read; `DataLoader` calls this for each batch. As `__getitem__` for each
-        index."""
+        index, and by it where a subclass has its own: a `DataLoader` would never call that."""
+        if type(self).__getitem__ is not dataset_h5.__getitem__:
+            return [self[index] for index in indices]
+        return self._samples(indices)
+
+    def _samples(self, indices: Sequence[int]) -> list[Any]:
         xs, ys = self.read_batch(indices)
         samples = [self.sample(x, y) for x, y in zip(xs, ys, strict=True)]
         if not self.return_index:
@@ -278,10 +285,11 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         """Make of one row what `__getitem__` returns, as `read_batch` gives it."""
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
-        return (
-            x if self.transform is None else self.transform(_image(x) if _takes_images(self.transform) else x),
-            value if self.target_transform is None else self.target_transform(value),
-        )
+        if (change := self.transform) is not None:
+            x = call_theirs("transform", change, _image(x) if _takes_images(change) else x)
+        if self.target_transform is not None:
+            value = call_theirs("target_transform", self.target_transform, value)
+        return x, value
 
     def __repr__(self) -> str:
         return f"dataset_h5('{self.reader.path}', split='{self.split}'): " + "; ".join(

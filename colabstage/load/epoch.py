@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from colabstage.errors import OptionError
+from colabstage.io.arguments import check_argument
 from colabstage.load.reading.engines import resolve_rows
 
 if TYPE_CHECKING:
@@ -74,13 +75,50 @@ class SeededTransform(Protocol):
         """Return the new `(x, y)`."""
 
 
+def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the caller's, which may not end an epoch.
+
+    Raises:
+        RuntimeError: it raised StopIteration. As in a generator of Python's: a loop over batches would take it for the
+            end of the epoch, and leave out what is left of it.
+    """
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        msg = f"{name} raised StopIteration, as next() does where an iterator has no more: {function!r}."
+        raise RuntimeError(msg) from error
+
+
+def check_batch_transform(name: str, given: object) -> None:
+    """Refuse what cannot be called as a batch transform.
+
+    Raises:
+        OptionError: it is a class, whose objects can; or no function.
+    """
+    # A class has the methods of its objects, and would only fail at the first batch.
+    if isinstance(given, type):
+        msg = f"{name}={given.__name__} is a class; expected an object of it: {given.__name__}(…)."
+        raise OptionError(msg)
+    if not isinstance(given, SeededTransform):
+        check_argument(name, given, "function", remedy="It is called with (x, y).")
+
+
 def apply_transform(
-    transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace
-) -> tuple[Any, Any]:
-    """Call a batch transform: with its place if it takes one, otherwise with `(x, y)` alone."""
-    if isinstance(transform, SeededTransform):
-        return transform.apply_at(x, y, place)
-    return transform(x, y)
+    transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace | None
+) -> Any:
+    """Call a batch transform: with its place if it takes one and that is known, otherwise with `(x, y)` alone.
+
+    Raises:
+        OptionError: it returned nothing.
+    """
+    if place is not None and isinstance(transform, SeededTransform):
+        return call_theirs("batch_transform", transform.apply_at, x, y, place)
+    made = call_theirs("batch_transform", transform, x, y)  # type: ignore[arg-type]
+    # Told here, because a loop would only say that it cannot unpack it.
+    if made is None:
+        msg = f"batch_transform returned None: {transform!r}. Expected the new (x, y); does it lack a return?"
+        raise OptionError(msg)
+    return made
 
 
 # Below this many bits of a row's number, 40 random bits are left: enough that hardly ever two rows draw the same.
@@ -280,11 +318,25 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: 
         OptionError: it is neither, or has rows that are not there.
     """
     import torch
-    from torch.utils.data import Sampler
+    from torch.utils.data import BatchSampler, Sampler
 
+    given: object = sampler
+    if isinstance(given, BatchSampler):
+        msg = (
+            "sampler= is a BatchSampler, which gives batches; expected what gives rows. Write make_loader(dataset, "
+            f"{given.batch_size}, sampler=batch_sampler.sampler, drop_last={given.drop_last}), or "
+            "torch.utils.data.DataLoader(dataset, batch_sampler=batch_sampler)."
+        )
+        raise OptionError(msg)
     is_listed = isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
     # Such an object draws again each epoch; a list says all there is.
     if isinstance(sampler, Sampler) or (hasattr(sampler, "__len__") and not is_listed):
+        if not hasattr(sampler, "__len__"):
+            msg = (
+                f"{type(sampler).__name__} has no __len__, and a loader has to know how many batches an epoch has. "
+                "Give it one; or pass rows, as sampler=list(sampler)."
+            )
+            raise OptionError(msg)
         return SampledOrder(sampler, samples, seed)
     if not is_listed:
         if not hasattr(sampler, "__iter__"):

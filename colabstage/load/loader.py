@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, get_args
@@ -24,12 +25,21 @@ from colabstage.load.batches import Finish, Ragged, map_batches, measure_cost, m
 from colabstage.load.choosing import choose_loader, may_gain
 from colabstage.load.dataset import dataset_h5, gather_facts
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
-from colabstage.load.epoch import BatchPlace, RowOrder, Schedule, SeededTransform, Shard, choose_shard, sampler_order
+from colabstage.load.epoch import (
+    BatchPlace,
+    RowOrder,
+    Schedule,
+    Shard,
+    check_batch_transform,
+    choose_shard,
+    sampler_order,
+)
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.partial import lasting_order
 from colabstage.load.plan import LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
-from colabstage.load.strategies import EpochSampler, RankSampler, make_source
+from colabstage.load.reading.engines import resolve_rows
+from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, make_source
 from colabstage.load.window import WindowOrder
 
 if TYPE_CHECKING:
@@ -113,8 +123,8 @@ def make_loader(
     asked = read_options(LoaderOptions, options, arguments)
     for name, given in (("drop_last", asked.drop_last), ("pin_memory", asked.pin_memory)):
         check_argument(name, given, "switch")
-    if asked.batch_transform is not None and not isinstance(asked.batch_transform, SeededTransform):
-        check_argument("batch_transform", asked.batch_transform, "function", remedy="It is called with (x, y).")
+    if asked.batch_transform is not None:
+        check_batch_transform("batch_transform", asked.batch_transform)
     dataset, sampler = _below_subsets(dataset, asked.sampler)
     seed = _seed_of(asked)
     dtype = _torch_dtype(asked.dtype)
@@ -178,8 +188,14 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
     rows: Any = None
     # More than once of a split of a split.
     while isinstance(dataset, Subset):
-        indices = np.asarray(dataset.indices, np.intp)
-        rows = indices if rows is None else indices[rows]
+        _check_overrides(dataset, (Subset,))
+        try:
+            # Not by a cast, which makes rows 0 and 1 of a mask.
+            indices = resolve_rows(dataset.indices, len(dataset.dataset))  # type: ignore[arg-type]
+            rows = indices if rows is None else indices[resolve_rows(rows, len(indices))]
+        except (IndexError, TypeError, ValueError) as error:
+            msg = f"The Subset has rows that cannot be read. {error}"
+            raise OptionError(msg) from error
         dataset = dataset.dataset
     if rows is not None and sampler is not None:
         msg = (
@@ -193,6 +209,7 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
             "stage_dataset returns pass one split, data['train']; for other datasets use torch.utils.data.DataLoader."
         )
         raise OptionError(msg)
+    _check_overrides(dataset, (dataset_h5, BatchDataset))
     sides = (
         ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),
         ("targets", "target_transform", dataset.target_transform, dataset.reader.target_dtype),
@@ -208,6 +225,31 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
             )
             raise OptionError(msg)
     return dataset, sampler if rows is None else rows
+
+
+# By what a stock DataLoader gets samples, and this one does not: it reads rows by the reader below.
+_GIVES_SAMPLES = ("__getitem__", "__getitems__", "__len__", "read_batch", "sample")
+
+
+def _check_overrides(dataset: object, known: tuple[type, ...]) -> None:
+    """Refuse a subclass whose samples are made by methods of its own, which would not be called.
+
+    Raises:
+        OptionError: it has such methods; the message names them.
+    """
+    own = [
+        name
+        for name in _GIVES_SAMPLES
+        if getattr(type(dataset), name, None) not in [getattr(kind, name, None) for kind in known]
+    ]
+    if own:
+        kind = type(dataset).__name__
+        msg = (
+            f"{kind} has a {own[0]} of its own, which make_loader would not call: it reads whole batches of rows. Move "
+            "what it does into transform= and target_transform= of dataset_h5 or into batch_transform=, or use "
+            f"torch.utils.data.DataLoader, which calls it."
+        )
+        raise OptionError(msg)
 
 
 def _seed_of(asked: LoaderOptions) -> int:
@@ -523,7 +565,8 @@ class Loader(Iterated, _Base):
         Raises:
             OptionError: a negative number, or none.
         """
-        if _whole_number("epoch", epoch) != self._next.epoch:
+        epoch = _whole_number("epoch", epoch)
+        if epoch != self._next.epoch:
             self._next = _EpochPlace(epoch, 0)
         self._done, self._followed = self._next, None
 
@@ -550,6 +593,10 @@ class Loader(Iterated, _Base):
             OptionError: the state is of a loader with another seed, batch size, order, subset, number of samples or of
                 ranks.
         """
+        given: object = state
+        if not isinstance(given, Mapping):
+            msg = f"The state is {given!r:.60}; expected what state_dict() of a loader returned."
+            raise OptionError(msg)
         shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
         # Refused rather than resumed a little off: the samples left would be others.
         for name, here in self._identity().items():
@@ -617,7 +664,8 @@ def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _Epoc
 
 
 def _whole_number(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
-        raise OptionError(msg)
-    return value
+    # Numpy's too, but as Python's own: a state is saved as JSON as well.
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 0:
+        return int(value)
+    msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
+    raise OptionError(msg)

@@ -231,6 +231,14 @@ def test_epochs_of_one_batch_are_measured_like_others(count: int) -> None:
     assert sum(stage.seconds for stage in profile.facts.stages) == pytest.approx(profile.facts.load_s, rel=0.5)
 
 
+@pytest.mark.parametrize("count", [20, 44])
+def test_an_epochs_last_batch_stands_for_no_other(count: int) -> None:
+    """It is measured and advised for batches as long as they are asked for, wherever the measurement ends."""
+    profile = profile_loader(DataLoader(Samples(read_s=0.002, count=count), 16), budget_s=0.5)
+    assert profile.facts.setting.batch_samples == 16
+    assert any("16)" in advice.argument for advice in profile.advice)
+
+
 def test_stages_in_threads_are_those_of_one_batch_where_an_epoch_has_only_one(tmp_path: Path) -> None:
     """All epochs of the run are counted, and not only its last."""
     with h5py.File(tmp_path / "one.h5", "w") as file:

@@ -100,6 +100,31 @@ def test_a_loop_that_is_left_waits_for_no_transform(numbered: Path, shuffle: Any
     assert len(watched.calls) == 8
 
 
+def exhausted(*_: Any) -> Any:
+    """What has taken all of an iterator of its own."""
+    return next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 0}, {"strategy": "memory"}, {"strategy": "workers", "num_workers": 1}], ids=str
+)
+def test_user_code_cannot_end_an_epoch(numbered: Path, options: dict[str, Any]) -> None:
+    """The loop would see fewer samples, and no error."""
+    for name in ("transform", "target_transform"):
+        transforms: dict[str, Any] = {name: exhausted}
+        # Closed: what worker processes hold would stay with the error.
+        with (
+            make_loader(dataset_h5(numbered, **transforms), 8, **options) as loader,
+            pytest.raises(RuntimeError, match=f"{name} raised StopIteration"),
+        ):
+            list(loader)
+        with pytest.raises(RuntimeError, match=f"{name} raised StopIteration"):
+            list(DataLoader(dataset_h5(numbered, **transforms), 8))
+    if options.get("strategy") != "workers":
+        with pytest.raises(RuntimeError, match="batch_transform raised StopIteration"):
+            list(make_loader(dataset_h5(numbered), 8, batch_transform=exhausted, **options))
+
+
 def test_a_loop_goes_on_behind_a_sample_that_failed(numbered: Path) -> None:
     """A transform that raises costs its batch only, as with a stock loader."""
 

@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Sampler,
+    Subset,
+    WeightedRandomSampler,
+    random_split,
+)
 
 import colabstage
+from colabstage import transforms
 from colabstage.errors import OptionError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -23,6 +32,7 @@ from colabstage.options import LoaderOptions, PackOptions
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colabstage.stage.dataset import StagedDataset
@@ -77,7 +87,10 @@ WORKS: list[tuple[str, Any]] = [
     ("data.loader('train', 4, generator=torch.Generator().manual_seed(5)).state_dict()['seed']", 5),
     ("data.loader('train', 4).plan.order.name, data.loader('test', 4).plan.order.name", ("permutation", "file")),
     ("make_loader(ds, 4).plan.order.name, make_loader(data['test'], 4).plan.order.name", ("permutation", "file")),
+    ("data.loader('train', 4, seed=np.int64(5)).state_dict()['seed']", 5),
     ("len(list(zip(train, train)))", 4),
+    ("[y for _, y in Doubled(data.path)] == [y for _, y in Doubled(data.path)[0:16]]", False),
+    ("next(iter(DataLoader(Doubled(data.path), 4)))[1].tolist()", "[2 * ds[row][1] for row in range(4)]"),
     ("[len(next(iter(train))[1]) for _ in train]", [4] * 4),
     ("rows_of(make_loader(ds, 4, options=LoaderOptions(drop_last=True), num_workers=0))", ROWS),
     ("PackOptions(image_size=224).image_size", (224, 224)),
@@ -95,6 +108,34 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("[x for x in data]", TypeError, "Write data['train'] for samples"),
     ("data[0]", OptionError, "data.loader('train', 64) for batches"),
     ("ds[[1, 2, 3]]", OptionError, "torch.utils.data.Subset(dataset, rows)"),
+    ("ds[True]", OptionError, "takes a row or a slice, got bool"),
+    ("ds[10**30]", IndexError, "out of range for 16 samples"),
+    ("ds.read_batch(np.arange(16) < 3)", TypeError, "numpy.flatnonzero(mask)"),
+    ("make_loader(ds, 4, sampler=np.arange(16) < 3)", OptionError, "numpy.flatnonzero(mask)"),
+    ("make_loader(Subset(ds, np.arange(16) < 3), 4)", OptionError, "numpy.flatnonzero(mask)"),
+    ("make_loader(Subset(ds, [1.5]), 4)", OptionError, "list of integers"),
+    ("make_loader(Subset(Subset(ds, [1, 2]), [5]), 4)", OptionError, "Index 5 is out of range for 2 samples"),
+    ("make_loader(Doubled(data.path), 4)", OptionError, "Doubled has a __getitem__ of its own"),
+    ("make_loader(Changed(ds, [1, 2]), 4)", OptionError, "Changed has a __getitem__ of its own"),
+    ("make_loader(ds, 4, sampler=BatchSampler(range(9), 3, False))", OptionError, "sampler=batch_sampler.sampler"),
+    ("make_loader(ds, 4, sampler=Endless())", OptionError, "Endless has no __len__"),
+    ("make_loader(ds, 4, batch_transform=transforms.RandomFlip)", OptionError, "expected an object of it: RandomFlip("),
+    ("transforms.Compose([transforms.RandomFlip])", OptionError, "transforms[0]=RandomFlip is a class"),
+    ("transforms.Compose(transforms.RandomFlip())", OptionError, "Compose([RandomCrop(32), RandomFlip()])"),
+    ("transforms.Normalize(0.5, 0.25)", OptionError, "Normalize((0.5,), (0.25,))"),
+    ("list(make_loader(ds, 4, batch_transform=transforms.OneHot(1)))", OptionError, "Write OneHot(2)"),
+    ("list(make_loader(ds, 4, batch_transform=lambda x, y: None))", OptionError, "does it lack a return?"),
+    (
+        "list(make_loader(ds, 4, batch_transform=transforms.Compose([lambda x, y: None])))",
+        OptionError,
+        "does it lack a return?",
+    ),
+    ("list(colabstage.to_keras(ds, 4, one_hot=1))", OptionError, "Write one_hot=2, or more"),
+    ("train.load_state_dict(None)", OptionError, "expected what state_dict() of a loader returned"),
+    ("colabstage.dataset_h5(h5py.File(data.path))", OptionError, "Of an open file pass its path: '/"),
+    ("colabstage.dataset_h5(None)", OptionError, "None is not a file's path"),
+    ("colabstage.dataset_h5(bytes(data.path))", OptionError, "is not a file's path"),
+    ("colabstage.to_keras([data.path, 3], 4)", OptionError, "3 is not a file's path"),
     ("ds[np.array([1, 2])]", OptionError, "x, y = dataset.read_batch(rows)"),
     ("make_loader(data)", TypeError, 'needs batch_size. Write make_loader(data["train"], 64)'),
     ("data.loader('train')", TypeError, 'needs batch_size. Write data.loader("train", 64)'),
@@ -140,8 +181,38 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
 ]
 
 
+class Doubled(dataset_h5):
+    """A dataset whose samples are changed where torch's documentation has it."""
+
+    def __getitem__(self, index: int | slice) -> Any:
+        made = super().__getitem__(index)
+        return made if isinstance(index, slice) else (made[0], 2 * made[1])
+
+
+class Changed(Subset[Any]):
+    """The same of a part."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return 2 * super().__getitem__(index)[1]  # type: ignore[no-untyped-call]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class Endless(Sampler[int]):
+    """A sampler that does not say how much it gives."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([0])
+
+
 # What a notebook has imported.
 IMPORTED = {
+    "BatchSampler": BatchSampler,
+    "Changed": Changed,
+    "Doubled": Doubled,
+    "Endless": Endless,
+    "h5py": h5py,
     "ConcatDataset": ConcatDataset,
     "Counter": Counter,
     "DataLoader": DataLoader,
@@ -156,6 +227,7 @@ IMPORTED = {
     "rows_of": rows_of,
     "stage_dataset": stage_dataset,
     "torch": torch,
+    "transforms": transforms,
 }
 
 

@@ -456,19 +456,23 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
 
     Args:
         y: integers `(B, …)`; where each target is one integer, `(B,)`, `(B, 1, 1)` and the like, `(B,)` is taken.
-        classes: K. Indices outside, such as 255 for pixels of no class, are 0 everywhere.
+        classes: K. -1, and indices of pixels outside, such as 255 for those of no class, are 0 everywhere.
 
     Returns:
         float32 `(B, K)` or `(B, …, K)`.
 
     Raises:
-        OptionError: y are not integers.
+        OptionError: y are not integers; or a sample's own one is K or more.
     """
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
         raise OptionError(msg)
     indices = y.reshape(len(y)) if y.size == len(y) else y
+    # Zeros would be a sample whose loss is 0, whatever the model says.
+    if indices.ndim == 1 and (highest := int(indices.max(initial=0))) >= classes:
+        msg = f"one_hot={classes} is too small for a sample of class {highest}. Write one_hot={highest + 1}, or more."
+        raise OptionError(msg)
     # One row more, of zeros, for what is outside.
     table = np.eye(classes + 1, classes, dtype=np.float32)
     wide = indices.astype(np.int64)

@@ -347,7 +347,13 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, np.intp)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        if rows.ndim == 1 and rows.dtype == object and all(isinstance(row, int) for row in rows):
+            # Beyond 64 bits, which no file has rows for.
+            msg = f"Index {max(rows, key=abs)} is out of range for {format_count(count, 'samples')}."
+            raise IndexError(msg)
         msg = f"Expected a one-dimensional list of integers as indices, got {rows.ndim} dimensions of {rows.dtype}."
+        if rows.dtype == bool:
+            msg += " Of a mask take its rows: numpy.flatnonzero(mask)."
         raise TypeError(msg)
     # As unsigned numbers negative ones are beyond any count, so that one look is enough for the usual rows.
     if rows.dtype == np.intp and rows.view(np.uintp).max() < count:

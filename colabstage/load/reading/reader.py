@@ -16,7 +16,7 @@ import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
 from colabstage.h5.info import read_info
-from colabstage.h5.parts import PartName, check_schemas, find_parts
+from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts
 from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
@@ -100,6 +100,7 @@ class SplitReader:
             SplitNotFoundError: none has such a split; the message lists the splits.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
         """
+        check_files(files)
         # Before any question to a mount, of which one that hangs would never come back.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
