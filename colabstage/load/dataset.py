@@ -356,10 +356,12 @@ def gather_facts(
     shard: Shard,
     epoch_rows: int | None,
     crop_size: tuple[int, int] | None = None,
+    processes: bool = False,
 ) -> LoaderFacts:
     """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones.
 
-    `crop_size`: height and width of the random resized crops that the batch transform begins with.
+    `crop_size`: height and width of the random resized crops that the batch transform begins with. `processes`: whether
+    some are asked for; without a transform they are never chosen.
     """
     # Now and not at import: a notebook's limits and free memory change.
     resources = read_resources()
@@ -389,7 +391,7 @@ def gather_facts(
             unpicklable=_pickle_problem(dataset),
             methods=tuple(multiprocessing.get_all_start_methods()),
             shared_memory_bytes=free_shared_memory() or 0,
-            runs_again=dataset.per_sample and _runs_again(),
+            runs_again=(processes or dataset.per_sample) and _runs_again(),
         ),
         crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
         whole_reason=reader.whole_reason,

@@ -155,6 +155,7 @@ def make_loader(
         shard=shard,
         epoch_rows=None if subset is None else subset.count,
         crop_size=None if crop is None else crop.crop.target_size,
+        processes=asked.strategy == "workers",
     )
     arrival = units = dataset.reader.arrival
     if arrival is not None and shard.world_size > 1 and not arrival.order_lasts:

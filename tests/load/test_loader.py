@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError
+from colabstage.errors import DecodeError, NotEnoughSpaceError, OptionError, SourceNotFoundError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -96,6 +96,15 @@ def test_memory_outlives_the_file(make_file: Callable[..., Any]) -> None:
     sample.path.unlink()
     x, _ = next(iter(loader))
     np.testing.assert_array_equal(x, sample.x.sum((1, 2, 3)))
+
+
+def test_a_file_that_went_away_is_told(make_file: Callable[..., Any]) -> None:
+    """Whether it is still open, and the epoch runs, depends on the engine."""
+    sample = make_file("contiguous", 23)
+    loader = make_loader(dataset_h5(sample.path), 8, strategy="direct")
+    sample.path.unlink()
+    with pytest.raises(SourceNotFoundError, match=r"was there when this dataset was opened.*moved or deleted"):
+        list(loader)
 
 
 def test_a_split_larger_than_memory_is_refused_when_memory_is_asked_for(tmp_path: Path) -> None:

@@ -177,8 +177,8 @@ if True:
         time.sleep(0.005)
         return x
 
-    for strategy in ("auto", "workers"):
-        loader = make_loader(dataset_h5(sys.argv[1], slow), 8, num_workers=2, strategy=strategy)
+    for strategy, transform in (("auto", slow), ("workers", slow), ("workers", None)):
+        loader = make_loader(dataset_h5(sys.argv[1], transform), 8, num_workers=2, strategy=strategy)
         print(loader.plan.strategy, loader.plan.start and loader.plan.start.method, sum(len(y) for _, y in loader))
         loader.close()
 """
@@ -189,7 +189,7 @@ def test_a_script_without_guard_runs(numbered: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script, numbered], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.splitlines() == ["direct None 41", "workers fork 41"], done.stderr
+    assert done.stdout.splitlines() == ["direct None 41", "workers fork 41", "workers fork 41"], done.stderr
 
 
 def noisy(x: Any) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from colabstage.errors import DamagedPackError, NotEnoughSpaceError
+from colabstage.errors import DamagedPackError, NotEnoughSpaceError, SourceNotFoundError
 from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
@@ -59,12 +59,17 @@ class _CheckedFile:
 
         Raises:
             DamagedPackError: it is not the file that `expected` was taken of.
+            SourceNotFoundError: there is none any more.
             OSError: it cannot be opened.
         """
         self.path = path
         self._expected = expected
         # Not inherited by programs that are started, whose handles would keep a mount busy.
-        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            msg = f"'{path}' was there when this dataset was opened, and is not any more. Was it moved or deleted?"
+            raise SourceNotFoundError(msg) from error
         weakref.finalize(self, os.close, self._handle).atexit = False
         self.check()
 

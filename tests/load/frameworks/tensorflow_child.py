@@ -110,7 +110,7 @@ def main(path: Path, boxes: Path, chunked: Path, odd: Path) -> dict[str, Any]:
         x = file["X_train"][()]
     facts: dict[str, Any] = {"mapped": epochs_of(path), "chunked": epochs_of(chunked), "odd": epochs_of(odd)}
     facts["torch_is_imported"] = "torch" in sys.modules
-    classes = to_tf_data(path, BATCH, seed=SEED, one_hot=37)
+    classes = to_tf_data(path, BATCH, seed=SEED, one_hot=38)
     facts["one_hot"] = [y.numpy().tolist() for _, y in classes]
     facts["spec_full"] = described(to_tf_data(path, BATCH, drop_last=True, dtype="float32", one_hot=38).element_spec)
     for batch, rows in to_tf_data(path, BATCH, dtype="float32", prefetch_factor=3, num_workers=8):

@@ -177,8 +177,8 @@ def test_memory_of_batches_that_a_framework_holds_is_used_again(tmp_path: Path) 
 
 def test_one_hot_of_labels_and_masks() -> None:
     """A number a class along the last axis; pixels of no class are in none; labels of shape (1, 1) are labels."""
-    labels = one_hot(np.array([2, 0, -1, 9]), 3)
-    np.testing.assert_array_equal(labels, [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0]])
+    labels = one_hot(np.array([2, 0, -1]), 3)
+    np.testing.assert_array_equal(labels, [[0, 0, 1], [1, 0, 0], [0, 0, 0]])
     assert labels.dtype == np.float32
     assert one_hot(np.zeros((4, 1, 1), np.uint8), 3).shape == (4, 3)
     masks = np.array([[[0, 255], [1, 2]]], np.uint8)
@@ -186,6 +186,9 @@ def test_one_hot_of_labels_and_masks() -> None:
     assert hot.shape == (1, 2, 2, 3)
     np.testing.assert_array_equal(hot.sum(axis=-1), [[[1, 0], [1, 1]]])
     np.testing.assert_array_equal(hot.argmax(axis=-1)[0, 1], [1, 2])
+    # All zeros would be a sample whose loss is 0, whatever the model says.
+    with pytest.raises(OptionError, match="too small for a sample of class 9"):
+        one_hot(np.array([2, 0, -1, 9]), 3)
     with pytest.raises(OptionError, match="these are float32"):
         one_hot(np.zeros(3, np.float32), 3)
 
