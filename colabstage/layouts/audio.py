@@ -19,7 +19,7 @@ from colabstage.layouts.class_folders import FileKind, read_class_folders
 from colabstage.layouts.csv_table import TableSearch
 from colabstage.layouts.names import required
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, BrokenDatasetError
+from colabstage.layouts.table import Arrays, BrokenDatasetError, first_that_fits
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
@@ -212,7 +212,17 @@ def read_audio(
     """
     clips = files_ending_in(tree.entries, SOUND_EXTENSIONS)
     required(clips, tree, f"clips of sound ({', '.join(SOUND_EXTENSIONS)})")
-    found = _find_clips(tree, labels)
+    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
+    by_table = TableSearch(tree, kind, labels=labels).read
+    # Who names columns of labels means a table.
+    ways = (by_table, lambda: read_class_folders(tree, kind)) if labels is None else (by_table,)
+    found = first_that_fits(*ways)
+    if isinstance(found, list):
+        without_table, *others = found
+        if not others:
+            raise without_table
+        msg = f"{others[0]} Nor does a table name them: {without_table}"
+        raise LayoutError(msg) from others[0]
     inputs, note = clip_rows(found.inputs.source, options)
     return replace(found, inputs=inputs, notes=(*found.notes, note))
 
@@ -240,22 +250,6 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
     rows = Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder)
     return rows, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."
-
-
-def _find_clips(tree: Tree, labels: Sequence[str] | None) -> SampleTable:
-    kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
-    try:
-        return TableSearch(tree, kind, labels=labels).read()
-    except BrokenDatasetError:
-        raise
-    except LayoutError as by_table:
-        if labels is not None:
-            raise
-        try:
-            return read_class_folders(tree, kind)
-        except LayoutError as error:
-            msg = f"{error} Nor does a table name them: {by_table}"
-            raise LayoutError(msg) from error
 
 
 class _SeenClip(NamedTuple):

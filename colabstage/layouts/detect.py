@@ -46,7 +46,7 @@ from colabstage.layouts.image_files import (
 )
 from colabstage.layouts.names import count_kinds
 from colabstage.layouts.row_arrays import read_arrays
-from colabstage.layouts.table import BrokenDatasetError, NearMissError
+from colabstage.layouts.table import BrokenDatasetError, NearMissError, first_that_fits
 from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.tree import PartOfTree
@@ -238,25 +238,18 @@ def audio_clips(
 
 def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | None) -> SampleTable:
     """Make a table of clips in folders of classes or named by a table; or else in WebDataset's tars."""
-    return _first_that_fits(
+    return _either(
         lambda: read_audio(tree, options=options, labels=labels),
         lambda: webdataset.read_webdataset(tree, sound=options),
     )
 
 
-def _first_that_fits(read: Callable[[], SampleTable], otherwise: Callable[[], SampleTable]) -> SampleTable:
+def _either(read: Callable[[], SampleTable], otherwise: Callable[[], SampleTable]) -> SampleTable:
     """Make a table in one of two ways; where neither fits, the error says why the first does not."""
-    try:
-        return read()
-    except BrokenDatasetError:
-        raise
-    except LayoutError as error:
-        try:
-            return otherwise()
-        except BrokenDatasetError:
-            raise
-        except LayoutError:
-            raise error from None
+    found = first_that_fits(read, otherwise)
+    if isinstance(found, list):
+        raise found[0]
+    return found
 
 
 def token_blocks(
@@ -399,7 +392,7 @@ class TableFile:
         """
         entries = [entry for entry in tree.entries if entry.name == self.name or not is_table(entry.name)]
         seen = PartOfTree(tree, entries)
-        return _first_that_fits(lambda: read_table(seen), lambda: read_audio(seen))
+        return _either(lambda: read_table(seen), lambda: read_audio(seen))
 
 
 def is_table_file(path: Path, layout: object) -> bool:

@@ -19,16 +19,15 @@ from colabstage.errors import LayoutError
 from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, is_image, required, split_of_path
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, folder_of, is_image, required, split_of_path
 from colabstage.layouts.reading import read_files
-from colabstage.layouts.table import BrokenDatasetError, left_out_notes
+from colabstage.layouts.table import BrokenDatasetError, SampleTable, first_that_fits, left_out_notes
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import NoReturn
 
-    from colabstage.layouts.table import SampleTable
     from colabstage.trees.tree import FileEntry, Tree
 
 _ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
@@ -125,7 +124,7 @@ def read_voc(tree: Tree) -> SampleTable:
 
 def _is_photo(name: str) -> bool:
     """Tell whether a file is an image: masks are in SegmentationClass and SegmentationObject by the same stems."""
-    return is_image(name) and not posixpath.basename(posixpath.dirname(name)).startswith("Segmentation")
+    return is_image(name) and not folder_of(name).startswith("Segmentation")
 
 
 def _voc_key(image: str) -> tuple[str, str]:
@@ -279,11 +278,11 @@ def read_kitti(tree: Tree) -> SampleTable:
     texts = files_ending_in(tree.entries, (".txt",))
     labels = {
         posixpath.splitext(entry.name)[0]: entry
-        for entry in texts.where(lambda name: name.endswith(".txt") and _folder(name) == _KITTI_LABELS)
+        for entry in texts.where(lambda name: name.endswith(".txt") and folder_of(name) == _KITTI_LABELS)
     }
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
     # image_3 is the right camera's, for which the boxes are not drawn.
-    images = images.where(lambda name: _folder(name) == _KITTI_IMAGES)
+    images = images.where(lambda name: folder_of(name) == _KITTI_IMAGES)
     places = [posixpath.splitext(image.name)[0].split("/") for image in images]
     wanted = [labels.get("/".join([*place[:-2], _KITTI_LABELS, place[-1]])) for place in places]
     files = [label for label in wanted if label is not None]
@@ -313,10 +312,6 @@ def read_kitti(tree: Tree) -> SampleTable:
     if classes[-1:] == [_DONT_CARE]:
         notes.append(f"The last class, {len(classes) - 1}, is '{_DONT_CARE}': regions to leave out of a loss.")
     return detection_table(tree, samples, classes, _KITTI_COLUMNS, notes=notes)
-
-
-def _folder(name: str) -> str:
-    return posixpath.basename(posixpath.dirname(name))
 
 
 def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
@@ -514,13 +509,9 @@ def read_detection(tree: Tree) -> SampleTable:
         BrokenDatasetError: there are, and one is broken; it is named.
     """
     required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
-    declined = []
-    for name, read in _FORMATS.items():
-        try:
-            return read(tree)
-        except BrokenDatasetError:
-            raise
-        except LayoutError as error:
-            declined.append(f"{name}: {error}")
-    msg = f"'{tree.label}' has no boxes beside its images. {' '.join(declined)}"
+    found = first_that_fits(*(functools.partial(read, tree) for read in _FORMATS.values()))
+    if isinstance(found, SampleTable):
+        return found
+    reasons = " ".join(f"{name}: {error}" for name, error in zip(_FORMATS, found, strict=True))
+    msg = f"'{tree.label}' has no boxes beside its images. {reasons}"
     raise LayoutError(msg)

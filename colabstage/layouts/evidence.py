@@ -27,6 +27,7 @@ from colabstage.layouts.names import (
     ANNOTATION_EXTENSIONS,
     IMAGE_EXTENSIONS,
     ListedSplits,
+    folder_of,
     is_note,
     is_part_folder,
     is_role_folder,
@@ -141,14 +142,13 @@ def _contradicted(found: SampleTable) -> tuple[str, str] | None:
     # Numbers are also what patients and parts are called, so that they say nothing against a label.
     classes -= {name for name in classes if _NUMBER.fullmatch(name)}
     return next(
-        ((name, label) for name, label in _class_of(found) if (folder := _folder(name)) in classes and folder != label),
+        (
+            (name, label)
+            for name, label in _class_of(found)
+            if (folder := folder_of(name)) in classes and folder != label
+        ),
         None,
     )
-
-
-def _folder(name: str) -> str:
-    """Return the bare name of the folder that a file is in."""
-    return posixpath.basename(posixpath.dirname(name))
 
 
 def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
-from colabstage.layouts.names import is_image, required
+from colabstage.layouts.names import folder_of, is_image, required
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
     Label,
@@ -397,7 +397,7 @@ def _labels_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str],
         # Keys that are written like paths of images say their classes as folders do.
         keys = [name for found in scanned for name in found.images]
         are_paths = all("/" in key and is_image(key) for key in keys)
-        return make_labels([posixpath.basename(posixpath.dirname(key)) if are_paths else None for key in keys], names)
+        return make_labels([folder_of(key) if are_paths else None for key in keys], names)
     texts = [found.labels.get(name) for found in scanned for name in found.images]
     missing = [name for name, text in zip(names, texts, strict=True) if text is None]
     if missing:

@@ -98,6 +98,11 @@ def stem_of(name: str) -> str:
     return posixpath.splitext(posixpath.basename(name))[0]
 
 
+def folder_of(name: str) -> str:
+    """Return the bare name of the folder that a file is in; "" of one that is in none."""
+    return posixpath.basename(posixpath.dirname(name))
+
+
 def is_note(name: str) -> bool:
     """Tell whether a file is called as those are that say nothing of single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)

@@ -24,7 +24,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers
-from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
+from colabstage.layouts.names import IMAGE_EXTENSIONS, folder_of, split_name
 from colabstage.layouts.reading import open_unpacked
 from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
@@ -104,7 +104,7 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
 
 # By names, because pickles and .bin files begin with nothing that tells whose they are.
 def _format_of(entry: FileEntry, tree: Tree) -> str:
-    base, folder = posixpath.basename(entry.name), posixpath.basename(posixpath.dirname(entry.name)) or tree.label
+    base, folder = posixpath.basename(entry.name), folder_of(entry.name) or tree.label
     if _IDX.search(base.lower()):
         return "idx"
     if _BATCH.match(base) or (base in ("train", "test", "meta") and "cifar-100" in folder):

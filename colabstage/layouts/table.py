@@ -397,3 +397,20 @@ class SampleTable:
         return {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}.get(
             self.layout, "samples"
         )
+
+
+def first_that_fits(*reads: Callable[[], SampleTable]) -> SampleTable | list[LayoutError]:
+    """Return the table of the first of several ways to read a tree that does not decline; where all do, why each does.
+
+    Raises:
+        BrokenDatasetError: one of them is meant; those after it are not asked.
+    """
+    declined: list[LayoutError] = []
+    for read in reads:
+        try:
+            return read()
+        except BrokenDatasetError:
+            raise
+        except LayoutError as error:
+            declined.append(error)
+    return declined

@@ -15,7 +15,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.names import SPLIT_NAMES, count_kinds, listed, split_of_path, split_of_word, stem_of
+from colabstage.layouts.names import SPLIT_NAMES, count_kinds, folder_of, listed, split_of_path, split_of_word, stem_of
 from colabstage.layouts.reading import open_member, read_head, spool_folder
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
@@ -287,7 +287,7 @@ def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
         NearMissError: there are such folders; the message names them.
     """
     texts = [] if _with(tree, _TOKENS) else _with(tree, _TEXTS)
-    folders = {posixpath.basename(posixpath.dirname(entry.name)) for entry in texts}
+    folders = {folder_of(entry.name) for entry in texts}
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):
         msg = (

@@ -134,6 +134,20 @@ def test_a_table_may_name_the_clips(tmp_path: Path) -> None:
     assert report.samples == {"train": 9}
 
 
+def test_a_list_that_names_a_class_without_a_folder_is_an_error(tmp_path: Path) -> None:
+    """As of images: the clips are in folders of classes beyond doubt, so no other layout is asked."""
+    for number in range(4):
+        write_wav(tmp_path / "train" / ("yes" if number % 2 else "no") / f"{number}.wav", tone(number))
+        write_wav(tmp_path / "val" / "val" / f"{number + 4}.wav", tone(number + 4))
+    lines = [f"{number + 4}.wav\t{'yes' if number % 2 else 'no'}\n" for number in range(4)]
+    (tmp_path / "val" / "words.txt").write_text("".join(lines))
+    assert detect_layout(FolderTree(tmp_path)).classes == ("no", "yes")
+    (tmp_path / "val" / "words.txt").write_text("".join(lines).replace("yes", "maybe"))
+    for layout in ("auto", "audio"):
+        with pytest.raises(BrokenDatasetError, match="the class 'maybe', which no folder is called"):
+            detect_layout(FolderTree(tmp_path), layout)
+
+
 def rows_of(folder: Path, **options: Any) -> dict[str, NDArray[Any]]:
     """The rows of a folder's clips by key, decoded as packing decodes them."""
     found = read_audio(FolderTree(folder), options=AudioOptions(**options))
