@@ -448,6 +448,19 @@ def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...
     return values, classes
 
 
+def note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list[str]:
+    """Return a note where a column that is called a label holds whole numbers which a loss cannot take for classes."""
+    found = np.unique(targets.values)
+    # Numbers that mostly differ are measurements, and those from 0 on without a gap have names.
+    if classes or not is_label_name(name) or targets.values.dtype != np.int64 or 2 * len(found) > len(targets):
+        return []
+    note = (
+        f"The labels in '{name}' are the numbers {int(found[0]):,} to {int(found[-1]):,} as they are, and no classes: "
+        f"these would be 0 to {len(found) - 1:,}. For classes write words, or change them in the loop."
+    )
+    return [note]
+
+
 def _check_blanks(name: str, cells: Sequence[str]) -> None:
     """Refuse words with blanks between them that are several labels as likely as one."""
     several = {cell for cell in set(cells) if len(cell.split()) > 1}

@@ -25,6 +25,7 @@ from colabstage.layouts.columns import (
     is_path_name,
     make_boxes,
     make_targets,
+    note_on_numbers,
     read_some_rows,
     split_of_cell,
 )
@@ -246,6 +247,8 @@ class TableSearch:
             separator = "" if self.separator is None and roles.is_one_class else self.separator
             targets, classes = make_targets(cells, separator=separator)
             notes += self._repeated(rows, files, roles.labels, is_class=bool(classes) and targets.values.ndim == 1)
+            if len(roles.labels) == 1:
+                notes += note_on_numbers(roles.labels[0], targets, classes)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
         splits = [row.split for row in rows]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.

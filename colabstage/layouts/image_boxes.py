@@ -106,7 +106,10 @@ def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = 
 
 def without_boxes_note(count: int, what: str) -> list[str]:
     """Return a note on images that nothing is known of; empty where there are none."""
-    return [f"{count:,} images have no {what}; they are kept without boxes."] if count else []
+    if not count:
+        return []
+    some = "1 image has" if count == 1 else f"{count:,} images have"
+    return [f"{some} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
 
 
 Form = Literal["corners", "corner and size", "centre and size"]

@@ -193,6 +193,19 @@ def test_columns_that_are_not_used_are_named(tmp_path: Path) -> None:
     assert "Not used: the columns 'fold', 'age'." in found.notes
 
 
+@pytest.mark.parametrize(
+    ("labels", "noted"), [((1, 2, 3), "1 to 3"), ((0, 1, 3), "0 to 3"), ((-1, 1, 1), "-1 to 1"), ((0, 1, 2), "")]
+)
+def test_numbers_that_are_no_classes_are_told(tmp_path: Path, labels: tuple[int, ...], noted: str) -> None:
+    """A loss of three classes wants 0 to 2; the numbers stay as they are."""
+    text = "file,label\n" + "".join(f"{number}.jpg,{labels[number % 3]}\n" for number in range(6))
+    found = _read(tmp_path, text)
+    assert isinstance(found.targets, Values)
+    assert found.targets.values.tolist() == list(labels) * 2
+    assert any(f"numbers {noted} as they are" in note for note in found.notes) == bool(noted)
+    assert bool(found.classes) != bool(noted)
+
+
 def test_train_images_above_the_classes_are_splits(tmp_path: Path) -> None:
     """Although they say images, as a folder beside masks does."""
     names = [f"{split}_images/{name}/{split}{name}.jpg" for split in ("train", "val") for name in ("cat", "dog")]

@@ -213,7 +213,7 @@ class TestYolo:
             np.testing.assert_allclose(got["boxes"] * scale, np.reshape([b for _, b in wanted], (-1, 4)), atol=1e-5)
             assert got["labels"].tolist() == [label for label, _ in wanted]
             assert found.splits[found.keys.index(key)] == split_of(number)
-        assert found.notes[0] == "2 images have no label file; they are kept without boxes."
+        assert found.notes[0] == "2 images have no label file, and are kept without boxes."
 
     @pytest.mark.torch
     def test_a_pack_scales_them(self, tmp_path: Path) -> None:
