@@ -185,6 +185,7 @@ def autotune_loader(
     from colabstage.load.dataset import dataset_h5
 
     make: Callable[..., Any]
+    decodes = False
     # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
     if isinstance(dataset, dataset_h5):
         from colabstage.load.loader import make_loader
@@ -192,6 +193,7 @@ def autotune_loader(
         name = "make_loader"
         make = partial(make_loader, dataset, batch_size, device=device, shuffle=shuffle)
         roots: tuple[object, ...] = (dataset.transform, dataset.target_transform)
+        decodes = dataset.reader.encoded or dataset.reader.decodes_targets
         candidates = our_candidates(
             resources.cores,
             # Half, because the training needs memory too.
@@ -212,7 +214,8 @@ def autotune_loader(
     ):
         # Torch warns of more processes than cores; whether they are worth it is what is found out.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        trials = _search(candidates, make, step, budget_s)
+        # Decoding is what ways are compared by: the later of two would find what the earlier one left.
+        trials = _search(candidates, partial(make, memory_budget=0) if decodes else make, step, budget_s)
         best = choose(trials)
     options = best.candidate.options
     default = next((trial for trial in trials if trial.candidate == candidates[0]), best)

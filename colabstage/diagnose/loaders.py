@@ -248,6 +248,12 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     )
 
 
+_KEPT = (
+    "Decoded images are kept for later epochs (loader.plan.keep), so some of what was measured may come from memory. "
+    "The first epoch takes longer, and later ones may take less. memory_budget=0 shows decoding alone."
+)
+
+
 def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
     plan = loader.plan
     processes = plan.strategy == "workers"
@@ -264,17 +270,21 @@ def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
     known = known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     _learn(known, loader._machine.finish.batch_transform, "transform")
-    sampler = loader._machine.sampler
-    asked = sampler.asked
+    sampler, source = loader._machine.sampler, loader._machine.source
+    asked, kept = sampler.asked, source.kept
 
     def close() -> None:
         copied.close()
+        # Images that were kept before are the training loop's; others go.
+        source.kept = kept
         # The copy shares the sampler, which is to say the same as before of how it was asked.
         sampler.asked = asked
 
+    notes = [] if plan.keep is None or not plan.keep.most_bytes else [_KEPT]
     return ProfiledLoader(
         setting,
         start=lambda: iter(copied),
+        notes=notes,
         # Without its machine it is the plain DataLoader that other frameworks build of it.
         alone=(lambda: iter(_copy_loader(loader, {**_ALONE, "_machine": None}))) if processes else None,
         close=close,

@@ -588,19 +588,71 @@ def decode_region(
     return np.asarray(pixels[top : top + height, left : left + width])
 
 
+class WholeImage(NamedTuple):
+    """An image from which any crop can be cut that is decoded by the same factor."""
+
+    pixels: NDArray[np.uint8]
+    """`(h, w, C)` as the file has them, before they are turned upright; each the mean of a block of `factor` by
+    `factor`."""
+    factor: int
+    """1, 2, 4 or 8; 0 where crops are cut from the image at its own size, whatever they are resized to."""
+    header: JpegHeader | None
+    """`None` where pixels are upright."""
+
+    def cut(self, crop: Crop) -> NDArray[np.uint8]:
+        """Return what `decode_region` returns of this crop, over the same pixels; its factor must be this one."""
+        if self.header is None:
+            top, left, height, width = crop
+            return self.pixels[top : top + height, left : left + width]
+        rows, columns = _reduced_crop(crop, self.factor, self.header)
+        return turn_upright(self.pixels[slice(*rows), slice(*columns)], self.header.orientation)
+
+
+def region_factor(crop: Crop, target: tuple[int, int]) -> int:
+    """Return by how much `decode_region` reduces a JPEG: 1, 2, 4 or 8."""
+    # The same rule as for whole images, so that a crop of the whole is the whole.
+    return block_side(crop[2], crop[3], target)
+
+
+def decode_whole(
+    data: bytes, color_mode: ColorMode, factor: int, *, scratch: bytearray | None = None
+) -> WholeImage | None:
+    """Decode an image file so that any of its crops of this `region_factor` can be cut from it.
+
+    Args:
+        data: the whole file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        factor: of the crop.
+        scratch: memory to decode into, as of `decode_region`; the result is over it.
+
+    Returns:
+        `None` where what a crop shows depends on how far the file is decoded: the decoder warns of some of it.
+
+    Raises:
+        DecodeError: the file is truncated, broken, too large, or no image.
+    """
+    header = read_jpeg_header(data) if is_jpeg(data) else None
+    if header is None or not _is_plain(header):
+        return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
+    size, gray = (header.height, header.width), color_mode == "grayscale"
+    pixels = _turbo_pixels(data, size, factor, gray=gray, scratch=scratch)
+    return None if pixels is None else WholeImage(pixels, factor, header)
+
+
+def _is_plain(header: JpegHeader) -> bool:
+    """Tell whether simplejpeg can decode a JPEG."""
+    return header.components in (1, 3) and header.precision == 8 and header.height * header.width <= MAX_PIXELS
+
+
 def _decode_jpeg(
     data: bytes, color_mode: ColorMode, crop: Crop, target: tuple[int, int], scratch: bytearray | None
 ) -> NDArray[np.uint8] | None:
     """Decode the part of a JPEG alone; `None` where the file has to be looked at as a whole."""
     header = read_jpeg_header(data)
-    if header.components not in (1, 3) or header.precision != 8 or header.height * header.width > MAX_PIXELS:
+    if not _is_plain(header):
         return None
-    top, left, height, width = crop
-    # The same rule as for whole images, so that a crop of the whole is the whole.
-    factor = block_side(height, width, target)
-    top, left, height, width = _lying(crop, header)
-    first_row, last_row = _reduced(top, height, factor, header.height)
-    first_column, last_column = _reduced(left, width, factor, header.width)
+    factor = region_factor(crop, target)
+    (_, last_row), _ = _reduced_crop(crop, factor, header)
     # One row more: the last one takes half of its colours from there.
     rows = min(header.height, (last_row + 1) * factor)
     short = first_rows(data, header, rows) if rows < header.height else None
@@ -614,7 +666,14 @@ def _decode_jpeg(
     )
     if pixels is None:
         return None
-    return turn_upright(pixels[first_row:last_row, first_column:last_column], header.orientation)
+    # Its first rows, if not all.
+    return WholeImage(pixels, factor, header).cut(crop)
+
+
+def _reduced_crop(crop: Crop, factor: int, header: JpegHeader) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the rows and columns of a crop, first and last (exclusive), in an image reduced by `factor`."""
+    top, left, height, width = _lying(crop, header)
+    return _reduced(top, height, factor, header.height), _reduced(left, width, factor, header.width)
 
 
 def _reduced(start: int, length: int, factor: int, limit: int) -> tuple[int, int]:

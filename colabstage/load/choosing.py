@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING, Literal, get_args
 from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.units import format_bytes
 from colabstage.load.epoch import count_batches
-from colabstage.load.plan import Decode, DecodeChoice, LoaderPlan, OrderChoice, ReasonedValue, StartChoice, Strategy
+from colabstage.load.plan import (
+    Decode,
+    DecodeChoice,
+    KeepChoice,
+    LoaderPlan,
+    OrderChoice,
+    ReasonedValue,
+    StartChoice,
+    Strategy,
+)
 from colabstage.load.reading.engines import EngineChoice
-from colabstage.load.reading.memory import check_memory, spare_memory
+from colabstage.load.reading.memory import check_memory, keepable_bytes, spare_memory
 
 if TYPE_CHECKING:
     from colabstage.load.arrival import ArrivalFacts
@@ -70,6 +79,8 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         workers, prefetch, start = choose_processes(facts, request)
     if strategy == "device":
         prefetch = ReasonedValue(0, "the device makes a batch when it is asked for")
+    # Whether crops are decoded may differ from rank to rank.
+    order = choose_order(facts if facts.shard.world_size == 1 else whole, request, strategy, prefetch.value)
     return LoaderPlan(
         strategy=strategy,
         reason=_strategy_reason(strategy, facts, request),
@@ -78,10 +89,10 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         workers=workers,
         prefetch=prefetch,
         engine=facts.engine,
-        # Whether crops are decoded may differ from rank to rank.
-        order=choose_order(facts if facts.shard.world_size == 1 else whole, request, strategy, prefetch.value),
+        order=order,
         start=start,
         decode=decode,
+        keep=choose_keeping(whole, request, strategy, order),
     )
 
 
@@ -297,6 +308,48 @@ def choose_decoding(facts: LoaderFacts, request: LoaderRequest, strategy: str) -
     if request.decode == "whole":
         return DecodeChoice("whole", "that was asked for")
     return DecodeChoice("crops", _CROPS) if obstacle is None else DecodeChoice("whole", obstacle)
+
+
+# Where less than this part of an epoch could be kept, its memory is of more use to whoever else is here.
+_LEAST_KEPT_PART = 8
+
+
+def choose_keeping(facts: LoaderFacts, request: LoaderRequest, strategy: str, order: OrderChoice) -> KeepChoice | None:
+    """Decide how much memory decoded images may take that are kept for later epochs; `None` where no epoch after the
+    first decodes any.
+
+    Args:
+        facts: rows as long as whole images are, whatever is cut out of them.
+        request: what was asked for.
+        strategy: where batches come from.
+        order: in which rows are visited.
+    """
+    if not (facts.encoded or facts.decodes_targets) or strategy == "device":
+        return None
+    if strategy == "workers":
+        return KeepChoice(0, "as each process would keep its own")
+    if order.name == "window":
+        return KeepChoice(0, "as windows of the file take the memory")
+    if request.memory_budget == 0:
+        return KeepChoice(0, "as asked")
+    rows = facts.rows if facts.epoch_rows is None else min(facts.rows, facts.epoch_rows)
+    row_bytes = facts.row_bytes if facts.encoded else 0
+    if facts.decodes_targets:
+        # Masks of their own sizes have one channel where their images mostly have three.
+        row_bytes += facts.target_bytes if facts.uniform else facts.row_bytes // 3
+    needed = max(1, rows * row_bytes)
+    free = facts.free_memory_bytes
+    # Ranks are mostly on one computer, and each of them visits other images in each epoch.
+    most = keepable_bytes(free) // facts.shard.world_size if request.memory_budget is None else request.memory_budget
+    size = format_bytes(min(most, needed))
+    if request.memory_budget is None and most * _LEAST_KEPT_PART < needed:
+        why = f"as all would take {format_bytes(needed)}, and {size} of the {format_bytes(free)} free can be spared"
+        return KeepChoice(0, f"{why}; memory_budget= gives them more")
+    asked = "" if request.memory_budget is None else ", as asked"
+    part = "most images are" if most >= needed else f"about {most / needed:.0%} of the images are"
+    return KeepChoice(
+        most, f"up to {size} of {format_bytes(free)} free{asked}: from the second epoch on {part} not decoded again"
+    )
 
 
 # Each group makes the threads take turns with Python's lock some ten times, which costs as much as copying these bytes:

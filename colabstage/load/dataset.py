@@ -380,6 +380,7 @@ def gather_facts(
         free_memory_bytes=resources.free_memory_bytes,
         # Single integers become int64.
         target_bytes=max(8, reader.target_bytes or 0),
+        decodes_targets=reader.decodes_targets,
         uniform=reader.target_bytes is not None and reader.row_shape is not None,
         random_rows=_rows_are_random(reader),
         epoch_rows=epoch_rows,

@@ -612,7 +612,8 @@ class Loader(Iterated, _Base):
         self._followed = None
 
     def close(self) -> None:
-        """End the iterations that run, and worker processes. The loader can be iterated again."""
+        """End the iterations that run, and worker processes, and let go of decoded images that are kept. The loader can
+        be iterated again."""
         self._end_iterations()
         if self._machine is not None:
             self._machine.source.close()

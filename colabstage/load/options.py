@@ -59,7 +59,8 @@ class LoaderOptions:
             of a `DistributedSampler`, which does that by itself.
         rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
         memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
-            can be spared, 2 GiB at the most.
+            can be spared, 2 GiB at the most. Where images are stored as files: most memory for those that are kept
+            decoded for later epochs, by default an eighth of what is free, 2 GiB at the most; 0 keeps none.
         decode: how much of image files is decoded. `"auto"`: where `batch_transform` is a `RandomResizedCrop`, or a
             `Compose` that begins with one, and images are decoded at their own sizes, then no more of each than its
             crop needs, and `batch_transform` continues after that. The crops, and all other random numbers, are the

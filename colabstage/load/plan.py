@@ -80,6 +80,8 @@ class LoaderFacts:
     """That this process may use."""
     target_bytes: int = 8
     """Length of one target."""
+    decodes_targets: bool = False
+    """Whether targets are mask files that are decoded on read."""
     uniform: bool = True
     """Whether all inputs have one shape, and all targets."""
     random_rows: bool = False
@@ -119,7 +121,7 @@ class LoaderRequest:
     shuffle: Shuffle = True
     """Whether rows are visited in random order, and in which kind of it."""
     memory_budget: int | None = None
-    """Bytes that a window shuffle may take, `None` for a part of what is free."""
+    """Bytes that a window shuffle, or decoded images that are kept, may take, `None` for a part of what is free."""
     sampling: bool = False
     """Whether a sampler decides by itself in which order rows come."""
     decode: Decode = "auto"
@@ -175,6 +177,19 @@ class DecodeChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepChoice:
+    """How much memory decoded images may take that are kept for later epochs, and why."""
+
+    most_bytes: int
+    """The budget; 0 where none are kept."""
+    reason: str
+    """Why, in words that follow "kept" or "not kept"."""
+
+    def __str__(self) -> str:
+        return f"kept, {self.reason}" if self.most_bytes else f"not kept, {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class StartChoice:
     """How worker processes are started, and why."""
 
@@ -215,6 +230,8 @@ class LoaderPlan:
     """How processes are started, `None` without any."""
     decode: DecodeChoice | None = None
     """How much of image files is decoded, `None` where inputs are none."""
+    keep: KeepChoice | None = None
+    """Whether images that were decoded are kept for later epochs, `None` where none are decoded in each epoch."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -228,7 +245,8 @@ class LoaderPlan:
             ("order", str(self.order)),
         ]
         chosen += [] if self.start is None else [("start", str(self.start))]
-        return chosen if self.decode is None else [*chosen, ("decode", str(self.decode))]
+        chosen += [] if self.decode is None else [("decode", str(self.decode))]
+        return chosen if self.keep is None else [*chosen, ("decoded images", str(self.keep))]
 
     def _repr_html_(self) -> str:
         return page(f"LoaderPlan: {self.strategy}", facts_table(self.facts))

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderPlan
     from colabstage.load.prefetch import Heartbeat
+    from colabstage.load.reading.kept import KeptImages
 
 
 class BatchSource:
@@ -50,10 +51,12 @@ class BatchSource:
         several: whether iterations may run beside each other.
         collate: makes batches of what that thread has read, in the consumer's thread, because it calls the dataset's
             transforms; `None` where batches come as they are.
+        kept: memory with decoded images, which goes with the loader; `None` where none are kept yet.
     """
 
     in_background = several = True
     collate: Callable[[tuple[Any, ...]], tuple[Any, ...]] | None = None
+    kept: KeptImages | None = None
 
     def start(
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
@@ -100,6 +103,8 @@ class FileSource(BatchSource):
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         reader, plan = self._dataset.reader, self._plan
+        if plan.keep is not None and plan.keep.most_bytes:
+            self.kept = reader.keep_images(plan.keep.most_bytes)
         crops = None if self._crop is None else CroppedInputs(reader, self._crop, self._seed, epoch)
         made: Generator[tuple[Any, ...] | Heartbeat]
         if plan.order.window_rows and plan.strategy == "direct":
@@ -136,6 +141,10 @@ class FileSource(BatchSource):
             return (*batch, torch.from_numpy(rows.copy())) if self._dataset.return_index else batch
 
         return map_batches(made, finish)
+
+    def close(self) -> None:
+        """Let go of decoded images, which another loader over the same dataset may still hold."""
+        self.kept = None
 
 
 # Large enough for the full rate of a disk and of PCIe, small enough to stay pinned twice.

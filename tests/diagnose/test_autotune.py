@@ -13,12 +13,17 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from benchmarks._photographs import repeated_photographs, write_encoded
 from colabstage import autotune_loader, dataset_h5
+from colabstage.diagnose import autotune
 from colabstage.diagnose.autotune import Candidate, Trial, choose, next_round, our_candidates, stock_candidates
 from colabstage.errors import OptionError
+from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from colabstage.load.reading.kept import KeptImages
 
 
 class Numbers(Dataset[Any]):
@@ -70,6 +75,25 @@ def test_strategies_are_tried_for_our_own_dataset(tmp_path: Path) -> None:
         x, _ = next(iter(loader))
     assert x.shape == (32, 3, 16, 16)
     assert tuned.samples_per_s > 0
+
+
+def test_ways_are_compared_by_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trial finds images that an earlier one, or itself, has kept; the loader that comes of them keeps them."""
+    write_encoded(tmp_path / "files.h5", repeated_photographs(4, target_bytes=20_000) * 4, size=(16, 16))
+    asked: list[int] = []
+    keep_images = SplitReader.keep_images
+
+    def noted(reader: SplitReader, most_bytes: int) -> KeptImages:
+        asked.append(most_bytes)
+        return keep_images(reader, most_bytes)
+
+    monkeypatch.setattr(SplitReader, "keep_images", noted)
+    monkeypatch.setattr(autotune, "our_candidates", lambda *_args, **_named: [Candidate({})])
+    tuned = autotune_loader(dataset_h5(tmp_path / "files.h5"), 4, budget_s=1)
+    assert asked == []
+    with tuned.loader() as loader:
+        next(iter(loader))
+    assert len(asked) == 1
 
 
 def test_the_lightest_of_equals_wins() -> None:

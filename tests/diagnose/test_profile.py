@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks.bottlenecks import PIPELINES, is_named
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.advice import judge
@@ -420,3 +421,20 @@ def test_what_cannot_work_is_refused(loader: Any, options: dict[str, Any], words
     """With a word on what was expected."""
     with pytest.raises(ColabstageError, match=words):
         profile_loader(loader, **options)
+
+
+def test_a_profile_says_that_images_are_kept_and_leaves_them(tmp_path: Path) -> None:
+    """Those of the training loop stay; what was measured may be faster than a first epoch, and that is said."""
+    write_encoded(tmp_path / "files.h5", repeated_photographs(4, target_bytes=20_000) * 4, size=(16, 16))
+    dataset = dataset_h5(tmp_path / "files.h5")
+    loader = make_loader(dataset, 4)
+    assert any("kept for later epochs" in note for note in profile_loader(loader, budget_s=0.5).notes)
+    source: Any = loader._machine.source  # type: ignore[union-attr]
+    before = source.kept
+    list(loader)
+    kept = source.kept
+    profile_loader(loader, budget_s=0.5)
+    assert before is None
+    assert source.kept is kept
+    assert len(kept) == 16
+    assert profile_loader(make_loader(dataset, 4, memory_budget=0), budget_s=0.5).notes == ()

@@ -182,9 +182,6 @@ def fletcher32(data: NDArray[np.uint8]) -> tuple[int, int]:
 # Below this, one indexed copy of all rows is faster than a copy for each; above it, its temporary array costs more.
 _SMALL_ROW_BYTES = 8 * 1024
 _INDEXED_BYTES = 256 * 1024
-# Of the memory that is free, at most this part is used for chunks kept decoded, and never more than that.
-_CACHE_PART = 8
-_MOST_CACHE_BYTES = 2 * 1024**3
 _NOWHERE = -1
 
 Place = tuple[int, ...]
@@ -367,11 +364,6 @@ class CachedChunks:
         self._source.check()
 
 
-def cache_bytes(free_memory_bytes: int) -> int:
-    """Return how much of the free memory chunks may take that are kept decoded."""
-    return min(_MOST_CACHE_BYTES, free_memory_bytes // _CACHE_PART)
-
-
 class _Piece(NamedTuple):
     """What a chunk has of each of its rows."""
 
@@ -502,3 +494,7 @@ class ChunkBytes:
             values = self._source.chunk((number,))
             parts.append(bytes([self._fill]) * (end - begin) if values is None else values[begin:end].tobytes())
         return b"".join(parts)
+
+    def check(self) -> None:
+        """Make sure that the file is the one that was opened."""
+        self._source.check()

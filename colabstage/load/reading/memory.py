@@ -162,6 +162,10 @@ def check_stamp(path: Path, status: os.stat_result, expected: FileStamp) -> None
 
 # What stays free when samples are kept in memory: the training process itself needs about this much.
 _RESERVE_BYTES = 1_000_000_000
+# Of the memory that is free, at most this part is used for chunks and images kept decoded, and never more than that:
+# the model, other splits and the page cache come first.
+_KEPT_PART = 8
+_MOST_KEPT_BYTES = 2 * 1024**3
 # Of a processor's cache line.
 _ALIGNMENT_BYTES = 64
 # From here on, copies of rows are so long that the processor's own copying instruction makes them.
@@ -175,6 +179,16 @@ SHARE_BYTES = 8 * 1024 * 1024
 def spare_memory(free_memory_bytes: int) -> int:
     """Return what of the free memory may be filled with samples, in bytes."""
     return max(0, free_memory_bytes - _RESERVE_BYTES)
+
+
+def reserve_lacking(free_memory_bytes: int) -> int:
+    """Return how many bytes are missing of what stays free for the training process."""
+    return max(0, _RESERVE_BYTES - free_memory_bytes)
+
+
+def keepable_bytes(free_memory_bytes: int) -> int:
+    """Return how much of the free memory may be filled, unasked, with what would otherwise be decoded again."""
+    return min(_MOST_KEPT_BYTES, free_memory_bytes // _KEPT_PART)
 
 
 def check_memory(needed_bytes: int, free_memory_bytes: int, what: str, *, remedy: str) -> None:
@@ -230,7 +244,7 @@ class BufferPool:
 
     def __init__(self, max_idle: int, allocate: Callable[[int], Block] | None = None) -> None:
         """Take `allocate`, which makes a block of so many bytes; by default ordinary memory of this process."""
-        self._allocate = allocate or _map_memory
+        self._allocate = allocate or map_memory
         # No lock: finalizers run wherever the last reference dies, also inside `borrow` of the same thread.
         # A deque's append and pop are atomic, and at its full length it lets the oldest block go.
         self._idle: deque[Block] = deque(maxlen=max_idle)
@@ -281,7 +295,8 @@ class BufferPool:
         return self._allocate(nbytes)
 
 
-def _map_memory(nbytes: int) -> mmap.mmap:
+def map_memory(nbytes: int) -> mmap.mmap:
+    """Map so many bytes of zeros, of this process alone; they go back to the system with the last array over them."""
     # Private, so that a forked process never writes into its parent's batches.
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError, ValueError):

@@ -20,6 +20,7 @@ from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts
 from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
+from colabstage.load.reading.kept import KeptImages
 from colabstage.load.reading.memory import check_memory, empty_array
 from colabstage.load.reading.part import SplitPart
 from colabstage.machine.mounts import require_answer
@@ -61,6 +62,7 @@ class SplitReader:
         target_dtype: of targets of one shape, in native byte order; `None` where `target_shape` is.
         target_bytes: length of one target in memory; 0 when there are none, `None` when each has its own.
         has_boxes: whether targets are boxes, any number of each row.
+        decodes_targets: whether targets are mask files that are decoded when they are read.
         has_free_targets: whether targets are texts, or values of any number in each row.
         whole_reason: why `read_crops` cannot read these inputs, `None` where it can: encoded images of 8 bits at
             their own sizes.
@@ -108,8 +110,17 @@ class SplitReader:
         # A single file says itself what is wrong with it.
         with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields)
         parts = tuple(
-            SplitPart(path, split, decode=decode, beside_bytes=beside, arrival=arrival, fields=fields, resizer=resizer)
-            for path, beside in with_split
+            SplitPart(
+                path,
+                split,
+                decode=decode,
+                beside_bytes=beside,
+                arrival=arrival,
+                fields=fields,
+                resizer=resizer,
+                number=number,
+            )
+            for number, (path, beside) in enumerate(with_split)
         )
         if len(paths) == 1:
             paths = (parts[0].path,)
@@ -123,6 +134,7 @@ class SplitReader:
         self.row_shape, self.row_dtype = one.row_shape, one.row_dtype
         self.target_shape, self.target_dtype, self.target_bytes = one.target_shape, one.target_dtype, one.target_bytes
         self.has_boxes, self.has_free_targets, self._has_targets = one.has_boxes, one.has_free_targets, one.has_targets
+        self.decodes_targets = one.decodes_targets
         self.whole_reason, self.crop_channels = one.whole_reason, one.crop_channels
         self.slow_mount = next((part.slow_mount for part in parts if part.slow_mount is not None), None)
         self.stored_bytes = sum(part.stored_bytes for part in parts)
@@ -347,6 +359,21 @@ class SplitReader:
         loaded = copy.copy(self)
         loaded._load()
         return loaded
+
+    def keep_images(self, most_bytes: int) -> KeptImages:
+        """Have images that are decoded from now on kept, in the memory that is returned, as long as somebody holds it.
+
+        Whoever asks while another one holds it shares that memory, and the larger of both budgets holds.
+        """
+        slots = [slot for part in self._parts for slot in part.slots]
+        kept = slots[0].kept
+        # What a forked child inherits is its parent's.
+        if kept is None or kept.pid != os.getpid():
+            kept = KeptImages(most_bytes, lambda: read_resources().free_memory_bytes)
+            for slot in slots:
+                slot.fill(kept)
+        kept.most_bytes = max(kept.most_bytes, most_bytes)
+        return kept
 
     def warm_up(self) -> Iterator[None]:
         """Load mapped inputs into the system's page cache, if most are not there yet and they fit.

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from colabstage.errors import DamagedPackError, DecodeError, PackFormatError
 from colabstage.h5.schema import BOXES
 from colabstage.h5.untrusted import HeapReferences, reading_contents
-from colabstage.images.decode import PixelRoom, Scratch, decode_image_into, decode_region, decode_sized, probe_image
+from colabstage.images.decode import (
+    PixelRoom,
+    Scratch,
+    WholeImage,
+    decode_image_into,
+    decode_region,
+    decode_sized,
+    decode_whole,
+    probe_image,
+    region_factor,
+)
 from colabstage.images.geometry import MaskOptions, fit_boxes
 from colabstage.images.masks import decode_mask
 from colabstage.images.resample import can_torch_resize, scale_by_torch
@@ -27,10 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from colabstage.images.geometry import ImageOptions
+    from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts
+    from colabstage.load.reading.kept import KeptImages, KeptSlot, Key
+
+# The form of images as `EncodedRows.read` returns them; those from which crops are cut have the factor in its place.
+_FINAL = -1
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
@@ -78,15 +92,20 @@ class EncodedRows:
         options: ImageOptions | MaskOptions,
         *,
         resizer: Resizer = "pillow",
+        slot: KeptSlot | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Take `label`, where the rows are, for messages. `read_bytes`: reads the file of one of `count` rows, as
         it was packed; from several threads at once. `options`: whether they are images or masks, and what is made of
-        them. `resizer`: what brings images to the size of the options; Pillow where torch cannot."""
+        them. `resizer`: what brings images to the size of the options; Pillow where torch cannot. `slot`: where
+        decoded images are kept, if anybody keeps them. `check`: makes sure that the file is still what was opened,
+        where `read_bytes` does that."""
         self._label = label
         self.read_bytes = read_bytes
         self._options = options
         resizes = not isinstance(options, MaskOptions) and options.size is not None
         self._resizer: Resizer = "torch" if resizer == "torch" and resizes and can_torch_resize() else "pillow"
+        self._slot, self._check = slot, check
         self._own = threading.local()
         self._room = PixelRoom()
         # Height and width of each row's image once its header was read, 0 before.
@@ -101,9 +120,19 @@ class EncodedRows:
             CancelledError: the pool was told to stop.
         """
         images: list[NDArray[Any]] = [np.empty(0)] * len(rows)
+        number, kept = self._find_kept()
 
         def decode(place: int) -> None:
             row = int(rows[place])
+            key = (number, row, _FINAL)
+            found = None if kept is None else kept.find(key)
+            if found is not None:
+                if out is None:
+                    # The caller may change it.
+                    images[place] = found.pixels.copy()
+                else:
+                    out[place] = found.pixels
+                return
             try:
                 if out is None:
                     images[place] = self._decode(row)
@@ -111,6 +140,8 @@ class EncodedRows:
                     self._decode_into(row, out[place])
             except DecodeError as error:
                 raise self._named(row, error) from error
+            if kept is not None:
+                kept.keep(key, images[place] if out is None else out[place])
 
         pool.each(len(rows), decode)
         return images if out is None else out
@@ -134,18 +165,53 @@ class EncodedRows:
             msg = f"{self._label} holds masks; only images are cropped when they are read."
             raise TypeError(msg)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
+        number, kept = self._find_kept()
         # At once: each number of an array, by itself, is an object of numpy's.
         numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
 
         def cut(place: int) -> None:
             row, scratch = numbers[place], self._scratch().decoded
+            factor = region_factor(parts[place], (height, width))
             try:
-                part = decode_region(self.read_bytes(row), mode, parts[place], (height, width), scratch=scratch)
+                whole = None if kept is None else self._whole(kept, (number, row, factor), mode)
+                if whole is None:
+                    part = decode_region(self.read_bytes(row), mode, parts[place], (height, width), scratch=scratch)
+                else:
+                    part = whole.cut(parts[place])
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
 
         pool.each(len(rows), cut)
+
+    def _whole(self, kept: KeptImages, key: Key, mode: ColorMode) -> WholeImage | None:
+        """Return the image that crops of the factor in `key` are cut from, kept from now on; `None` where it is not
+        to be kept, and no more needs to be decoded than a crop."""
+        number, row, factor = key
+        found = kept.find(key) or kept.find((number, row, 0))
+        if found is not None:
+            return WholeImage(found.pixels, *found.facts)
+        height, width = self._sizes[row].tolist()
+        # What a crop does not need is decoded only to be kept.
+        if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
+            return None
+        data = self.read_bytes(row)
+        with self._room.room_for(data):
+            whole = decode_whole(data, mode, factor, scratch=self._scratch().decoded)
+        if whole is not None:
+            kept.keep((number, row, whole.factor), whole.pixels, (whole.factor, whole.header))
+        return whole
+
+    def _find_kept(self) -> tuple[int, KeptImages | None]:
+        """Return where decoded images are kept, if anybody keeps any, and the number of this field there."""
+        kept = None if self._slot is None else self._slot.kept
+        if self._slot is None or kept is None:
+            return 0, None
+        kept.attend()
+        # Images that are kept are of the file that was opened, and reading would notice that it is another one.
+        if self._check is not None:
+            self._check()
+        return self._slot.number, kept
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
         """Return the lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are

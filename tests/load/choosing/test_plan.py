@@ -281,3 +281,47 @@ def test_ranks_decide_alike_whatever_each_has(
     assert len(orders) == 1
     if shuffle == "auto":
         assert orders == {("permutation", 0, 0)}
+
+
+FILES = replace(FACTS, encoded=True, row_bytes=500_000)
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "most_bytes", "said"),
+    [
+        (FILES, {}, 1_000_000_000, "kept, up to 500 MB of 8 GB free: from the second epoch on most images are not"),
+        (replace(FILES, rows=4000), {}, 1_000_000_000, "about 50% of the images are not decoded again"),
+        (replace(FILES, rows=4000, shard=Shard(0, 2)), {}, 500_000_000, "about 25%"),
+        (replace(FILES, rows=4000, epoch_rows=100), {}, 1_000_000_000, "most images"),
+        (
+            replace(FILES, rows=100_000),
+            {},
+            0,
+            "not kept, as all would take 50 GB, and 1 GB of the 8 GB free can be spared",
+        ),
+        (
+            replace(FILES, rows=100_000),
+            {"memory_budget": 3_000_000_000},
+            3_000_000_000,
+            "free, as asked: from the second",
+        ),
+        (FILES, {"memory_budget": 0}, 0, "not kept, as asked"),
+        (FILES, {"shuffle": "window"}, 0, "windows of the file take the memory"),
+        (replace(FILES, free_memory_bytes=64_000_000_000, rows=9000), {}, 2 * 1024**3, "about 48%"),
+        (replace(FACTS, decodes_targets=True, target_bytes=40_000), {}, 1_000_000_000, "up to 40 MB"),
+    ],
+)
+def test_decoded_images_are_kept_within_a_budget(
+    facts: LoaderFacts, asked: dict[str, Any], most_bytes: int, said: str
+) -> None:
+    """An eighth of the free memory, shared among ranks; none where it would hold too few; the plan says so."""
+    plan = choose_loader(facts, LoaderRequest(64, **asked))
+    assert plan.keep is not None
+    assert plan.keep.most_bytes == most_bytes
+    assert said in str(plan)
+
+
+def test_nothing_is_kept_where_nothing_is_decoded_again() -> None:
+    """Pixels are copied, and a device has all of them."""
+    assert choose_loader(FACTS, LoaderRequest(64)).keep is None
+    assert choose_loader(FILES, LoaderRequest(64, strategy="device")).keep is None

@@ -1,0 +1,379 @@
+"""Decoded images that are kept for later epochs: the same batches, bounded memory, handed back."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import multiprocessing
+import os
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.images.decode import decode_region, decode_whole, probe_image, region_factor
+from colabstage.load.augment import Compose, RandomFlip, RandomResizedCrop
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.load.reading import kept as kept_module
+from colabstage.load.reading.kept import KeptImages
+from colabstage.load.reading.rows import EncodedRows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.images.geometry import ColorMode
+
+COUNT = 14
+SIZES = [(60, 90), (90, 61), (75, 75), (41, 131), (300, 420)]
+CROPS = Compose([RandomResizedCrop(32, scale=(0.05, 1.0)), RandomFlip()])
+GIGABYTES = 8_000_000_000
+
+
+def image_file(number: int, kind: str = "JPEG", mode: str = "RGB", **options: Any) -> bytes:
+    """A picture with shapes and grain, of its own size for each number."""
+    height, width = SIZES[number % len(SIZES)]
+    rng = np.random.default_rng(number)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize((width, height))
+    pixels = np.asarray(coarse).astype(int) + rng.integers(-20, 20, (height, width, 3))
+    buffer = io.BytesIO()
+    Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).convert(mode).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def mixed_files() -> list[bytes]:
+    """Colour, grey, progressive, turned by EXIF, CMYK, PNG, and one with a strange byte in the middle."""
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    files = [image_file(number, subsampling=number % 3) for number in range(COUNT - 6)]
+    files += [image_file(8, mode="L"), image_file(9, progressive=True), image_file(4, exif=turned)]
+    files += [image_file(11, mode="CMYK"), image_file(12, "PNG")]
+    odd = bytearray(image_file(14))
+    odd[len(odd) * 2 // 3] ^= 0x55
+    return [*files, bytes(odd)]
+
+
+def write_pack(path: Path, files: list[bytes], *, masks: bool = False, **options: Any) -> Path:
+    """A file of images as files, with their numbers as targets, or masks as PNG."""
+    with h5py.File(path, "w") as file:
+
+        def put(name: str, contents: list[bytes]) -> h5py.Group:
+            group = file.create_group(name)
+            group["bytes"] = np.frombuffer(b"".join(contents), np.uint8)
+            group["offsets"] = np.cumsum([0, *map(len, contents)], dtype=np.int64)
+            return group
+
+        wanted = {"size": None, "color_mode": "rgb", "resize": "stretch"} | options
+        put("X_train", files).attrs["image_options"] = json.dumps(wanted)
+        if masks:
+            group = put("Y_train", [image_file(number, "PNG", "L") for number in range(len(files))])
+            group.attrs["mask_options"] = json.dumps({"size": wanted["size"], "resize": "stretch", "colors": None})
+        else:
+            file["Y_train"] = np.arange(len(files))
+    return path
+
+
+def batches_of(loader: Any, epochs: int = 3) -> list[Any]:
+    """All batches of several epochs, or the error that ended one."""
+    found: list[Any] = []
+    for _ in range(epochs):
+        try:
+            found += list(loader)
+        except DecodeError as error:
+            found.append(str(error))
+    return found
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Compare batches bit by bit."""
+    assert type(one) is type(other)
+    if isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            assert_same(first, second)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def memory_of(loader: Any) -> KeptImages:
+    """What a loader keeps."""
+    kept: KeptImages = loader._machine.source.kept
+    return kept
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "crops": ({}, {"batch_transform": CROPS}),
+    "grey crops": ({"color_mode": "grayscale"}, {"batch_transform": CROPS}),
+    "whole": ({}, {}),
+    "one size": ({"size": (40, 36)}, {}),
+    "grey, one size": ({"size": (40, 36), "color_mode": "grayscale", "resize": "crop"}, {}),
+    "masks": ({"size": (40, 36), "masks": True}, {}),
+    "masks of their own sizes": ({"masks": True}, {}),
+    "in memory": ({}, {"batch_transform": CROPS, "strategy": "memory"}),
+    "alone": ({}, {"batch_transform": CROPS, "num_workers": 0}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("budget", [None, 60_000, 1, "50MB"])
+def test_batches_are_the_same_whatever_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, budget: int | str | None
+) -> None:
+    """Of every kind of file, in several epochs, with room for all, for some, and for none."""
+    options, arguments = WAYS[way]
+    monkeypatch.setattr(kept_module, "_SLAB_BYTES", 40_000)
+    files = mixed_files()
+    path = write_pack(tmp_path / "a.h5", files[:-1] if "crops" not in way else files, **options)
+    usual = make_loader(dataset_h5(path), 4, seed=3, memory_budget=0, **arguments)
+    keeping = make_loader(dataset_h5(path), 4, seed=3, memory_budget=budget, **arguments)
+    assert_same(batches_of(keeping), batches_of(usual))
+    memory = memory_of(keeping)
+    assert memory.held_bytes <= memory.most_bytes
+    if budget in (None, "50MB"):
+        assert len(memory) >= COUNT - 1
+    assert "not kept, as asked" in str(usual.plan)
+    assert usual._machine.source.kept is None  # type: ignore[union-attr]
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_crops_of_the_whole_are_those_decoded_alone(data: st.DataObject) -> None:
+    """At every reduction, of every kind of file, at every place."""
+    content = data.draw(st.sampled_from(mixed_files()[:-1]))
+    modes: list[ColorMode] = ["rgb", "grayscale"]
+    mode = data.draw(st.sampled_from(modes))
+    height, width = decode_whole_size(content)
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    crop = (top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left)))
+    target = data.draw(st.tuples(st.integers(1, 64), st.integers(1, 64)))
+    whole = decode_whole(content, mode, region_factor(crop, target))
+    assert whole is not None
+    np.testing.assert_array_equal(whole.cut(crop), decode_region(content, mode, crop, target))
+
+
+def decode_whole_size(content: bytes) -> tuple[int, int]:
+    """Height and width of the upright image."""
+    facts = probe_image(content)
+    return facts.height, facts.width
+
+
+def test_later_epochs_decode_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a byte of the file is read for them."""
+    path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36), masks=True)
+    loader = make_loader(dataset_h5(path), 4)
+    first = list(loader)
+
+    def refuse(*_: Any) -> None:
+        msg = "decoded again"
+        raise AssertionError(msg)
+
+    monkeypatch.setattr(EncodedRows, "_decode_into", refuse)
+    monkeypatch.setattr(EncodedRows, "_decode", refuse)
+    assert sum(len(x) for x, _ in loader) == sum(len(x) for x, _ in first)
+
+
+def test_what_is_handed_out_may_be_changed(tmp_path: Path) -> None:
+    """Images of their own sizes are the caller's, in every epoch."""
+    path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], masks=True)
+    loader = make_loader(dataset_h5(path), 4, shuffle=False)
+    before = [[image.clone() for image in x] for x, _ in loader]
+    for x, y in loader:
+        for image, mask in zip(x, y, strict=True):
+            image.zero_()
+            mask.zero_()
+    for x, y in loader:
+        for image, mask in zip(x, y, strict=True):
+            image.zero_()
+            mask.zero_()
+    assert_same([list(x) for x, _ in loader], before)
+
+
+@pytest.mark.parametrize("way", ["crops", "one size"])
+def test_a_broken_file_is_the_same_error_in_every_epoch(tmp_path: Path, way: str) -> None:
+    """It names the row, whether the others are kept or not."""
+    options, arguments = WAYS[way]
+    files = mixed_files()[:-1]
+    files[5] = files[5][: len(files[5]) // 2]
+    path = write_pack(tmp_path / "a.h5", files, **options)
+    usual, keeping = (
+        make_loader(dataset_h5(path), 4, shuffle=False, memory_budget=budget, num_workers=1, **arguments)
+        for budget in (0, None)
+    )
+    found = batches_of(keeping)
+    assert_same(found, batches_of(usual))
+    assert sum("Row 5" in one for one in found if isinstance(one, str)) == 3
+
+
+def test_a_resumed_epoch_is_the_same(tmp_path: Path) -> None:
+    """From the middle of an epoch, with images of the first half kept, and from a new loader with none."""
+    path = write_pack(tmp_path / "a.h5", mixed_files())
+    usual = make_loader(dataset_h5(path), 4, batch_transform=CROPS, memory_budget=0)
+    wanted = batches_of(usual, 2)
+    loader = make_loader(dataset_h5(path), 4, batch_transform=CROPS)
+    taken = iter(loader)
+    found = [next(taken), next(taken)]
+    state = loader.state_dict()
+    for again in (loader, make_loader(dataset_h5(path), 4, batch_transform=CROPS)):
+        again.load_state_dict(state)
+        assert_same([*found, *again, *again], wanted)
+
+
+def test_loaders_over_one_dataset_share_what_is_kept(tmp_path: Path) -> None:
+    """Under the larger budget; and it stays as long as one of them does."""
+    dataset = dataset_h5(write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36)))
+    first = make_loader(dataset, 4, memory_budget="20MB")
+    second = make_loader(dataset, 3, seed=5, memory_budget="30MB")
+    wanted = batches_of(make_loader(dataset_h5(dataset.reader.path), 3, seed=5, memory_budget=0))
+    for _ in zip(first, second, strict=False):
+        pass
+    memory = memory_of(second)
+    assert memory is memory_of(first)
+    assert memory.most_bytes == 30_000_000
+    count = len(memory)
+    assert count
+    del first
+    gc.collect()
+    second.set_epoch(0)
+    assert_same(batches_of(second), wanted)
+    assert len(memory) >= count
+
+
+@pytest.mark.parametrize("how", ["loader", "close", "dataset"])
+def test_memory_goes_back(tmp_path: Path, how: str) -> None:
+    """With the loader, when it is closed, and when the dataset is."""
+    dataset = dataset_h5(write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36)))
+    loader = make_loader(dataset, 4)
+    list(loader)
+    slot = dataset.reader._parts[0].slots[0]
+    assert slot.kept is not None
+    assert len(slot.kept) == COUNT - 1
+    if how == "dataset":
+        dataset.close()
+        assert slot.kept.held_bytes == len(slot.kept) == 0
+    else:
+        loader.close()
+        if how == "loader":
+            del loader
+        gc.collect()
+        assert slot.kept is None
+
+
+def test_a_file_that_was_written_to_is_refused(tmp_path: Path) -> None:
+    """Also where all that is asked for is kept."""
+    path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36))
+    loader = make_loader(dataset_h5(path), 4)
+    list(loader)
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(b"more")
+    with pytest.raises(DamagedPackError, match="written to"):
+        list(loader)
+
+
+def _train(loader: Any, results: Any) -> None:
+    before = memory_of(loader)
+    count = len(before)
+    found = [x.numpy() for x, _ in loader]
+    results.put((found, len(before) == count, memory_of(loader) is not before))
+
+
+def test_a_forked_child_leaves_the_parents_alone(tmp_path: Path) -> None:
+    """It gets the same batches, and keeps what it decodes in memory of its own."""
+    path = write_pack(tmp_path / "a.h5", mixed_files()[:-1], size=(40, 36))
+    loader = make_loader(dataset_h5(path), 4, num_workers=0)
+    next(iter(loader))
+    loader.set_epoch(1)
+    wanted = [x.numpy() for x, _ in make_loader(dataset_h5(path), 4, memory_budget=0)]
+    context = multiprocessing.get_context("fork")
+    results: Any = context.Queue()
+    loader.set_epoch(0)
+    child = context.Process(target=_train, args=(loader, results))
+    child.start()
+    found, untouched, own = results.get(timeout=60)
+    child.join(60)
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(wanted))
+    assert untouched
+    assert own
+
+
+class _Machine:
+    """A computer whose free memory and time are said."""
+
+    free, now = GIGABYTES, 0.0
+
+    def kept(self, most_bytes: int) -> KeptImages:
+        return KeptImages(most_bytes, lambda: self.free, lambda: self.now)
+
+
+def image(number: int, nbytes: int = 1000) -> np.ndarray[Any, Any]:
+    return np.full(nbytes, number, np.uint8)
+
+
+@given(sizes=st.lists(st.integers(1, 5000), max_size=60), budget=st.integers(0, 60_000))
+@settings(deadline=None)
+def test_the_budget_is_never_exceeded(sizes: list[int], budget: int) -> None:
+    """Whatever comes, and what is found is what was kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_module, "_SLAB_BYTES", 16_384)
+        kept = _Machine().kept(budget)
+        for number, nbytes in enumerate(sizes):
+            kept.keep((0, number, 1), image(number, nbytes), number)
+            assert kept.held_bytes <= budget
+        for number, nbytes in enumerate(sizes):
+            found = kept.find((0, number, 1))
+            if found is not None:
+                assert found.facts == number
+                assert found.pixels.tolist() == [number] * nbytes
+
+
+def test_the_first_to_come_stays() -> None:
+    """And one that is too large does not keep smaller ones out."""
+    kept = _Machine().kept(10_000)
+    kept.keep((0, 0, 1), image(0, 9000))
+    kept.keep((0, 1, 1), image(1, 9000))
+    kept.keep((0, 2, 1), image(2, 900))
+    assert [kept.find((0, number, 1)) is not None for number in range(3)] == [True, False, True]
+    assert not kept.fits(5000)
+
+
+def test_memory_that_gets_short_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as is missing, in whole pieces; growing stops, and begins again when there is room."""
+    monkeypatch.setattr(kept_module, "_SLAB_BYTES", 4096)
+    machine = _Machine()
+    kept = machine.kept(40_960)
+    for number in range(8):
+        kept.keep((0, number, 1), image(number, 4096))
+    assert kept.held_bytes == 8 * 4096
+    machine.free, machine.now = 1_000_000_000 - 5000, 0.5
+    kept.attend()
+    assert len(kept) == 8, "looked at again too soon"
+    machine.now = 2.0
+    kept.attend()
+    assert (len(kept), kept.held_bytes) == (6, 6 * 4096)
+    kept.keep((0, 9, 1), image(9, 4096))
+    assert kept.find((0, 9, 1)) is None
+    assert not kept.fits(4096)
+    machine.free, machine.now = GIGABYTES, 4.0
+    assert kept.fits(4096)
+    kept.keep((0, 9, 1), image(9, 4096))
+    assert kept.find((0, 9, 1)) is not None
+
+
+def test_pictures_in_use_outlive_their_memory() -> None:
+    """A thread that copies an image while memory is given back reads what it found."""
+    kept = _Machine().kept(10_000)
+    kept.keep((0, 0, 1), image(7))
+    found = kept.find((0, 0, 1))
+    kept.release()
+    assert kept.find((0, 0, 1)) is None
+    assert found is not None
+    assert set(found.pixels.tolist()) == {7}
