@@ -413,18 +413,13 @@ def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
     # Where nothing can be written, room is no question; and a mount that does not answer would not answer this either.
     if here.fast_dir_problem is not None:
         return DiskFacts(None, None, cached, counted)
-    place, total = Path(here.fast_dir), None
+    place, free, total = Path(here.fast_dir), None, None
+    with contextlib.suppress(OSError):
+        free = free_space(place)
     with contextlib.suppress(OSError):
         facts = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
         total = facts.f_blocks * facts.f_frsize
-    return DiskFacts(_free(place), total, cached, counted)
-
-
-def _free(place: Path) -> int | None:
-    try:
-        return free_space(place)
-    except OSError:
-        return None
+    return DiskFacts(free, total, cached, counted)
 
 
 def _drive_cache(counting_s: float) -> tuple[int | None, bool]:

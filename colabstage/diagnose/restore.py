@@ -210,7 +210,8 @@ class _ReachedThings:
             self._stack.callback(_refill, part, dict(part))
             return [(f"{name}[{key!r}]", value) for key, value in part.items()] if len(part) <= _MOST_ITEMS else ()
         if isinstance(part, list):
-            self._stack.callback(_reset, part, list(part))
+            # What was added stays: it is what a step writes down of itself.
+            self._stack.callback(part.__setitem__, slice(len(part)), list(part))
         return _enumerated(name, part) if len(part) <= _MOST_ITEMS else ()
 
     def _function(self, function: types.FunctionType) -> Found:
@@ -282,11 +283,6 @@ def _refill(entries: dict[Any, Any], before: dict[Any, Any]) -> None:
     if entries.keys() != before.keys() or any(entries[key] is not value for key, value in before.items()):
         entries.clear()
         entries.update(before)
-
-
-def _reset(items: list[Any], before: list[Any]) -> None:
-    # What was added is what a step writes down of itself.
-    items[: len(before)] = before
 
 
 def _behind(name: str, part: Any) -> Found:

@@ -225,8 +225,9 @@ def train(
     done = Training()
     for number in range(epochs):
         epoch = Epoch()
-        start = time.perf_counter()
-        for x, y in _timed_batches(train_batches, epoch):
+        start = asked = time.perf_counter()
+        for x, y in train_batches:
+            epoch.waiting_s += time.perf_counter() - asked
             # Whatever had to be prepared before it counts: listing, or staging.
             if number == 0 and epoch.images == 0:
                 done.first_batch_s = time.perf_counter() - began
@@ -235,6 +236,7 @@ def train(
             optimizer.step()
             schedule.step()
             epoch.images += len(y)
+            asked = time.perf_counter()
         epoch.seconds = time.perf_counter() - start
         done.epochs.append(epoch)
         told(epoch)
@@ -243,15 +245,6 @@ def train(
     done.test_s = time.perf_counter() - start
     done.total_s = time.perf_counter() - began
     return done
-
-
-def _timed_batches(batches: Batches, epoch: Epoch) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches, adding the time each was waited for to the epoch."""
-    start = time.perf_counter()
-    for batch in batches:
-        epoch.waiting_s += time.perf_counter() - start
-        yield batch
-        start = time.perf_counter()
 
 
 @torch.no_grad()
