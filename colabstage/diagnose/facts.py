@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 StageName = Literal["read", "decode", "transform", "collate", "transfer", "step"]
 Kind = Literal["torch", "colabstage", "keras", "tf.data", "iterable"]
@@ -209,10 +209,36 @@ def arrays_of(batch: Any) -> Iterator[Any]:
 
 
 def batch_size_of(batch: Any) -> tuple[int, int]:
-    """Return the samples and bytes of a batch: the first axis of its first array, and all its arrays together."""
+    """Return the samples and bytes of a batch, of all its arrays together.
+
+    Samples are the first axis of its first array, unless its parts agree on another number: images of their own sizes
+    come in a list, beside as many targets.
+    """
     arrays = list(arrays_of(batch))
-    samples = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
-    return samples, sum(int(array.nbytes) for array in arrays)
+    usual = next((int(array.shape[0]) for array in arrays if len(array.shape)), 1)
+    agreed = _shared_counts(_parts_of(batch))
+    return usual if usual in agreed else max(agreed, default=usual), sum(int(array.nbytes) for array in arrays)
+
+
+def _parts_of(batch: Any) -> list[Any]:
+    if isinstance(batch, dict):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, list | tuple) else [batch]
+
+
+def _shared_counts(parts: Iterable[Any]) -> set[int]:
+    """Return the numbers of samples that each of the parts may have, of those that say anything about it."""
+    counts = [found for part in parts if (found := _counts_of(part))]
+    return set.intersection(*counts) if counts else set()
+
+
+def _counts_of(part: Any) -> set[int]:
+    if isinstance(part, dict | list | tuple):
+        # A list is one sample each, or several inputs of all samples.
+        own = set() if isinstance(part, dict) else {len(part)}
+        return own | _shared_counts(_parts_of(part))
+    shape: Any = getattr(part, "shape", ())
+    return {int(shape[0])} if len(shape) else set()
 
 
 def image_size_of(batch: Any) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from benchmarks._photographs import repeated_photographs, write_encoded
 from benchmarks.bottlenecks import PIPELINES, is_named
 from colabstage import ColabstageError, dataset_h5, make_loader, profile_loader
 from colabstage.diagnose.advice import judge
+from colabstage.diagnose.facts import batch_size_of
 from colabstage.diagnose.measure import _spans, _TimedBatches, measure
 from colabstage.diagnose.profile import profiled_loader
 from tests.clocks import ManualClock
@@ -238,6 +239,31 @@ def test_an_epochs_last_batch_stands_for_no_other(count: int) -> None:
     profile = profile_loader(DataLoader(Samples(read_s=0.002, count=count), 16), budget_s=0.5)
     assert profile.facts.setting.batch_samples == 16
     assert any("16)" in advice.argument for advice in profile.advice)
+
+
+IMAGES = tuple(np.zeros((300, width, 3), np.uint8) for width in (20, 30, 40, 50, 60))
+LABELS = np.zeros(5)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((np.zeros((5, 3, 8, 8)), LABELS), 5),
+        (([*IMAGES], LABELS), 5),
+        ((([*IMAGES], LABELS), LABELS), 5),
+        ((IMAGES, (1, 2, 3, 4, 5)), 5),
+        ((IMAGES, [{"boxes": np.zeros((count, 4))} for count in range(5)]), 5),
+        (((np.zeros((5, 8)), np.zeros((5, 9))), LABELS), 5),
+        (([np.zeros((5, 8)), np.zeros((5, 9))], [LABELS, LABELS]), 5),
+        ({"image": np.zeros((5, 8)), "name": ["a"] * 5}, 5),
+        (np.zeros((5, 8)), 5),
+        (np.zeros(()), 1),
+        ("text", 1),
+    ],
+)
+def test_samples_are_counted_in_any_batch(batch: Any, samples: int) -> None:
+    """Also where images of their own sizes come in a list, of which the first has a height and no samples."""
+    assert batch_size_of(batch)[0] == samples
 
 
 def test_stages_in_threads_are_those_of_one_batch_where_an_epoch_has_only_one(tmp_path: Path) -> None:
