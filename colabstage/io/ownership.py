@@ -32,6 +32,7 @@ from colabstage.errors import TargetExistsError
 from colabstage.io.workspace import (
     DEED,
     DRAFT,
+    FOREIGN_AGE_S,
     OLD,
     WAS,
     check_own,
@@ -101,9 +102,7 @@ def _facts_of(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def sweep_orphans(
-    folder: Path, *, name: str = "", prefix: str = "", foreign_age_s: float = 3600.0, empty: bool = False
-) -> list[Path]:
+def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
     """Remove what processes that are dead left in `folder`, as `sweep_temporaries`; return what was removed.
 
     Of several deeds of a folder that is there, the one that fits it best stays.
@@ -111,20 +110,20 @@ def sweep_orphans(
     Args:
         folder: where to look; it may be missing.
         name, prefix: as for `find_owned`.
-        foreign_age_s, empty: as for `sweep_temporaries`.
+        empty: as for `sweep_temporaries`.
     """
     owned = find_owned(folder, name=name, prefix=prefix)
-    removed = sweep_temporaries(owned, foreign_age_s=foreign_age_s, empty=empty)
+    removed = sweep_temporaries(owned, empty=empty)
     deeds: dict[Path, list[Path]] = {}
     for entry, target, _ in owned:
         if entry.suffix == DEED:
             deeds.setdefault(target, []).append(entry)
     for target, several in deeds.items():
-        removed += _sweep_deeds(target, several, foreign_age_s)
+        removed += _sweep_deeds(target, several)
     return removed
 
 
-def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[Path]:
+def _sweep_deeds(target: Path, deeds: list[Path]) -> list[Path]:
     """Remove those that dead owners announced and never put there, or that stand for what was replaced."""
     # A single one may be announced for what is about to be put there.
     if len(deeds) < 2 or look_at(target).kind != "folder":
@@ -139,7 +138,7 @@ def _sweep_deeds(target: Path, deeds: list[Path], foreign_age_s: float) -> list[
     for deed in deeds:
         _, owner = name_and_owner(deed) or ("", "")
         alive = owner_is_alive(owner)
-        if deed != best and (alive is False or (alive is None and time.time() - last_touched(deed) > foreign_age_s)):
+        if deed != best and (alive is False or (alive is None and time.time() - last_touched(deed) > FOREIGN_AGE_S)):
             remove_named(deed)
             removed.append(deed)
     return removed

@@ -46,6 +46,8 @@ _OWNED = (TEMP, OLD, WAS, DEED, DRAFT)
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
 # How long a rename by a process that cannot be asked may take before its work counts as given up.
 _FOREIGN_RENAME_S = 60.0
+# How long what an owner left whom nobody can look up, of another boot or container, has to rest until it goes.
+FOREIGN_AGE_S = 3600.0
 _counter = itertools.count()
 # 255 less the mark, the owner's token, the number and the suffix at their longest.
 _MAX_NAME_BYTES = 160
@@ -260,20 +262,18 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[
     ]
 
 
-def sweep_temporaries(
-    owned: Iterable[tuple[Path, Path, str]], *, foreign_age_s: float = 3600.0, empty: bool = False
-) -> list[Path]:
+def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = False) -> list[Path]:
     """Remove those of `find_owned` whose owners are dead, but no deeds; return what was removed.
 
     What made room for a successor that never came is put back. Leftovers of another boot or container, whose owner
-    cannot be looked up, go once nothing has touched them for `foreign_age_s` seconds. `empty`: as for `remove_own`.
+    cannot be looked up, go once nothing has touched them for an hour. `empty`: as for `remove_own`.
     """
     removed: list[Path] = []
     for entry, target, owner in owned:
         if entry.suffix == DEED:
             continue
         alive = owner_is_alive(owner) and not (entry.suffix == OLD and owner == owner_token())
-        if alive or (alive is None and time.time() - last_touched(entry) < foreign_age_s):
+        if alive or (alive is None and time.time() - last_touched(entry) < FOREIGN_AGE_S):
             continue
         if entry.suffix == WAS and (put_back(target) or not os.path.lexists(target)):
             continue

@@ -217,7 +217,6 @@ class ObjectTree(Tree):
     Args:
         url: such as `s3://bucket/train`.
         workers: how many folders are listed at once, where the service does not list all of them in one answer.
-        storage_options: for fsspec's file system, as for `open_object`.
         retry: how often an object is asked for again when the service fails in a transient way.
         clock: a test's own.
 
@@ -235,11 +234,10 @@ class ObjectTree(Tree):
         url: str,
         *,
         workers: int = 16,
-        storage_options: Mapping[str, Any] | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._store = ObjectStore(url, storage_options, clock=clock)
+        self._store = ObjectStore(url, clock=clock)
         self.label = self._store.label
         self._retry = retry
         self._clock = clock
@@ -462,7 +460,7 @@ def read_at_once(url: str) -> bytes | None:
         store.close()
 
 
-def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Literal["file", "folder"]:
+def object_kind(url: str) -> Literal["file", "folder"]:
     """Return whether an address is a file's or a folder's.
 
     Where a bucket has both, an address that ends in a slash is the folder's, and an empty object is its marker.
@@ -471,7 +469,7 @@ def object_kind(url: str, *, storage_options: Mapping[str, Any] | None = None) -
         OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as
             for `open_object`.
     """
-    store = ObjectStore(url, storage_options)
+    store = ObjectStore(url)
     try:
         info = store.info()
         if info.get("type") == "directory":
