@@ -109,9 +109,9 @@ def read_orientation(data: bytes, info: Mapping[Any, Any]) -> int:
         if kind == b"eXIf":
             exif = body
         elif body.startswith(_PNG_XMP + b"\0"):
-            xmp = _text_of(kind, body)
+            xmp = _chunk_text(kind, body)
         elif body.startswith(_RAW_PROFILE + b"\0"):
-            profile = _text_of(kind, body)
+            profile = _chunk_text(kind, body)
     if not exif:
         # As ImageMagick writes it: three lines of words, then digits.
         with suppress(ValueError):
@@ -134,7 +134,7 @@ def _chunks_behind_pixels(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         position += 12 + length
 
 
-def _text_of(kind: bytes, body: bytes) -> bytes:
+def _chunk_text(kind: bytes, body: bytes) -> bytes:
     """Return the text of a PNG's text chunk; empty where it is broken."""
     rest = body.partition(b"\0")[2]
     # Of the three kinds of text one is always packed and one may be.
