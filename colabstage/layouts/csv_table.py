@@ -63,6 +63,8 @@ NAME = "table"
 _IMAGES = FileKind(NAME, "images", IMAGE_EXTENSIONS)
 # A path, a label and a split explain themselves; of more columns without names nobody knows which is the label.
 _PLAIN_COLUMNS = 3
+# A cell may be a page of text.
+_CELL_SHOWN = 60
 # Enough for the column names of a wide table.
 _HEADER_BYTES = 64 * 1024
 # A table that names this many times fewer files than another does not compete with it.
@@ -341,6 +343,7 @@ class TableSearch:
             BrokenDatasetError: a table leads to files by two columns, and to different ones.
         """
         found = []
+        shown = ""
         lookups: dict[str, FileLookup] = {}
         for entry in tables:
             # It names the test images with one made-up label.
@@ -355,6 +358,13 @@ class TableSearch:
             # A fault is kept for later: it is of interest only where the table leads to the files and counts.
             rows, fault = read_some_rows(self.tree, entry)
             path = _path_column(entry.name, rows, lookup, self.kind.extensions)
+            if not shown and len(rows) > 1:
+                # Beside each other, 1.JPG and 1.jpg, or 7 and 00007.png, say what is wrong.
+                cells = listed([cell[:_CELL_SHOWN] for cell in rows[1][:_PLAIN_COLUMNS]])
+                shown = (
+                    f" The first row of '{entry.name}' is {cells}, and a file is called '{files.names[0]}'. Write "
+                    "paths as the files are called."
+                )
             if path is not None:
                 number, leads = path
                 # A first cell that leads to no file, or is called like a column of paths, is a header.
@@ -374,10 +384,10 @@ class TableSearch:
                 )
         if not found:
             names = listed([entry.name for entry in tables])
-            msg = (
-                f"None of the tables {names} has a column in which most rows lead to {self.kind.noun} of "
-                f"'{self.tree.label}'."
+            which = (
+                f"The table {names} has no column" if len(tables) == 1 else f"None of the tables {names} has a column"
             )
+            msg = f"{which} in which most rows lead to {self.kind.noun} of '{self.tree.label}'.{shown}"
             raise NearMissError(msg)
         return found
 

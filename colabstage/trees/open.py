@@ -372,7 +372,7 @@ def _what_is_in(folder: Path, wanted: str) -> str:
         return f"The folder '{folder}' is empty."
     # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
-    shown = close or sorted(name for name in names if not name.startswith("."))[:_NAMES_SHOWN]
+    shown = close or sorted(names, key=lambda name: (name.startswith("."), name))[:_NAMES_SHOWN]
     more = len(names) - len(shown)
     listed = ", ".join(f"'{name}'" for name in shown)
     return f"The folder '{folder}' holds {listed}{f' and {more:,} more' if more else ''}; no '{wanted}'."

@@ -213,6 +213,15 @@ def test_train_images_above_the_classes_are_splits(tmp_path: Path) -> None:
     assert (found.classes, found.splits) == (("cat", "dog"), ("train", "train", "val", "val"))
 
 
+@pytest.mark.parametrize("cell", ["0.JPG", "00000"])
+def test_paths_that_lead_nowhere_are_shown_beside_a_file(tmp_path: Path, cell: str) -> None:
+    """So that a person sees the difference, and how the path is written."""
+    with pytest.raises(
+        LayoutError, match=rf"The first row of 'labels\.csv' is '{cell}', 'cat', and a file is called 'images/0\.jpg'"
+    ):
+        _read(tmp_path, f"file,label\n{cell},cat\n{cell},dog\n")
+
+
 def test_archives_in_a_folder_are_told_of(tmp_path: Path) -> None:
     """With the path that works."""
     tree = _tree(tmp_path, "train.zip", "test.zip")
