@@ -481,15 +481,15 @@ def read_class_file(tree: Tree) -> ClassFile:
         base = posixpath.basename(entry.name).lower()
         # A plain list has a name in each line, and no keypoints.
         if base in _CLASS_LISTS:
-            lines = (line.strip() for line in _text_of(tree, entry).splitlines())
+            lines = (line.strip() for line in _read_class_text(tree, entry).splitlines())
             return ClassFile(tuple(line for line in lines if line))
-        found = parse_class_file(_text_of(tree, entry), entry.name)
+        found = parse_class_file(_read_class_text(tree, entry), entry.name)
         if found.names:
             return found
     return ClassFile(())
 
 
-def _text_of(tree: Tree, entry: FileEntry) -> str:
+def _read_class_text(tree: Tree, entry: FileEntry) -> str:
     data = read_with_retry(lambda: tree.read(entry), entry.name)
     return data.decode("utf-8-sig", "replace")
 
