@@ -143,7 +143,8 @@ class PackStream:
         )
 
     def begin(self, workspace: Path, place: Path, job: PackJob, order: NDArray[np.int64], journal: PackJournal) -> None:
-        """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed.
+        """Prepare to let readers in: the file has its final layout, and the rows that an earlier run packed. The source
+        starts now, unless it has: what is packed need not come again.
 
         Args:
             workspace: where the file is made.
@@ -167,6 +168,10 @@ class PackStream:
         self._order = PackingOrder(left, self._by_position)
         if self._turns is not None:
             self._order.sort(self._turns, self._first_positions())
+        assert self._source is not None
+        if journal.resumed:
+            self._prefer()
+        self._source.start()
         # Readers open it here and keep it open: renaming it to its place later changes nothing for them.
         data = workspace / "data.h5"
         plan = ArrivalPlan(
@@ -250,8 +255,12 @@ class PackStream:
         self._turns, self._first = turns, first
         if self._order is not None:
             self._order.sort(turns, self._first_positions())
-        if self._ranges and self._source is not None:
-            units = np.argsort(turns, kind="stable")
+        self._prefer()
+
+    def _prefer(self) -> None:
+        """Tell the source which byte ranges are needed, in order."""
+        if self._ranges and self._source is not None and self._turns is not None:
+            units = np.argsort(self._turns, kind="stable")
             if self._order is not None:
                 left = self._order.units_left()
                 # What is packed need not be fetched again; telling the source so frees its connections for the rest.

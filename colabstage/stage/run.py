@@ -28,7 +28,7 @@ from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orpha
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_bytes, format_count
-from colabstage.io.workspace import open_spool, put_back
+from colabstage.io.workspace import find_orphans, open_spool, put_back
 from colabstage.machine.mounts import run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
@@ -460,8 +460,10 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
                     stream = None if job is None else _stream_for(call, source, job)
             if large is not None and cache is not None:
                 return pack_into_cache(call, source, large, cache)
-            # With an executor only its workers read, so a copy in this process would be made for nothing.
-            if call.executor is None or request.wants_files:
+            # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
+            # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
+            continues = stream is not None and bool(find_orphans(request.pack_path))
+            if (call.executor is None or request.wants_files) and not continues:
                 source.start()
             files = _fetch_files(call, source, tree) if request.wants_files else None
             if job is not None:

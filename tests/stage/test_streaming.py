@@ -23,9 +23,12 @@ from colabstage.io.page import Board
 from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.stage.streaming import _UntilHandedOut
 from colabstage.trees.folder import FolderTree
 from tests.io.test_board import wait_until
+from tests.support.http_knobs import WebKnobs
+from tests.support.http_server import WebServer
 from tests.support.staged import contents
 
 if TYPE_CHECKING:
@@ -470,3 +473,34 @@ def test_the_interpreters_end_or_a_kill_costs_what_was_under_way(how: str, folde
     again.wait(progress=False)
     stage(FolderTree(folder, workers=1), tmp_path / "b")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_what_was_packed_before_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of an archive begins with what is left, and not before that is known: it would take the whole line."""
+    archive, noise = tmp_path / "data.zip", np.random.default_rng(0)
+    with zipfile.ZipFile(archive, "w") as file:
+        for number in range(300):
+            made = BytesIO()
+            Image.fromarray(noise.integers(0, 256, (128, 128, 3), np.uint8)).save(made, "PNG")
+            file.writestr(f"c{number // 150}/{number:03}.png", made.getvalue())
+    size, wanted = archive.stat().st_size, list[int]()
+    start = StreamingCopy.start
+
+    def begin(copy: StreamingCopy) -> None:
+        wanted.append(sum(end - begin for begin, end in copy._wanted))
+        start(copy)
+
+    monkeypatch.setattr(StreamingCopy, "start", begin)
+    with WebServer({"data.zip": archive}, knobs=WebKnobs(total_bytes_per_s=12e6)) as server:
+        data = stage(server.url("data.zip"), tmp_path / "a", streaming=True)
+        wait_until(lambda: data.ready.fraction > 0.5)
+        data.cancel()
+        assert 0.95 * size < wanted[0] <= size
+        wanted.clear()
+        again = stage(server.url("data.zip"), tmp_path / "a", streaming=True)
+        # Units whose samples are not all packed come as a whole.
+        assert 0 < wanted[0] < 0.6 * size
+        assert again.figures["kept"] > 0.4 * size
+        again.wait(progress=False)
+    stage(archive, tmp_path / "b")
+    assert next((tmp_path / "a").rglob("*.h5")).stat().st_size == next((tmp_path / "b").rglob("*.h5")).stat().st_size

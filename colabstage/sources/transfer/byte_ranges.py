@@ -3,7 +3,8 @@
 A request costs a round trip before its first byte, so each connection asks for a long byte range: as long as makes that
 cost small at the speed seen so far, and never more than an even share of what nobody has asked for yet. When all is
 asked for, whoever is free takes over the end of the range that would otherwise end last. Ranges are handed out
-from the front, so that who reads the file in order while it arrives is served.
+from the front, so that who reads the file in order while it arrives is served; or what is preferred first, and the rest
+once that has come.
 
 More connections hide round trips, and add up where each is slow by itself. Where it is the line that is slow, they
 share it: then all that is asked for comes late together, and what is wanted first does not come first.
@@ -105,6 +106,8 @@ class ByteRange:
     """When its first bytes came; `None` before."""
     moved_at: float | None = None
     """When its latest bytes came; `None` before the first."""
+    is_preferred: bool = False
+    """Whether somebody waits for them."""
 
     def __post_init__(self) -> None:
         self.position = max(self.position, self.begin)
@@ -200,10 +203,19 @@ class RangeScheduler:
         """Return a range for a connection that is free; `None` when there is nothing worth a request now."""
         if not self.has_room(now):
             return None
-        byte_range = self._cut_gap(now) if self._gaps else self._take_over(now)
+        byte_range = self._cut_gap(now) if self._gaps and not self._rests(now) else self._take_over(now)
         if byte_range is not None:
             self._active.append(byte_range)
         return byte_range
+
+    def _rests(self, now: float) -> bool:
+        """Tell whether what is left in gaps has to wait: it would share the line with the last of what is preferred.
+
+        After a kill that is most of the file, and of no use: what was made of it before is here.
+        """
+        if not any(one.is_preferred and now - one.heard_at <= self._silent_s for one in self._active):
+            return False
+        return self._preferred_gap() is None
 
     def advance(self, byte_range: ByteRange, position: int, now: float) -> None:
         """Note that the bytes of a range before `position` have come."""
@@ -267,7 +279,7 @@ class RangeScheduler:
         first, last = self._gaps[number]
         self._gaps[number : number + 1] = [rest for rest in ((first, begin), (cut, last)) if rest[0] < rest[1]]
         self._unasked -= cut - begin
-        return ByteRange(begin, cut, now)
+        return ByteRange(begin, cut, now, is_preferred=bool(self._wanted))
 
     def _join_neighbours(self, begin: int, end: int, most: int) -> int:
         """Return the end of what is asked for from `begin` on: `end`, or that of neighbours that are preferred soon."""
@@ -281,6 +293,10 @@ class RangeScheduler:
 
     def _next_gap(self) -> tuple[int, int, int]:
         """Return the number of the gap that is cut next, and the part of it that may be handed out."""
+        return self._preferred_gap() or (0, *self._gaps[0])
+
+    def _preferred_gap(self) -> tuple[int, int, int] | None:
+        """Return as `_next_gap`, of what is preferred; `None` where nobody has to ask for any of it."""
         while self._wanted:
             begin, end = self._wanted[0]
             # The first gap that ends behind where the range begins.
@@ -289,7 +305,7 @@ class RangeScheduler:
                 first, last = self._gaps[number]
                 return number, max(begin, first), min(end, last)
             self._wanted.popleft()
-        return 0, *self._gaps[0]
+        return None
 
     def _length(self) -> int:
         """Return the length of the next range: the same for a whole round, so that the last round ends all at once."""
@@ -318,7 +334,7 @@ class RangeScheduler:
             return None
         if not rate:
             self._silent_s *= 2
-        byte_range = ByteRange(cut, victim.end, now)
+        byte_range = ByteRange(cut, victim.end, now, is_preferred=victim.is_preferred)
         victim.end = cut
         if not victim.left:
             self._active.remove(victim)
