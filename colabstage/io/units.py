@@ -45,7 +45,8 @@ def parse_bytes(text: str | int, name: str = "") -> int:
     1500000000
 
     Raises:
-        OptionError: `text` is not a size, or less than nothing; the message says so of the argument called `name`.
+        OptionError: `text` is not a size, or less than nothing; of the argument called `name`, which the message names,
+            nothing at all is refused as well.
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -54,7 +55,12 @@ def parse_bytes(text: str | int, name: str = "") -> int:
         msg = f"{given} is not a size. Write a number with a unit, for example '500 MB' or '1.5GiB'."
         raise OptionError(msg)
     # A float would lose the last bytes of a petabyte.
-    return round(Fraction(match[1]) * factor)
+    count = round(Fraction(match[1]) * factor)
+    if name and not count:
+        # Elsewhere 0 stands for "no limit", and here for a division by it.
+        msg = f"{name}={text!r} leaves no room at all. Leave it out, or write a number with a unit, as '500 MB'."
+        raise OptionError(msg)
+    return count
 
 
 def format_duration(seconds: float) -> str:

@@ -332,13 +332,11 @@ def _build(
         finish = replace(finish, batch_transform=crop.rest)
     order, shard = schedule.order, schedule.shard
     shown = EpochSampler(order) if shard.world_size == 1 else RankSampler(order, shard)
-    identity = {
-        "seed": seed,
-        **order.identity(),
-        "batch_size": schedule.batch_size,
-        "samples": len(dataset),
-        "world_size": shard.world_size,
-    }
+    shared = {"batch_size": schedule.batch_size, "samples": len(dataset), "world_size": shard.world_size}
+    identity = {"seed": seed, **order.identity(), **shared}
+    # What orders the first epoch alone says nothing of a place in a later one: a state from there continues in a loader
+    # of the same pack that came in another way, or was here from the beginning.
+    later = {"seed": seed, **order.later.identity(), **shared} if isinstance(order, FirstEpochOrder) else identity
     has_processes = plan.strategy == "workers"
     loader = Loader(
         view,
@@ -351,7 +349,9 @@ def _build(
         persistent_workers=has_processes,
         multiprocessing_context=None if plan.start is None else plan.start.method,
     )
-    loader._machine = _Machine(plan, schedule, source, finish, place, shown, seed, identity, pinned, dataset.reader)
+    loader._machine = _Machine(
+        plan, schedule, source, finish, place, shown, seed, (identity, later), pinned, dataset.reader
+    )
     loader.plan = plan
     loader._done = loader._next = _EpochPlace(0, 0)
     return loader
@@ -391,8 +391,8 @@ class _Machine:
     """What the loader shows to frameworks."""
     seed: int
     """What random numbers depend on."""
-    identity: dict[str, int]
-    """What a loader must share that continues where this one was."""
+    identities: tuple[dict[str, int], dict[str, int]]
+    """What a loader must share that continues where this one was, in the first epoch and in a later one."""
     pinned: bool
     """Whether batches in host memory are put into pinned memory."""
     reader: SplitReader
@@ -581,7 +581,7 @@ class Loader(Iterated, _Base):
         """
         # Only the loop's end tells that nothing of the epoch is left to ask for.
         done = _EpochPlace(self._done.epoch + 1, 0) if self._done.ended else self._done
-        return {**self._identity(), "epoch": done.epoch, "batches_done": done.batches_done}
+        return {**self._identity(done.epoch), "epoch": done.epoch, "batches_done": done.batches_done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on exactly where `state_dict` was taken.
@@ -599,16 +599,18 @@ class Loader(Iterated, _Base):
             msg = f"The state is {given!r:.60}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
         shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
-        # Refused rather than resumed a little off: the samples left would be others.
-        for name, here in self._identity().items():
-            if state.get(name) != here and not (shared_alike and name in ("batch_size", "world_size")):
-                msg = f"This state has {name}={state.get(name)!r}, the loader has {here!r}; both must be the same."
-                raise OptionError(msg)
+        epoch = _whole_number("epoch", state.get("epoch"))
+        ours, theirs = self._identity(epoch), {name: state[name] for name in state if name not in _PLACE}
+        # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
+        # loader has not: its rows came in an order of which this one knows nothing.
+        for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
+            if theirs.get(name) != ours.get(name) and not (shared_alike and name in ("batch_size", "world_size")):
+                raise OptionError(_why_refused(name, theirs.get(name), ours.get(name), epoch))
         done = _whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
             msg = f"This state has batches_done={done}, but an epoch has {format_count(len(self), 'batches')}."
             raise OptionError(msg)
-        self._done = self._next = _EpochPlace(_whole_number("epoch", state.get("epoch")), done)
+        self._done = self._next = _EpochPlace(epoch, done)
         self._followed = None
 
     def close(self) -> None:
@@ -649,11 +651,11 @@ class Loader(Iterated, _Base):
     def _described(self) -> str:
         return "as another framework built it" if self._machine is None else str(self.plan)
 
-    def _identity(self) -> dict[str, int]:
+    def _identity(self, epoch: int) -> dict[str, int]:
         if self._machine is None:
             msg = "Another framework built this loader; it keeps its place itself, or not at all."
             raise OptionError(msg)
-        return self._machine.identity
+        return self._machine.identities[min(epoch, 1)]
 
 
 def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _EpochPlace, before: _EpochPlace) -> None:
@@ -663,6 +665,24 @@ def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _Epoc
         return
     owner._done = owner._followed = before
     owner._next = begun_at
+
+
+# What of a state is the place and not the order.
+_PLACE = ("epoch", "batches_done")
+# What an order by units, or by blocks, of a pack that is not all here consists of.
+_ARRIVING = ("unit_order", "units", "window_units", "together")
+
+
+def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
+    """Say in what a state of an epoch and a loader differ, and what to do."""
+    if name in _ARRIVING:
+        found = f"{name} is {theirs} there and {ours} here" if theirs and ours else f"only one of them has {name}"
+        return (
+            f"This state is from an epoch in another order than the loader's ({found}): of a pack that was still being "
+            "packed or copied, or of one that is read under a disk_limit=. Which samples are left is not known here. "
+            f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
+        )
+    return f"This state has {name}={theirs!r}, the loader has {ours!r}; both must be the same."
 
 
 def _whole_number(name: str, value: object) -> int:

@@ -26,6 +26,7 @@ from colabstage.errors import (
     ColabstageError,
     DecodeError,
     NotStagedError,
+    SourceChangedError,
     SourceNotFoundError,
     ended,
     error_from_json,
@@ -349,6 +350,9 @@ class RowMap:
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")
         kind, message = error_from_json(raw, NotStagedError)
+        if issubclass(kind, SourceChangedError):
+            # Of a folder that may be one file, of an archive it is all.
+            again = "Call stage_dataset with the same arguments again: it packs again what has changed."
         # The message of another library's error does not say what failed.
         what = message if raw[0] else f"Packing has ended: {message}"
         return kind(f"{ended(what)} {here}. {again}")

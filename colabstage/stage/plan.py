@@ -28,6 +28,7 @@ from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
+    beyond_limit,
     check_disk_limit,
     exceeds,
     make_request,
@@ -101,7 +102,7 @@ def plan_call(call: StageCall) -> StagePlan:
         record = None if request.refresh else find_record(request)
         problem = "it is not staged on this machine" if record is None else problem_here(call, source, record)[0]
         if problem is None:
-            reasons.append("It is complete and the source has not changed.")
+            reasons += ["It is complete and the source has not changed.", *beyond_limit(request)]
             info = read_info(request.pack_path) if request.wants_pack else None
             rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
             return planned("reuse", StageFigures(), rows, found_in(info))
@@ -151,7 +152,9 @@ def plan_call(call: StageCall) -> StagePlan:
             if job is not None and exceeds(request, figures) and request.disk_limit is not None:
                 if has_to_come(opened):
                     check_disk_limit(request, figures)
-                reason, count = plan_shards(request, tree, job, cache, request.disk_limit)
+                reason, count = plan_shards(
+                    request, tree, job, cache, request.disk_limit, whole_bytes=figures.peak_bytes
+                )
                 reasons.append(reason)
                 figures = replace(figures, pack_bytes=request.disk_limit, archive_bytes=0, mount_bytes=0)
             return planned("stage", figures, rows, found, count=count, in_part=count > 0)

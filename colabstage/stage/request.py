@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
 from colabstage.errors import NotEnoughSpaceError, OptionError
@@ -285,6 +286,21 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
     """Tell whether what staging takes here is more than the disk limit."""
     # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
+
+
+def beyond_limit(request: StageRequest) -> list[str]:
+    """Return a sentence where the pack that is here whole takes more than the disk limit; otherwise nothing."""
+    limit = request.disk_limit
+    # Used all the same: the space is taken, and an earlier call asked for all of it.
+    if limit is None or (size := request.pack_path.stat().st_size) <= limit:
+        return []
+    where = f"--only here --yes --local-dir {quote(str(request.folder.parent))}"
+    said = (
+        f"All {format_bytes(size)} of the pack are here already, which is more than disk_limit={format_bytes(limit)}, "
+        f"and are used as they are. Remove it here (colabstage cache purge {quote(request.name)} {where}) and call "
+        "again, and it is read in part."
+    )
+    return [said]
 
 
 def check_disk_limit(request: StageRequest, figures: StageFigures | None) -> None:

@@ -74,6 +74,7 @@ from colabstage.stage.report import StageFigures, StageReport, found_in
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
+    beyond_limit,
     check_disk_limit,
     check_for_streaming,
     check_for_workers,
@@ -289,6 +290,7 @@ def _reuse(call: StageCall, source: SourceOnce, cache: Cache) -> StagedDataset |
         report.note(f"Staging again: {problem}.")
         return None
     report.origin = "local"
+    report.note(*beyond_limit(request))
     found = record
     if request.wants_pack:
         published = record.published if record.seal else is_published(request, cache)
@@ -459,7 +461,7 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
                     # Before the source starts, so that its first bytes are those which the first epoch needs.
                     stream = None if job is None else _stream_for(call, source, job)
             if large is not None and cache is not None:
-                return pack_into_cache(call, source, large, cache)
+                return pack_into_cache(call, source, large, cache, whole_bytes=figures.peak_bytes)
             # With an executor only its workers read, so a copy in this process would be made for nothing. Where an
             # interrupted run has packed some of it, the stream knows soon what is left, and starts the source then.
             continues = stream is not None and bool(find_orphans(request.pack_path))

@@ -333,9 +333,12 @@ class BackgroundPack:
             staged = self._work(self._progress, self._stream, self._let_in)
             self._ended_s = SYSTEM_CLOCK.now()
         except BaseException as error:  # noqa: BLE001 - raised to whoever waits, and to readers
-            self._report.state = "stopped" if isinstance(error, CancelledError) else "failed"
+            stopped, again = isinstance(error, CancelledError), _said_again(error)
+            # The report outlives the cell that showed the error.
+            self._report.note(str(again) if stopped else f"It failed: {said_by(again)}")
+            self._report.state = "stopped" if stopped else "failed"
             self._stream.failed(error)
-            self._done.set_exception(_said_again(error))
+            self._done.set_exception(again)
         else:
             self._report.state = "done"
             self._done.set_result(staged)

@@ -70,6 +70,15 @@ def test_sizes_are_read_exactly(text: str | int, count: int) -> None:
     assert units.parse_bytes(text) == count
 
 
+@pytest.mark.parametrize("text", [0, "0 GB", "0.4"])
+def test_an_argument_that_leaves_no_room_is_refused(text: str | int) -> None:
+    """0 means "no limit" elsewhere, so it is told from that."""
+    with pytest.raises(
+        OptionError, match=rf"^disk_limit={re.escape(repr(text))} leaves no room at all\. Leave it out, or"
+    ):
+        units.parse_bytes(text, "disk_limit")
+
+
 @pytest.mark.parametrize("text", ["", "MB", "1 XB", "-1 MB", -1, "1e9", "1,5 GB", "1 2 MB", "0x10", True, "9" * 5000])
 def test_what_is_no_size_is_named(text: str | int) -> None:
     """The error quotes the text and shows how a size is written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import ChecksumMismatchError, DamagedPackError, DriveQuotaError, NotEnoughSpaceError
+from colabstage.io.units import parse_bytes
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.partial import PartialPack
@@ -436,6 +438,29 @@ def test_what_cannot_be_packed_in_shards_says_so_before_anything_is_written(
     check_rows(data, whole_pack(archive, tmp_path / "whole"))
     assert data.part is not None
     data.part.close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_limit_that_an_error_names_is_never_more_than_all_of_it_takes(
+    remote: bool, photos: Path, places: dict[str, Any]
+) -> None:
+    """Of a pack of a few blocks, shards would leave more here than it has; so it is to be made as one file."""
+    few = photos.parent / "few"
+    for number in range(6):
+        write_image(few / ("cat", "dog")[number % 2] / f"{number:04}.png", number)
+    archive = zipped(few, few.with_name("few.zip"))
+    with WebServer({"few.zip": archive}) as server:
+        source = server.url("few.zip") if remote else archive
+        peak = plan_stage(source, local_dir=places["local_dir"], cache_dir=places["cache_dir"]).figures.peak_bytes
+        with pytest.raises(NotEnoughSpaceError, match=r"disk_limit=1 kB is too little") as caught:
+            stage_dataset(source, disk_limit=1000, **places)
+        with pytest.raises(NotEnoughSpaceError, match=re.escape(str(caught.value))):
+            plan_stage(source, disk_limit=1000, local_dir=places["local_dir"], cache_dir=places["cache_dir"])
+        named = str(caught.value).partition("Give ")[2].partition(" or more")[0]
+        assert peak <= parse_bytes(named) <= 1.02 * peak
+        data = stage_dataset(source, disk_limit=named, **places)
+        assert data.part is None
+        assert len(data["train"]) == 6
 
 
 def test_a_set_in_the_cache_is_one_dataset_to_list_and_to_remove(archive: Path, places: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 import signal
@@ -18,7 +19,14 @@ import pytest
 from PIL import Image
 
 from colabstage import stage_dataset
-from colabstage.errors import CancelledError, LayoutError, OptionError, SourceAccessError, SourceReadError
+from colabstage.errors import (
+    CancelledError,
+    LayoutError,
+    OptionError,
+    SourceAccessError,
+    SourceChangedError,
+    SourceReadError,
+)
 from colabstage.io.page import Board
 from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
@@ -310,6 +318,37 @@ def test_a_place_in_an_epoch_is_taken_up_before_the_rows_are_there(gated: GatedT
     again.wait(progress=False)
 
 
+def test_a_place_in_a_later_epoch_is_taken_up_whichever_way_the_pack_came(
+    gated: GatedTree, folder: Path, tmp_path: Path
+) -> None:
+    """Only the first epoch has an order of its own. A place in that one is refused by loaders that do not know it, in
+    either direction: they would visit some samples twice, and others never."""
+    gated.gate.open()
+    data = stage(gated, tmp_path / "a", streaming=True)
+    loader = data.loader("train", BATCH)
+    batches = iter(loader)
+    next(batches)
+    first = loader.state_dict()
+    list(batches)
+    batches = iter(loader)
+    next(batches)
+    second = loader.state_dict()
+    rest = [values(x) for x, _ in batches]
+    data.wait(progress=False)
+    whole = {streaming: stage(folder, tmp_path / "b", streaming=streaming) for streaming in (False, True)}
+    for staged in whole.values():
+        other = staged.loader("train", BATCH)
+        with pytest.raises(OptionError, match=r"in another order .*loader\.set_epoch\(0\), or the next, .*\(1\)\."):
+            other.load_state_dict(first)
+        other.load_state_dict(second)
+        assert [values(x) for x, _ in other] == rest
+    shuffled = whole[False].loader("train", BATCH)
+    begun = iter(shuffled)
+    next(begun)
+    with pytest.raises(OptionError, match="in another order"):
+        loader.load_state_dict(shuffled.state_dict())
+
+
 def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next_call_goes_on(
     gated: GatedTree, tmp_path: Path
 ) -> None:
@@ -324,11 +363,33 @@ def test_a_source_that_fails_is_an_error_at_the_batch_that_needs_it_and_the_next
         data.wait(progress=False)
     with pytest.raises(SourceReadError, match=r"\d+ of 96 images are here"):
         data.loader("train", BATCH)
+    assert re.search(r"\(not there: staging failed at \d+ of 96 \(\d+%\)\)", str(data))
+    assert "It failed: the source stalls." in str(data.report)
     gated.gate.open()
     again = stage(gated, tmp_path / "a", streaming=True)
     assert again.ready.rows >= BATCH
     assert [values(x) for x, _ in again.loader("train", BATCH)][: len(seen)] == seen
     assert "were already in place" in str(again.wait(progress=False).report)
+
+
+def test_a_source_that_changes_is_not_said_to_be_continued(
+    gated: GatedTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was packed of its earlier state may be of no use to the next call."""
+    read, count = GatedTree.read, itertools.count()
+
+    def change(tree: GatedTree, entry: FileEntry) -> bytes:
+        if next(count) == FIRST:
+            msg = "the archive became another file"
+            raise SourceChangedError(msg)
+        return read(tree, entry)
+
+    monkeypatch.setattr(GatedTree, "read", change)
+    data = stage(gated, tmp_path / "a", streaming=True)
+    loader = data.loader("train", BATCH)
+    gated.gate.open()
+    with pytest.raises(SourceChangedError, match=r"another file\. .* again: it packs again what has changed\.$"):
+        list(loader)
 
 
 def test_an_access_that_ends_is_told_although_nothing_of_the_work_is_kept(

@@ -38,7 +38,8 @@ _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
 _ARGUMENT = re.compile(
     r"\b(?P<name>append_to|batch_size|budget_s|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
     r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|step|verify)="
-    r"(?P<value>True|None|'[\w:.%]+'|\"[\w:.%]+\"|\d+|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
+    r"(?P<value>True|None|'[-+\w:.%]+'|\"[-+\w:.%]+\"|[\d.]*\d(?: [kMGTP]?B\b)?"
+    r"|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
     r"|ImageSize\(height=\d+, width=\d+\)|…|(?=[\s.,;:]))"
 )
 _FLAGS = {
@@ -114,6 +115,8 @@ def in_shell_words(message: str) -> str:
         if value.startswith(("(", "ImageSize")):
             sides = re.findall(r"\d+", value)
             return f"{name} {'x'.join(sides) or 'HEIGHTxWIDTH'}"
+        # A size as reports write it: the shell would take its unit for another argument.
+        value = value.replace(" ", "")
         return f"{name} {value.strip(_QUOTES).lower() if value == 'None' else value.strip(_QUOTES)}"
 
     return _ARGUMENT.sub(option, _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message))

@@ -67,6 +67,10 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
         ),
         ("Give names, older_than_days=…, or everything=True.", "Give names, --older-than DAYS, or --all."),
         ("It has 3 GB; open it without disk_limit=.", "It has 3 GB; open it without --disk-limit."),
+        ("disk_limit='-5' is not a size", "--disk-limit -5 is not a size"),
+        ("disk_limit=1.5 GB is too little", "--disk-limit 1.5GB is too little"),
+        ("disk_limit=30 MB is too little", "--disk-limit 30MB is too little"),
+        ("shards=9 Bands", "--shards 9 Bands"),
         ("Copy it with fetch_files, or name it.", "Copy it with `colabstage fetch`, or name it."),
         (
             "Stage it: stage_dataset(path) copies it, with refresh=True.",
