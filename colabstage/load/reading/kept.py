@@ -165,7 +165,9 @@ class KeptImages:
         if spare_memory(self._free_memory()) < 2 * size:
             self._grows_at = now + _LOOK_S
             return False
-        self._slabs.append(_Slab(np.frombuffer(map_memory(size), np.uint8)))
+        # In small pages: on a virtual machine the first touch of huge ones took about three times as long, by which an
+        # image cost as much to keep as to decode; and what is read once in an epoch gains little from them.
+        self._slabs.append(_Slab(np.frombuffer(map_memory(size, huge_pages=False), np.uint8)))
         self._bytes += size
         return True
 

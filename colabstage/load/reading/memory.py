@@ -295,12 +295,13 @@ class BufferPool:
         return self._allocate(nbytes)
 
 
-def map_memory(nbytes: int) -> mmap.mmap:
+def map_memory(nbytes: int, *, huge_pages: bool = True) -> mmap.mmap:
     """Map so many bytes of zeros, of this process alone; they go back to the system with the last array over them."""
     # Private, so that a forked process never writes into its parent's batches.
     block = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError, ValueError):
-        block.madvise(mmap.MADV_HUGEPAGE)
+        if huge_pages:
+            block.madvise(mmap.MADV_HUGEPAGE)
     return block
 
 
