@@ -11,6 +11,7 @@ import numpy as np
 
 from colabstage.errors import NotStagedError
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, read_manifest
+from colabstage.h5.parts import check_files
 from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
@@ -285,12 +286,13 @@ def open_partial(
         step: told of the bytes that are fetched now.
 
     Raises:
-        OptionError: the limit is not a size, or an address does not name a file.
+        OptionError: the limit is not a size, or an address does not name a file, or what is given is neither.
         SourceNotFoundError: a file has no manifest, so nothing would tell a block that is wrong.
         NotEnoughSpaceError: the limit is too low; the message says what would do.
         NotSupportedHereError: the local disk cannot give back parts of a file.
         SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
+    check_files(files)
     limit = parse_bytes(disk_limit, "disk_limit")
     wanted_files = find_files(files)
     sources = [one.source for one in wanted_files]

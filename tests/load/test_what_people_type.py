@@ -133,6 +133,8 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("list(colabstage.to_keras(ds, 4, one_hot=1))", OptionError, "Write one_hot=2, or more"),
     ("train.load_state_dict(None)", OptionError, "expected what state_dict() of a loader returned"),
     ("colabstage.dataset_h5(h5py.File(data.path))", OptionError, "Of an open file pass its path: '/"),
+    ("colabstage.dataset_h5(h5py.File(data.path), disk_limit='1GB')", OptionError, "Of an open file pass its path: '/"),
+    ("colabstage.dataset_h5(None, disk_limit='1GB')", OptionError, "None is not a file's path"),
     ("colabstage.dataset_h5(None)", OptionError, "None is not a file's path"),
     ("colabstage.dataset_h5(bytes(data.path))", OptionError, "is not a file's path"),
     ("colabstage.to_keras([data.path, 3], 4)", OptionError, "3 is not a file's path"),
