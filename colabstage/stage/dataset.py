@@ -251,8 +251,9 @@ class StagedDataset:
         # While data arrives the file is under another name until its last byte is here.
         if self.path.exists():
             return format_bytes(self.path.stat().st_size)
-        if self.report.state in ("failed", "stopped"):
-            return f"not there: staging {'failed' if self.report.state == 'failed' else 'stopped'} at {self.ready}"
+        state = self.report.state if self.arriving is None else self.arriving.state
+        if state in ("failed", "stopped"):
+            return f"not there: staging {state} at {self.ready}"
         return f"not there yet: {self.ready} are here"
 
     def _repr_html_(self) -> str:

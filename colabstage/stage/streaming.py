@@ -193,6 +193,18 @@ class BackgroundPack:
         """Tell how many rows are packed."""
         return self.arrival.ready
 
+    @property
+    def state(self) -> str:
+        """Return how it stands, as `StageReport.state`."""
+        try:
+            # Readers know of a failure before the work has cleared up after it, which is when the report says so.
+            self.arrival.check()
+        except CancelledError:
+            return "stopped"
+        except Exception:  # noqa: BLE001 - whatever it is, loaders raise it
+            return "failed"
+        return self._report.state
+
     def wait_published(self, timeout_s: float) -> PublishReport[Any] | None:
         """Wait until everything is here and in the cache; as `StagedDataset.wait_published`."""
         # One time for both: what packing takes is not there for the upload.

@@ -390,6 +390,8 @@ def test_a_source_that_changes_is_not_said_to_be_continued(
     gated.gate.open()
     with pytest.raises(SourceChangedError, match=r"another file\. .* again: it packs again what has changed\.$"):
         list(loader)
+    # At once, and not only when the work has cleared up.
+    assert "not there: staging failed at" in str(data)
 
 
 def test_an_access_that_ends_is_told_although_nothing_of_the_work_is_kept(
