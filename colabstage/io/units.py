@@ -38,7 +38,7 @@ def format_bytes(count: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.3g} {unit}"
 
 
-def parse_bytes(text: str | int, name: str = "") -> int:
+def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -> int:
     """Read a size: a number of bytes, or a number with a decimal (kB, MB, …) or binary (KiB, MiB, …) unit.
 
     >>> parse_bytes("1.5 GB")
@@ -46,7 +46,7 @@ def parse_bytes(text: str | int, name: str = "") -> int:
 
     Raises:
         OptionError: `text` is not a size, or less than nothing; of the argument called `name`, which the message names,
-            nothing at all is refused as well.
+            nothing at all is refused as well, unless it means something (`may_be_zero`).
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -56,7 +56,7 @@ def parse_bytes(text: str | int, name: str = "") -> int:
         raise OptionError(msg)
     # A float would lose the last bytes of a petabyte.
     count = round(Fraction(match[1]) * factor)
-    if name and not count:
+    if name and not count and not may_be_zero:
         # Elsewhere 0 stands for "no limit", and here for a division by it.
         msg = f"{name}={text!r} leaves no room at all. Leave it out, or write a number with a unit, as '500 MB'."
         raise OptionError(msg)

@@ -144,7 +144,7 @@ def make_loader(
         asked.num_workers,
         "auto" if asked.prefetch_factor is None else asked.prefetch_factor,
         shuffle,
-        None if asked.memory_budget is None else parse_bytes(asked.memory_budget, "memory_budget"),
+        None if asked.memory_budget is None else parse_bytes(asked.memory_budget, "memory_budget", may_be_zero=True),
         isinstance(sampler, Sampler),
         asked.decode,
     )

@@ -77,6 +77,7 @@ def test_an_argument_that_leaves_no_room_is_refused(text: str | int) -> None:
         OptionError, match=rf"^disk_limit={re.escape(repr(text))} leaves no room at all\. Leave it out, or"
     ):
         units.parse_bytes(text, "disk_limit")
+    assert units.parse_bytes(text, "memory_budget", may_be_zero=True) == 0
 
 
 @pytest.mark.parametrize("text", ["", "MB", "1 XB", "-1 MB", -1, "1e9", "1,5 GB", "1 2 MB", "0x10", True, "9" * 5000])

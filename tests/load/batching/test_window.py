@@ -191,6 +191,7 @@ def test_reading_goes_on_while_nobody_asks_for_the_window_that_is_there(tmp_path
     ("changes", "message"),
     [
         ({"memory_budget": 1000}, "memory_budget=1 kB is too little"),
+        ({"memory_budget": 0}, "memory_budget=0 B is too little"),
         ({"memory_budget": "much"}, "'much' is not a size"),
         ({"sampler": [1, 2]}, "cannot go with sampler="),
         ({"shuffle": "blocks"}, "shuffle='blocks' is unknown"),
