@@ -130,7 +130,6 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
         OptionError,
         "does it lack a return?",
     ),
-    ("list(colabstage.to_keras(ds, 4, one_hot=1))", OptionError, "Write one_hot=2, or more"),
     ("train.load_state_dict(None)", OptionError, "expected what state_dict() of a loader returned"),
     ("colabstage.dataset_h5(h5py.File(data.path))", OptionError, "Of an open file pass its path: '/"),
     ("colabstage.dataset_h5(h5py.File(data.path), disk_limit='1GB')", OptionError, "Of an open file pass its path: '/"),

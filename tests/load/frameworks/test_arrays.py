@@ -201,6 +201,13 @@ def test_one_hot_by_the_files_classes(make_file: Callable[..., Any], labelled: C
         ArrayBatches(labelled(np.zeros(7, np.int64)), request(one_hot="auto"))
 
 
+def test_one_hot_of_too_few_classes_is_refused(labelled: Callable[..., Path]) -> None:
+    """A label beyond them would be a row of zeros, which no loss notices; the line to write is in the error."""
+    batches = ArrayBatches(labelled(np.arange(7)), request(one_hot=3))
+    with pytest.raises(OptionError, match="Write one_hot=7, or more"):
+        [batches.read(0, number) for number in range(len(batches))]
+
+
 def test_padded_boxes() -> None:
     """As many as the fullest row has, filled up with 0 and -1, with their numbers beside."""
     targets: list[dict[str, Any]] = [
