@@ -206,15 +206,12 @@ def info_of(file: Any, path: Path, fields: NamedFields | None = None) -> PackInf
     )
 
 
-def open_h5(path: Path) -> Any:
-    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
-
-    Returns:
-        An `h5py.File`; the caller closes it.
+def size_of_file(path: Path) -> int:
+    """Return the length in bytes of what should be a packed file.
 
     Raises:
-        SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
-        SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
+        SourceNotFoundError: there is no such file.
+        PackFormatError: it is a folder.
     """
     try:
         size = path.stat().st_size
@@ -225,6 +222,20 @@ def open_h5(path: Path) -> Any:
     if path.is_dir():
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
+    return size
+
+
+def open_h5(path: Path) -> Any:
+    """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
+
+    Returns:
+        An `h5py.File`; the caller closes it.
+
+    Raises:
+        SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
+        SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
+    """
+    size = size_of_file(path)
     try:
         # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)

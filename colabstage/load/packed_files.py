@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.h5.info import size_of_file
 from colabstage.h5.manifest import Manifest, manifest_path, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, find_parts
 from colabstage.io.redaction import show_address
 from colabstage.io.units import NAMES_SHOWN, format_names
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, parse_source
 from colabstage.sources.partial.plan import FileOfSet
-from colabstage.sources.remote_files import read_small_file
+from colabstage.sources.remote_files import read_small_file, remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,12 @@ def _find_shared(source: ShareSource) -> list[WantedFile]:
 
 
 def find_manifest(wanted: WantedFile) -> Manifest:
-    """Read the manifest of a packed file."""
+    """Read the manifest of a packed file.
+
+    Raises:
+        SourceNotFoundError: there is no such file, or no manifest beside it.
+        Exception: as the file's service answers.
+    """
     source, beside = wanted
     if isinstance(source, LocalSource):
         found, label = read_manifest(source.path), str(manifest_path(source.path))
@@ -127,12 +133,22 @@ def find_manifest(wanted: WantedFile) -> Manifest:
         label = beside.label
         found = parse_manifest(_read_json(beside), label)
     if found is None:
+        # Where the file is missing too, that is what is wrong: of a bucket or address it also says what is there.
+        _require_file(source)
         msg = (
             f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
             "came wrong. Publish both files together; packs that colabstage made have one beside them."
         )
         raise SourceNotFoundError(msg)
     return found
+
+
+def _require_file(source: SingleSource) -> None:
+    """Raise what is wrong with a packed file that cannot be opened."""
+    if isinstance(source, LocalSource):
+        size_of_file(source.path)
+    else:
+        remote_opener(source)().close()
 
 
 def _read_json(source: SingleSource) -> object:

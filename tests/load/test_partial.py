@@ -29,6 +29,7 @@ from colabstage.errors import (
     DamagedPackError,
     NotEnoughSpaceError,
     OptionError,
+    PackFormatError,
     SourceChangedError,
     SourceNotFoundError,
     SourceReadError,
@@ -498,6 +499,16 @@ def test_what_cannot_be_says_so_before_anything_comes(pack: Pack, tmp_path: Path
     bare.write_bytes(pack.path.read_bytes())
     with pytest.raises(SourceNotFoundError, match="is not there, or is incomplete"):
         dataset_h5(bare, disk_limit=LIMIT, local_dir=tmp_path)
+    # What is missing is named: the file, where that is not there either.
+    with pytest.raises(SourceNotFoundError, match=r"There is no file '.*none.h5'"):
+        dataset_h5(tmp_path / "none.h5", disk_limit=LIMIT, local_dir=tmp_path)
+    with pytest.raises(PackFormatError, match="is a folder; expected an HDF5 file"):
+        dataset_h5(tmp_path, disk_limit=LIMIT, local_dir=tmp_path)
+    with WebServer({"bare.h5": bare}) as server:
+        with pytest.raises(SourceNotFoundError, match=r"There is nothing at .*none.h5'.*404"):
+            dataset_h5(server.url("none.h5"), disk_limit=LIMIT, local_dir=tmp_path)
+        with pytest.raises(SourceNotFoundError, match=r"bare.h5.json' is not there"):
+            dataset_h5(server.url("bare.h5"), disk_limit=LIMIT, local_dir=tmp_path)
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
     with pytest.raises(OptionError, match=r'46 of them.*shuffle="auto"'):
         make_loader(dataset, 8, shuffle=True)

@@ -231,3 +231,15 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     dataset = dataset_h5(f"{CACHE}/{first.path.name}", disk_limit=LIMIT, local_dir=tmp_path / "part")
     assert len(dataset) == 20
     dataset.close()
+
+
+def test_a_pack_that_is_not_in_the_bucket_is_what_is_missing(s3: BucketService, tmp_path: Path) -> None:
+    """The error says whether the bucket, the file or its manifest is missing, and what is there."""
+    s3.put("packs/other.h5", b"no pack")
+    for address, said in {
+        "s3://data/packs/none.h5": r"nothing at 's3://data/packs/none.h5'.*In its folder are: other.h5",
+        "s3://nowhere/none.h5": "nothing at 's3://nowhere/none.h5'.*bucket does not exist",
+        "s3://data/packs/other.h5": "'s3://data/packs/other.h5.json' is not there, or is incomplete",
+    }.items():
+        with pytest.raises(SourceNotFoundError, match=said):
+            dataset_h5(address, disk_limit=LIMIT, local_dir=tmp_path)
