@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
+from colabstage.h5.schema import is_pack
 from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
 from colabstage.io.ownership import (
     among_others,
@@ -203,8 +204,55 @@ def claim_manifest(file: Path, manifest: Manifest) -> bool:
     return True
 
 
-def place_pack(file: Path, out: Path) -> None:
-    """Move a finished pack with its manifest to its place. None of the steps needs space."""
+def is_replaceable_pack(file: Path) -> bool:
+    """Tell whether a file in a dataset's own folder may make room: a pack as written, or one that lost its manifest.
+
+    A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+    """
+    if is_as_written(file):
+        return True
+    try:
+        found = file.lstat()
+        # Who is killed between two renames leaves a pack without a manifest.
+        return stat.S_ISREG(found.st_mode) and read_manifest(file) is None and is_pack(file)
+    except FileNotFoundError:
+        return True
+    except (NotADirectoryError, NewerFormatError):
+        return False
+
+
+def check_replaceable_pack(file: Path) -> None:
+    """Refuse to stage over a file that is not the pack that colabstage wrote there.
+
+    Raises:
+        TargetExistsError: it was changed, or is another file. Nothing has changed.
+    """
+
+    def check() -> None:
+        if os.path.lexists(file) and not is_replaceable_pack(file):
+            msg = (
+                f"'{file}' is where the pack goes, and is not as colabstage wrote it: it was written to since, or is "
+                "another file. Move it elsewhere, or delete it if it is of no use, then stage again."
+            )
+            raise TargetExistsError(msg)
+
+    among_others(check, file, manifest_path(file))
+
+
+def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
+    """Move a finished pack with its manifest to its place. None of the steps needs space.
+
+    Args:
+        file: the pack, in a workspace.
+        out: its place.
+        staged: whether that is in a dataset's own folder, where only a pack of ours makes room; elsewhere somebody said
+            that what is there is to be replaced.
+
+    Raises:
+        TargetExistsError: what is there is not ours to replace. Nothing has changed.
+    """
+    if staged:
+        check_replaceable_pack(out)
     # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
     replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
     if replaces is is_manifest:
@@ -216,7 +264,7 @@ def place_pack(file: Path, out: Path) -> None:
     else:
         # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
         remove_manifest(out)
-        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or in our own folder
+        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or seen to be ours
         put_file(manifest_path(file), manifest_path(out), replaces=replaces)
     sweep_pack_leftovers(out)
 

@@ -411,7 +411,7 @@ class _PackRun:
         write_manifest(file, manifest)
         # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
-        place_pack(file, self.out)
+        place_pack(file, self.out, staged=bool(self.key))
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

@@ -277,7 +277,7 @@ def place_joined(
         written_by=version("colabstage"),
     )
     write_manifest(joined, manifest)
-    place_pack(joined, out)
+    place_pack(joined, out, staged=bool(key))
     return manifest
 
 

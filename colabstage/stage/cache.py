@@ -22,7 +22,14 @@ from colabstage.errors import (
     SourceReadError,
 )
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import Manifest, manifest_path, read_manifest, remove_manifest, write_manifest
+from colabstage.h5.manifest import (
+    Manifest,
+    check_replaceable_pack,
+    manifest_path,
+    read_manifest,
+    remove_manifest,
+    write_manifest,
+)
 from colabstage.h5.parts import PartName, joined_info
 from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
@@ -243,12 +250,14 @@ def restore_pack(
     Raises:
         DamagedPackError, SourceReadError, SourceNotFoundError, DriveDisconnectedError: the cache cannot be used;
             nothing on the local disk has changed.
+        TargetExistsError: what is in the pack's place is not as colabstage wrote it.
         NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
     manifest, target = cached.manifest, request.pack_path
     size = manifest.size
     # From a bucket, too, many blocks at once come faster than one after the other.
     by_blocks = not isinstance(cached.files[0].path, Path) or (let_in is not None and not cached.in_shards)
+    check_replaceable_pack(target)
     make_folder(request.folder)
     try:
         with open_workspace(
@@ -299,8 +308,9 @@ def restore_pack(
             else:
                 # The old manifest is removed first: a kill at this point leaves a pack without one, which the next
                 # call takes up above.
+                check_replaceable_pack(target)  # again, because copying may have taken an hour
                 remove_manifest(target)
-                put_file(local[0], target, replaces=whatever_is_there)  # in the dataset's own folder
+                put_file(local[0], target, replaces=whatever_is_there)
                 # While readers still find the folder: those that come later look for the manifest.
                 write_manifest(target, manifest)
     except BaseException:

@@ -21,7 +21,7 @@ from colabstage.errors import (
     NotEnoughSpaceError,
 )
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import remove_manifest
+from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import RetryPolicy, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
@@ -183,8 +183,8 @@ def stage_dataset(
         ArchiveError: the archive is damaged, unsafe, or not an archive.
         LayoutError: the files form no dataset in any layout. DecodeError: an image cannot be decoded.
         NotEnoughSpaceError: it would not fit; raised before work begins, with figures.
-        TargetExistsError: the plain files to be replaced include one that colabstage did not write, or one that was
-            changed since.
+        TargetExistsError: the pack or the plain files to be replaced include a file that colabstage did not write, or
+            one that was changed since.
         TargetNotWritableError, OptionError: an argument cannot work.
 
     Whatever is raised, what was staged or cached before is unchanged.
@@ -412,11 +412,14 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
         The plain files, `None` when none were asked for; of what is too large for the disk limit the set of its shards.
 
     Raises:
-        TargetExistsError: there is something else in the place of the plain files, or one of them was changed.
+        TargetExistsError: there is something else in the place of the plain files or of the pack, or one of them was
+            changed.
         Exception: as `stage_dataset`; each form that existed before is unchanged.
     """
     request, report = call.request, call.report
     wants_pack = cache is not None and request.wants_pack
+    if wants_pack:
+        check_replaceable_pack(request.pack_path)
     make_folder(request.folder)
     try:
         if request.wants_files:
