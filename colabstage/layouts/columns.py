@@ -21,6 +21,7 @@ from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -164,6 +165,7 @@ _SEPARATORS = ("|", ";")
 # What programs write into a cell that holds nothing. "None" and "NA" may be words: a wall without damage, Namibia.
 _MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _CODE = re.compile(r"0\d+", re.ASCII)
 
 
@@ -379,8 +381,9 @@ def make_targets(
             `None` to find out.
 
     Raises:
-        LayoutError: several columns of words; a cell of a single column is empty; two spellings of one number; words
-            with blanks between them that may be one label or several.
+        LayoutError: several columns of words; whole numbers that would not stay apart, or are too large; a cell of a
+            single column is empty; two spellings of one number; words with blanks between them that may be one label or
+            several.
     """
     if len(columns) == 1:
         name, cells = next(iter(columns.items()))
@@ -401,6 +404,8 @@ def make_targets(
     # Several columns of 0 and 1 are labels that may hold at once, one column for each.
     if np.isin(table, (0, 1)).all():
         return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
+    for (name, cells), numbers in zip(columns.items(), table.T, strict=True):
+        check_kept_apart(name, numbers if _whole_cells(cells) is None else _exact(name, cells))
     return Values(np.ascontiguousarray(table.astype(np.float32))), ()
 
 
@@ -417,12 +422,53 @@ def _check_filled(name: str, cells: Sequence[str]) -> None:
 
 def _as_numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, cells)
+    if _whole_cells(cells) is not None:
+        whole = _exact(name, cells)
+        return Values(whole), class_numbers(whole)
     values = np.array([float(cell) for cell in cells], np.float64)
-    # From 2 ** 53 on a float skips whole numbers, so two labels could become one.
+    # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
     if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
+        check_kept_apart(name, values)
         return Values(values.astype(np.float32)), ()
     whole = values.astype(np.int64)
     return Values(whole), class_numbers(whole)
+
+
+def _whole_cells(cells: Sequence[str]) -> list[int] | None:
+    """Return the numbers of a column that has nothing but digits in its cells; `None` for any other."""
+    return list(map(int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
+
+
+def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
+    whole = _whole_cells(cells) or []
+    large = next((number for number in whole if not -(2**63) <= number < 2**63), None)
+    if large is not None:
+        msg = f"'{name}' has the label {large}, which no 64-bit number can be. Write such labels as words."
+        raise LayoutError(msg)
+    return np.array(whole, np.int64)
+
+
+def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
+    """Refuse whole numbers two of which float32, as numbers that are no classes are stored, would make one.
+
+    Args:
+        name: of the column, for the message.
+        numbers: int64 or float64 `(N,)`.
+
+    Raises:
+        LayoutError: there are two such; the message names them.
+    """
+    # Fractions are measurements, which nobody tells apart by their eighth digit.
+    whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite, and no labels
+        merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
+    if len(merged):
+        one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
+        msg = (
+            f"'{name}' has the numbers {one} and {other}, which would be one number in float32. Take it as the "
+            "only label, with digits alone in its cells, or write smaller numbers."
+        )
+        raise LayoutError(msg)
 
 
 def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:

@@ -149,6 +149,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
                 msg = f'{unread} Or give layout="{table.layout}", which does without it.'
                 raise MissingDependencyError(msg)
             evidence.check_spellings(table)
+            evidence.check_split_names(table)
             return table
     raise _nothing_fits(tree, declined)
 

@@ -87,6 +87,22 @@ def check_spellings(found: SampleTable) -> None:
             raise BrokenDatasetError(msg)
 
 
+def check_split_names(found: SampleTable) -> None:
+    """Refuse splits that are one part of the dataset, called in two ways: folders, cells of a column, names of files.
+
+    Raises:
+        BrokenDatasetError: two of val, valid and validation are there.
+    """
+    # dev beside one of them may be meant: some corpora have both.
+    several = sorted({"val", "valid", "validation"} & set(found.splits or ()))
+    if len(several) > 1:
+        msg = (
+            f"The {found.unit} are in the splits {listed(several)}, which look like one split called in two ways. Call "
+            f'it by one name; layout="{found.layout}" takes them for {len(several)} splits.'
+        )
+        raise BrokenDatasetError(msg)
+
+
 def _composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 

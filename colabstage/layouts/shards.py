@@ -18,6 +18,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
+from colabstage.layouts.columns import check_kept_apart
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.table import BrokenDatasetError, Values, class_indices, stamp_of
@@ -84,6 +85,8 @@ def make_labels(
             msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
             raise BrokenDatasetError(msg)
         return _whole_numbers(np.array(labels, np.int64), names or {})
+    if int in kinds:
+        check_kept_apart("label", np.array(labels, np.float64))
     return Labels(Values(np.array(labels, np.float32)), ())
 
 

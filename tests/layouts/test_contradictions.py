@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.csv_table import read_table
-from colabstage.layouts.detect import detect_layout
+from colabstage.layouts.detect import detect_layout, table_rows
 from colabstage.layouts.evidence import check_spellings
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries
@@ -229,3 +229,52 @@ def test_archives_in_a_folder_are_told_of(tmp_path: Path) -> None:
         EmptySourceError, match=f"not opened. Give one of them, or a list of them, as the source: '{tmp_path}/test.zip'"
     ):
         detect_layout(tree)
+
+
+def _column(name: str, *cells: str, beside: tuple[str, ...] = ()) -> str:
+    rows = [f"images/{number}.jpg,{cell}" for number, cell in enumerate(cells)]
+    rows = [f"{row},{other}" for row, other in zip(rows, beside, strict=True)] if beside else rows
+    return "\n".join([f"path,{name}", *rows]) + "\n"
+
+
+@pytest.mark.parametrize("base", [2**24, 2**53, 2**62])
+def test_whole_labels_stay_exact(tmp_path: Path, base: int) -> None:
+    """Two labels next to each other stay two, however large, and negative too."""
+    numbers = [base, base + 1, -base - 1, base + 2, base + 3, -(2**63)]
+    targets = _read(tmp_path, _column("label", *map(str, numbers))).targets
+    assert isinstance(targets, Values)
+    assert targets.values.dtype == np.int64
+    assert targets.values.tolist() == numbers
+
+
+def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:
+    """No 64-bit number, one of several columns, or written as floats: an error, and no float32 of both."""
+    with pytest.raises(LayoutError, match=f"has the label {2**63}, which no 64-bit number"):
+        _read(tmp_path, _column("label", *(str(2**63 - 1 + number % 2) for number in range(6))), "table")
+    ids = [str(2**24 + number) for number in range(6)]
+    merged = "has the numbers 16777216 and 16777217, which would be one number"
+    with pytest.raises(LayoutError, match=merged):
+        _read(tmp_path, _column("a,b", *ids, beside=("0.5",) * 6), table_rows(labels=["a", "b"]))
+    with pytest.raises(LayoutError, match="which would be one number in float32"):
+        _read(tmp_path, _column("label", *(f"{2**53 + 2 * number}.0" for number in range(6))), "table")
+
+
+def test_measurements_may_be_rounded(tmp_path: Path) -> None:
+    """Fractions, and whole numbers that stay apart, are float32 as ever."""
+    targets = _read(tmp_path, _column("label", "0.1", "1e20", "16777217", "3", "4", "5")).targets
+    assert isinstance(targets, Values)
+    assert targets.values.dtype == np.float32
+
+
+def test_one_split_called_in_two_ways_is_asked_about(tmp_path: Path) -> None:
+    """In a column and in folders; given a layout they are two, and one name in any case is one."""
+    cells = ("train", "train", "train", "train", "valid", "Validation")
+    text = _column("label,split", *"ababab", beside=cells)
+    with pytest.raises(BrokenDatasetError, match="in the splits 'valid', 'validation'"):
+        _read(tmp_path, text)
+    assert set(_read(tmp_path, text, "table").splits or ()) == {"train", "valid", "validation"}
+    same = text.replace("Validation", "VALID")
+    assert set(_read(tmp_path, same).splits or ()) == {"train", "valid"}
+    names = [f"{split}/{name}/{number}.jpg" for split in ("train", "val", "valid") for name in "ab" for number in "12"]
+    with pytest.raises(BrokenDatasetError, match="in the splits 'val', 'valid'"):
+        detect_layout(_tree(tmp_path / "folders", *names))
