@@ -194,7 +194,7 @@ def encode_jpeg(pixels: NDArray[Any], quality: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone."""
+    """What `decode_image(data, ImageOptions(color_mode="keep"))` would return, read from the header alone as a rule."""
 
     height: int
     """In pixels, orientation applied."""
@@ -206,6 +206,8 @@ class ImageFacts:
     """uint8, uint16 or float32."""
     format: str
     """Pillow's name of the format, for example `"JPEG"`."""
+    peak: int | None = None
+    """The largest value of pixels of 16 bits, where these were decoded to find it."""
 
 
 def decode_image(data: bytes, options: ImageOptions, *, scratch: bytearray | None = None) -> NDArray[Any]:

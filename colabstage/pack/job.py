@@ -29,9 +29,9 @@ from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.reading import read_each
-from colabstage.layouts.table import Arrays, Boxes, Masks, TreeFiles, UnreadBoxes, Values
+from colabstage.layouts.table import Arrays, Boxes, Images, Masks, TreeFiles, UnreadBoxes, Values
 from colabstage.machine.resources import release_freed_memory
-from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, knows_form, needs_facts, plan_pack
+from colabstage.pack.plan import PackPlan, SplitPlan, gains_by_torch, image_options, knows_form, needs_facts, plan_pack
 from colabstage.sources.opening import Opening, open_part
 from colabstage.sources.parse import LocalSource
 from colabstage.trees.ahead import SAMPLES, spread_over_folders, spread_within
@@ -206,6 +206,7 @@ def plan_job(
         table = prepared_table(table, options.prepare, options.image)
     if facts is None:
         facts = seen_facts(tree, table, options)
+    table = replace(table, notes=(*table.notes, *_notes_on_images(table, options, facts)))
     if has_torch is None:
         has_torch = gains_by_torch(table, options) and expects_torch()
     release_freed_memory()  # of listing and sorting, as planning takes some for each sample again
@@ -259,11 +260,47 @@ def _spread(source: SampleSource) -> list[int]:
 
 
 def _image_facts(content: Content) -> ImageFacts:
+    keep = ImageOptions(color_mode="keep")
     if isinstance(content, bytes):
-        return probe_image(content)
-    pixels = fit_pixels(content, ImageOptions(color_mode="keep"))
+        facts = probe_image(content)
+        # Headers say 16 bits also where a camera of 12 wrote them.
+        return facts if facts.dtype != np.uint16 else replace(facts, peak=_peak(decode_image(content, keep)))
+    pixels = fit_pixels(content, keep)
     height, width, channels = pixels.shape
-    return ImageFacts(height, width, channels, pixels.dtype, "array")
+    return ImageFacts(height, width, channels, pixels.dtype, "array", _peak(pixels))
+
+
+def _peak(pixels: NDArray[Any]) -> int | None:
+    return int(pixels.max()) if pixels.dtype == np.uint16 and pixels.size else None
+
+
+# Of as many of 16 bits the upper half has four at the most: 16 greys, all of them nearly black.
+_DARK_BITS = 12
+
+
+def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[ImageFacts]) -> list[str]:
+    """Return what may be said of images before any is packed: files of 0 bytes, and values that 8 bits would lose."""
+    notes = []
+    for what, part in (("images", table.inputs), ("masks", table.targets)):
+        # Of other sources a size of 0 may mean that it is not known.
+        if not isinstance(part, Images | Masks) or not isinstance(part.source, TreeFiles):
+            continue
+        empty = np.flatnonzero(part.source.sizes == 0)
+        if len(empty):
+            does = "stops at the first" if options.skip_share is None else "leaves such out"
+            notes.append(
+                f"{len(empty):,} of {len(part.source):,} {what} are files of 0 bytes, the first "
+                f"'{part.source.name(int(empty[0]))}'; packing {does}. Bring them again, or take them out"
+            )
+    peaks = [one.peak for one in facts if one.peak is not None]
+    bits = max(peaks, default=0).bit_length()
+    if peaks and bits <= _DARK_BITS and image_options(table, options).color_mode != "keep":
+        notes.append(
+            f"The images have 16 bits a pixel, but in those examined the largest value is {max(peaks):,}, which takes "
+            f"{bits}; 8 bits are made of the upper half, so they become nearly black. Pass color_mode='keep' to keep "
+            "their values, or scale them by prepare="
+        )
+    return notes
 
 
 def by_pillow(job: PackJob) -> PackJob:
