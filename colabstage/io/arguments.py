@@ -236,7 +236,7 @@ class StoppedCell(KeyboardInterrupt):
 def stops_with(
     sentence: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let a verb that is stopped in a notebook end in one sentence in place of a traceback."""
+    """Let a verb that is stopped say what is left: in a notebook in place of a traceback, in a script below it."""
 
     def decorate(verb: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(verb)
@@ -244,8 +244,12 @@ def stops_with(
             try:
                 return verb(*args, **kwargs)
             except KeyboardInterrupt as stop:
-                # Elsewhere the interpreter ends by it, with the exit code that shells know.
-                if _shell() is None or isinstance(stop, StoppedCell):
+                # Elsewhere the interpreter ends by it, with the exit code that shells know, and prints the note last.
+                if _shell() is None:
+                    if sentence not in getattr(stop, "__notes__", ()):  # one verb may call another
+                        stop.add_note(sentence)
+                    raise
+                if isinstance(stop, StoppedCell):
                     raise
                 msg = f"Stopped. {sentence}"
                 raise StoppedCell(msg) from stop

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -25,10 +29,12 @@ from colabstage.errors import (
     OptionError,
     SourceNotFoundError,
     SplitNotFoundError,
+    TargetExistsError,
     TargetNotWritableError,
     UnsafeArchiveError,
 )
 from colabstage.h5.manifest import manifest_path, read_manifest
+from colabstage.io.arguments import GOES_ON
 from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.io.workspace import leave_for_next, temp_beside
 from colabstage.stage.plan import plan_stage
@@ -184,6 +190,35 @@ def test_a_damaged_pack_is_made_again(photos: Path) -> None:
     assert again.report.origin == "source"
     assert "damaged" in " ".join(again.report.notes)
     assert again.path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+@pytest.mark.parametrize("change", ["another file", "another pack", "edited", "link", "without a manifest"])
+def test_what_somebody_put_over_a_pack_stays(photos: Path, tmp_path: Path, change: str, refresh: bool) -> None:
+    """Whatever they did to it, it is theirs now: an error names it, and nothing in the folder has changed."""
+    staged = stage(photos, cache_dir=tmp_path / "cache")
+    if change == "another file":
+        staged.path.write_bytes(b"weeks of work")
+    elif change == "another pack":
+        shutil.copyfile(stage(photos, image_size=(8, 8)).path, staged.path)
+    elif change == "link":
+        staged.path.rename(tmp_path / "elsewhere.h5")
+        (tmp_path / "elsewhere.h5").write_bytes(b"weeks of work")
+        staged.path.symlink_to(tmp_path / "elsewhere.h5")
+    elif change == "without a manifest":
+        staged.path.write_bytes(b"weeks of work")
+        manifest_path(staged.path).unlink()
+    else:
+        with h5py.File(staged.path, "r+") as file:
+            file["Y_train"][0] = 1 - file["Y_train"][0]
+    theirs = staged.path.read_bytes()
+    names = sorted(staged.path.parent.iterdir())
+    with pytest.raises(TargetExistsError, match=re.escape(f"'{staged.path}' is where the pack goes")):
+        stage(photos, cache_dir=tmp_path / "cache", refresh=refresh)
+    assert staged.path.read_bytes() == theirs
+    assert sorted(staged.path.parent.iterdir()) == names
+    staged.path.unlink()
+    assert stage(photos, cache_dir=tmp_path / "cache", refresh=refresh).splits == staged.splits
 
 
 def test_a_moved_pack_is_verified_once_and_sealed_again(photos: Path) -> None:
@@ -456,3 +491,41 @@ def test_names_that_are_no_utf8_are_kept_readable(photos: Path) -> None:
     staged = stage(photos)
     assert r"cat/gr\udcfcn.png" in rows_by_key(staged.path)
     assert stage(photos).report.origin == "local"
+
+
+_STOPPED = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from colabstage import stage_dataset
+
+seen = []
+
+def prepare(x: np.ndarray) -> np.ndarray:
+    seen.append(None)
+    if len(seen) == 250 and not Path("stopped").exists():
+        Path("stopped").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    return x
+
+if __name__ == "__main__":
+    data = stage_dataset("photos", local_dir="here", cache_dir=None, prepare=prepare, progress=False)
+    print(data.splits, "already in place" in str(data.report))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_script_ends_with_what_is_left(tmp_path: Path, make_images: MakeImages) -> None:
+    """The interpreter ends by the signal, the last line says that the next call continues, and it does."""
+    make_images(tmp_path / "photos", 300)
+    (tmp_path / "script.py").write_text(_STOPPED, encoding="utf-8")
+
+    def run_script() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "script.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+
+    stopped = run_script()
+    assert stopped.returncode == -signal.SIGINT, stopped.stderr
+    assert stopped.stderr.splitlines()[-2:] == ["KeyboardInterrupt", GOES_ON]
+    again = run_script()
+    assert (again.returncode, again.stdout.strip()) == (0, "{'train': 300} True"), again.stderr
