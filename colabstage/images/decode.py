@@ -34,7 +34,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, block_side, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import first_rows, is_jpeg, read_jpeg_header, read_orientation
+from colabstage.images.headers import comes_by_rows, first_rows, is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
 
 if TYPE_CHECKING:
@@ -616,19 +616,27 @@ def region_factor(crop: Crop, target: tuple[int, int]) -> int:
     return block_side(crop[2], crop[3], target)
 
 
+# Of a JPEG's rows. The last tenth takes less time to decode than one of ten later crops of the same image does; more
+# would make the epoch that keeps images so much slower that two epochs took longer than without.
+_NEARLY_ALL = 0.9
+
+
 def decode_whole(
-    data: bytes, color_mode: ColorMode, factor: int, *, scratch: bytearray | None = None
+    data: bytes, color_mode: ColorMode, crop: Crop, factor: int, *, scratch: bytearray | None = None
 ) -> WholeImage | None:
-    """Decode an image file so that any of its crops of this `region_factor` can be cut from it.
+    """Decode an image file so that any of its crops of this `region_factor` can be cut from it, if this one needs
+    nearly all of it anyway.
 
     Args:
         data: the whole file.
         color_mode: `"rgb"` or `"grayscale"`.
+        crop: as of `decode_region`.
         factor: of the crop.
         scratch: memory to decode into, as of `decode_region`; the result is over it.
 
     Returns:
-        `None` where what a crop shows depends on how far the file is decoded: the decoder warns of some of it.
+        `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
+        decoded: the decoder warns of some of it.
 
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image.
@@ -636,6 +644,9 @@ def decode_whole(
     header = read_jpeg_header(data) if is_jpeg(data) else None
     if header is None or not _is_plain(header):
         return WholeImage(decode_image(data, ImageOptions(color_mode=color_mode)), 0, None)
+    (_, last_row), _ = _reduced_crop(crop, factor, header)
+    if last_row * factor < _NEARLY_ALL * header.height and comes_by_rows(data, header):
+        return None
     size, gray = (header.height, header.width), color_mode == "grayscale"
     pixels = _turbo_pixels(data, size, factor, gray=gray, scratch=scratch)
     return None if pixels is None else WholeImage(pixels, factor, header)

@@ -246,14 +246,19 @@ def first_rows(data: bytes, header: JpegHeader, rows: int) -> bytearray | None:
         `None` where rows do not come one after the other (progressive files, several scans), or the file has no end:
         it is cut off, which nobody would notice any more, or other data follows it.
     """
-    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
-        return None
-    # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
-    if _first_scan_components(data, header.frame_at) != header.components:
+    if not comes_by_rows(data, header):
         return None
     short = bytearray(data)
     struct.pack_into(">H", short, header.frame_at + 1, rows)
     return short
+
+
+def comes_by_rows(data: bytes, header: JpegHeader) -> bool:
+    """Tell whether `first_rows` can shorten a file: its rows come one after the other, and it has its end."""
+    if header.frame not in _SEQUENTIAL_FRAMES or data[-2:] != END_BYTES:
+        return False
+    # Several scans have the first rows of each colour far apart, and a decoder would read on for them.
+    return _first_scan_components(data, header.frame_at) == header.components
 
 
 def _first_scan_components(data: bytes, frame_at: int) -> int:

@@ -346,10 +346,8 @@ def choose_keeping(facts: LoaderFacts, request: LoaderRequest, strategy: str, or
         why = f"as all would take {format_bytes(needed)}, and {size} of the {format_bytes(free)} free can be spared"
         return KeepChoice(0, f"{why}; memory_budget= gives them more")
     asked = "" if request.memory_budget is None else ", as asked"
-    part = "most images are" if most >= needed else f"about {most / needed:.0%} of the images are"
-    return KeepChoice(
-        most, f"up to {size} of {format_bytes(free)} free{asked}: from the second epoch on {part} not decoded again"
-    )
+    part = "most images" if most >= needed else f"about {most / needed:.0%} of the images"
+    return KeepChoice(most, f"up to {size} of {format_bytes(free)} free{asked}: later epochs skip decoding {part}")
 
 
 # Each group makes the threads take turns with Python's lock some ten times, which costs as much as copying these bytes:

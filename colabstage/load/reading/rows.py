@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from colabstage.images.decode import Crop
     from colabstage.images.geometry import ColorMode, ImageOptions
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
@@ -173,31 +174,32 @@ class EncodedRows:
             row, scratch = numbers[place], self._scratch().decoded
             factor = region_factor(parts[place], (height, width))
             try:
-                whole = None if kept is None else self._whole(kept, (number, row, factor), mode)
-                if whole is None:
-                    part = decode_region(self.read_bytes(row), mode, parts[place], (height, width), scratch=scratch)
+                found = None if kept is None else kept.find((number, row, factor)) or kept.find((number, row, 0))
+                if found is not None:
+                    part = WholeImage(found.pixels, *found.facts).cut(parts[place])
                 else:
-                    part = whole.cut(parts[place])
+                    data = self.read_bytes(row)
+                    whole = None
+                    if kept is not None:
+                        whole = self._keep_whole(kept, (number, row, factor), data, mode, parts[place])
+                    if whole is None:
+                        part = decode_region(data, mode, parts[place], (height, width), scratch=scratch)
+                    else:
+                        part = whole.cut(parts[place])
             except DecodeError as error:
                 raise self._named(row, error) from error
             resize_into(part, out[place])
 
         pool.each(len(rows), cut)
 
-    def _whole(self, kept: KeptImages, key: Key, mode: ColorMode) -> WholeImage | None:
-        """Return the image that crops of the factor in `key` are cut from, kept from now on; `None` where it is not
-        to be kept, and no more needs to be decoded than a crop."""
+    def _keep_whole(self, kept: KeptImages, key: Key, data: bytes, mode: ColorMode, crop: Crop) -> WholeImage | None:
+        """Decode all of an image and keep it for crops of the factor in `key`; `None` where it is not to be kept."""
         number, row, factor = key
-        found = kept.find(key) or kept.find((number, row, 0))
-        if found is not None:
-            return WholeImage(found.pixels, *found.facts)
         height, width = self._sizes[row].tolist()
-        # What a crop does not need is decoded only to be kept.
         if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
             return None
-        data = self.read_bytes(row)
         with self._room.room_for(data):
-            whole = decode_whole(data, mode, factor, scratch=self._scratch().decoded)
+            whole = decode_whole(data, mode, crop, factor, scratch=self._scratch().decoded)
         if whole is not None:
             kept.keep((number, row, whole.factor), whole.pixels, (whole.factor, whole.header))
         return whole
