@@ -312,6 +312,30 @@ def test_who_asks_again_is_not_failed_by_what_was_under_way(pack: Pack, tmp_path
     file.close()
 
 
+def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_disk: Path) -> None:
+    """At once, by its type, with what is here; once there is room, the epoch goes on, also after an older failure."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
+    loader, filler = make_loader(dataset, 50, seed=7), small_disk / "filler"
+    rows: list[int] = []
+
+    def train() -> None:
+        for number, (_, index) in enumerate(loader):
+            rows.extend(index.tolist())
+            if number == 5:
+                with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):  # noqa: PT012
+                    while True:
+                        file.write(bytes(4096))
+
+    for _ in range(2):
+        with pytest.raises(NotEnoughSpaceError, match=r"full(.|\n)*blocks .* are here"):
+            train()
+        filler.unlink()
+        loader.load_state_dict(loader.state_dict())
+    rows += chain.from_iterable(index.tolist() for _, index in loader)
+    assert sorted(rows) == list(range(ROWS))
+    part_of(dataset).close()
+
+
 class Held:
     """A file that gives nothing until so many blocks are asked for at once; then it gives each, and counts them."""
 

@@ -361,7 +361,7 @@ class Fetcher:
         return True
 
     def _fetch(self, block: int) -> None:
-        part, began = self._part, time.monotonic()
+        part, began, waits = self._part, time.monotonic(), False
         try:
             if part.state[block] == UNPROVED:
                 with self._writing:
@@ -372,7 +372,7 @@ class Fetcher:
             with self._writing:
                 if self._stop.is_set():
                     return
-                if block in self._roomless:
+                if waits := block in self._roomless:
                     self._landed[block] = data
                     return
                 part.put(block, data)
@@ -382,7 +382,8 @@ class Fetcher:
                 if not self._stop.is_set():
                     self._fail(block, error, began)
         finally:
-            if block not in self._landed:
+            # What waits for room may have got it by now, have been let go, and be asked for again.
+            if not waits:
                 self._forget(block)
             self._wake.set()
 
@@ -468,9 +469,11 @@ class Fetcher:
     def _fail(self, block: int, error: BaseException, began: float) -> None:
         part = self._part
         self._rest[block] = time.monotonic() + _REST_S
+        # A full disk has no room for the reason either: whoever reads it sees that it is of another time.
         with contextlib.suppress(OSError):
             write_json(_failure_path(self._folder, block), [error_to_json(error), began])
         # In this order: whoever waits asks no more once it has seen the failure.
+        part.failed_at[block] = began
         part.wanted[block] = 0
         part.failures[block] += 1
 
@@ -520,12 +523,11 @@ def _let_go_after_fork(fetcher: weakref.ref[Fetcher]) -> None:
         one._lock = -1
 
 
-def read_failure(folder: Path, block: int) -> tuple[object, float]:
-    """Return why a block could not be fetched, as `error_to_json` wrote it, and when that try began (monotonic)."""
+def read_failure(folder: Path, block: int, began: float) -> object:
+    """Return why the try that began then (monotonic) could not fetch a block, as `error_to_json` wrote it; `None` where
+    it could not be written."""
     raw = read_json(_failure_path(folder, block))
-    if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[1], float):
-        return None, time.monotonic()
-    return raw[0], raw[1]
+    return raw[0] if isinstance(raw, list) and len(raw) == 2 and raw[1] == began else None
 
 
 def _failure_path(folder: Path, block: int) -> Path:

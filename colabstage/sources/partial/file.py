@@ -390,11 +390,18 @@ class BlockwiseFile:
         failed = blocks[now != failures].tolist()
         failures[:] = now
         # Who asks again is not failed by what was still under way when the failure before was told.
-        return next((block for block in failed if read_failure(self._folder, block)[1] >= self._failure_told_at), None)
+        return next((block for block in failed if self._part.failed_at[block] >= self._failure_told_at), None)
 
     def _failure(self, block: int) -> Exception:
         self._failure_told_at = time.monotonic()
-        kind, words = error_from_json(read_failure(self._folder, block)[0], SourceReadError)
+        raw = read_failure(self._folder, block, float(self._part.failed_at[block]))
+        if raw is None:
+            words = (
+                f"The disk of '{self._folder}' is full, or cannot be written to any more: not even the reason for the "
+                "failure could. Free some space there"
+            )
+            return self._with_what_is_here(NotEnoughSpaceError(words))
+        kind, words = error_from_json(raw, SourceReadError)
         return self._with_what_is_here(kind(words))
 
     def _with_what_is_here(self, error: Exception) -> Exception:

@@ -153,7 +153,8 @@ def _set(handle: int, start: int, stop: int, kind: int, *, wait: bool = False) -
 # What the table says of a block. Of one with edges only, the bytes of rows that reach over its ends are here.
 MISSING, WHOLE, EDGES, UNPROVED = 0, 1, 2, 3
 PAGE_BYTES = 4096
-# Of the table: eight bytes name the boot, then come the counters, then of each block two lengths and four bytes.
+# Of the table: eight bytes name the boot, then come the counters, then of each block two lengths and four bytes, and a
+# moment.
 _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
 # The third number is free: an earlier version counted something there.
@@ -189,7 +190,8 @@ class LocalPart:
     There is no `close`: its handles go with it. A thread that writes late must not find another file behind a number.
 
     `paths`: the sparse files. Of each block, `state`: what the table says of it; `wanted`: 1 if somebody waits for it;
-    `failures`: how often it could not be fetched; `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
+    `failures`: how often it could not be fetched; `failed_at`: when the latest try that failed had begun (monotonic);
+    `kept`: 1 if it is never let go; `edges`: what stays of it otherwise.
     `counters`: bytes `FETCHED` and `EVICTED` by everybody; `CAPACITY`: how many blocks may be here beside
     those that are kept, 0 before that is known.
     """
@@ -221,13 +223,15 @@ class LocalPart:
                 if here < one.manifest.size:
                     # The last byte alone gives it its length; blocks come before.
                     os.pwrite(handle, b"\0", one.manifest.size - 1)
-            self._map = _map_table(folder / TABLE, _HEAD_BYTES + 20 * count)
+            self._map = _map_table(folder / TABLE, _HEAD_BYTES + 28 * count)
             self.pins = Pins(folder / "readers")
         self.counters = np.frombuffer(self._map, np.int64, _COUNTERS, _WORLD_BYTES)
         lengths = np.frombuffer(self._map, np.int64, 2 * count, _HEAD_BYTES)
         self.edges = Edges(lengths[:count], lengths[count:])
         columns = np.frombuffer(self._map, np.uint8, 4 * count, _HEAD_BYTES + 16 * count).reshape(4, count)
         self.state, self.wanted, self.kept, self.failures = columns
+        # Behind the rest, where an earlier version had nothing.
+        self.failed_at = np.frombuffer(self._map, np.float64, count, _HEAD_BYTES + 20 * count)
 
     def settle(self, kept: NDArray[np.bool_], edges: Edges, capacity: int) -> None:
         """Note what stays here, and how many other blocks may be."""
