@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.images.decode import decode_region, decode_whole, probe_image, region_factor
+from colabstage.images.decode import probe_image
+from colabstage.images.region import decode_region, decode_whole, region_factor
 from colabstage.load.augment import Compose, RandomFlip, RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader

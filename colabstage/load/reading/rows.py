@@ -21,24 +21,21 @@ from colabstage.h5.untrusted import HeapReferences, reading_contents
 from colabstage.images.decode import (
     PixelRoom,
     Scratch,
-    WholeImage,
     decode_image_into,
-    decode_region,
     decode_sized,
-    decode_whole,
     probe_image,
-    region_factor,
 )
 from colabstage.images.geometry import MaskOptions, fit_boxes
 from colabstage.images.masks import decode_mask
+from colabstage.images.region import WholeImage, decode_region, decode_whole, region_factor
 from colabstage.images.resample import can_torch_resize, scale_by_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from colabstage.images.decode import Crop
     from colabstage.images.geometry import ColorMode, ImageOptions
+    from colabstage.images.region import Crop
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts

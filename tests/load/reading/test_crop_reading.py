@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.images.decode import decode_region
+from colabstage.images.region import decode_region
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import CROP_DRAWS, resized_crops
