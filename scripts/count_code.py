@@ -1,7 +1,8 @@
 """Count the code: its modules, what they hold, and how many of them a newcomer meets on two walks through it.
 
 `count_code.py` counts colabstage, and each of its packages; `count_code.py PATH` counts another package, for
-comparison. It prints and judges nothing: a number is a reason to look, not a limit.
+comparison. It prints and judges nothing: a number is a reason to look, not a limit. Of colabstage it also prints what
+people notice of its size before they use it: the wheel that is downloaded, and the import.
 
 The walks are traced while they happen. Each function counts when it is entered for the first time, because that is when
 a reader meets it; coming back to a module that was read before, for another function of it, is a return. What modules
@@ -14,6 +15,7 @@ import ast
 import inspect
 import io
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 SHORT_LINES = 60
+_BUILD_S, _IMPORT_S, _TRIES = 120.0, 30.0, 5
 # What of a class, or of its bases and decorators, makes it a record or a seam and no behaviour.
 _RECORDS = {"dataclass", "NamedTuple", "Protocol"}
 # Imperatives that docstrings begin with. A list and no dictionary: most of what is no verb is "A …", "The …", "What …".
@@ -303,6 +306,26 @@ def two_walks(folder: Path) -> dict[str, Walk]:
     return {"stage_dataset on a zip": staging, "make_loader to its first batch": loading}
 
 
+def wheel_bytes(folder: Path) -> int:
+    """Build colabstage's wheel in a folder, and return its length in bytes."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, timeout=_BUILD_S)
+    (wheel,) = folder.glob("colabstage-*.whl")
+    return wheel.stat().st_size
+
+
+def import_s() -> float:
+    """Return how many seconds `import colabstage` takes in a process of its own: the least of some tries."""
+    # The least, because whatever else the machine does can only add to it.
+    code = "import time; began = time.perf_counter(); import colabstage; print(time.perf_counter() - began)"
+    command = [sys.executable, "-c", code]
+    tries = (
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_IMPORT_S, cwd=ROOT)
+        for _ in range(_TRIES)
+    )
+    return min(float(one.stdout) for one in tries)
+
+
 def _write_pictures(archive: Path) -> None:
     """Write a zip of two classes of small photographs."""
     import zipfile
@@ -337,12 +360,14 @@ def main(arguments: list[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as made:
         walks = two_walks(Path(made))
+        wheel = wheel_bytes(Path(made))
     cells: dict[str, tuple[str, ...]] = {
         name: (f"{len(one.modules)}", f"{len(set(one.visits))}", f"{one.stays}", f"{one.returns}")
         for name, one in walks.items()
     }
     print()
     print_table(("modules", "of them in the caller's thread", "stays", "returns"), cells)
+    print(f"\nwheel {wheel / 1000:,.0f} kB; import colabstage {1000 * import_s():.1f} ms")
     return 0
 
 
