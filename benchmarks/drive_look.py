@@ -28,7 +28,7 @@ from colabstage.simulate.knobs import DriveKnobs
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
-    from colabstage.stage.report import StageReport
+    from colabstage.stage.dataset import StageReport
 
 _FOLDERS, _SIDE = 10, 8
 _MOST = 2.0

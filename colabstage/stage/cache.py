@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress, ProgressStep
     from colabstage.load.partial import PartialPack
     from colabstage.sources.identity import SourceIdentity
+    from colabstage.stage.dataset import Origin
     from colabstage.stage.places import CachedFile, CachePlace
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.record import SourceOnce
-    from colabstage.stage.report import Origin
     from colabstage.stage.request import CacheDir, StageRequest
     from colabstage.stage.run import StageCall
 

@@ -1,18 +1,18 @@
-"""`StagedDataset`: a dataset that is local and ready."""
+"""`StagedDataset`, a dataset that is local and ready, and its `StageReport`: what was done, with times and rates."""
 
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from colabstage.errors import OptionError
+from colabstage.errors import CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
-from colabstage.io.page import facts_table, heading, page
+from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
-from colabstage.io.units import format_bytes, format_count
+from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
 from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
-from colabstage.stage.report import found_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +26,198 @@ if TYPE_CHECKING:
     from colabstage.load.options import LoaderArguments
     from colabstage.load.partial import PartialPack
     from colabstage.stage.publish import PublishReport
-    from colabstage.stage.report import StageReport
     from colabstage.stage.streaming import BackgroundPack
+
+
+# What a source or a pack holds, in words by name: its layout, its classes, an example.
+Found = tuple[tuple[str, str], ...]
+
+
+def found_in(info: PackInfo | None) -> Found:
+    """Say of a pack what a table says of its source, but for examples: its layout and its classes."""
+    if info is None:
+        return ()
+    layout = () if info.layout is None else (("layout", info.layout),)
+    named = format_names(info.classes[:NAMES_SHOWN], len(info.classes)) if info.classes else "not named"
+    return (*layout, ("classes", named))
+
+
+Origin = Literal["local", "cache", "source"]
+
+_ORIGINS = {
+    "local": "already on this machine",
+    "cache": "from the packed copy in the cache",
+    "source": "from the source",
+}
+# A thousand broken images would push the rest of the report off the screen.
+_SKIPPED_SHOWN = 10
+# What is said of bytes, where there are any.
+_MOVED = {"fetched": "fetched", "kept": "here from before", "evicted": "evicted"}
+_HEADLINES = {
+    "done": "Staged {} in {}",
+    "arriving": "Still staging {}, for {} so far",
+    "stopped": "Staging {} was stopped after {}",
+    "failed": "Staging {} failed after {}",
+}
+
+
+@dataclass(slots=True)
+class StageStep:
+    """What one step did."""
+
+    name: str
+    """Its name in the report."""
+    seconds: float = 0.0
+    """How long it took, without the steps inside it."""
+    amount: int = 0
+    """How many of `unit` were processed."""
+    unit: str = ""
+    """`"B"` for bytes, otherwise what was counted."""
+    note: str = ""
+    """The result, in words."""
+    moves: bool = True
+    """Whether data was moved, so that a rate makes sense."""
+
+    @property
+    def quantity(self) -> str:
+        """Return the amount as text."""
+        # A step that decides something counts nothing.
+        if not self.unit:
+            return ""
+        return format_bytes(self.amount) if self.unit == "B" else format_count(self.amount, self.unit)
+
+    @property
+    def rate(self) -> str:
+        """Return amount by time as text; empty for steps that moved nothing."""
+        return format_rate(self.amount, self.seconds, self.unit) if self.moves and self.unit and self.amount else ""
+
+
+@dataclass(slots=True)
+class StageReport:
+    """All steps of one `stage_dataset`."""
+
+    origin: Origin = "source"
+    """Where the data came from: `"local"`, `"cache"` or `"source"`."""
+    steps: list[StageStep] = field(default_factory=list)
+    """The steps, in the order in which they ended."""
+    skipped: tuple[str, ...] = ()
+    """One sentence for each sample that was left out."""
+    notes: list[str] = field(default_factory=list)
+    """What else the user should know."""
+    arrival: Callable[[], Mapping[str, float]] | None = field(default=None, repr=False, compare=False)
+    """Tells how it stands with data that is used while it arrives: bytes `fetched`, `kept` from an earlier run and
+    `evicted`; `first_batch_s` from the call, `overlap_s` of training while rows arrived, and `waited_s` of loops
+    for their batches, the first included, once there was any. `None` where all was here first."""
+    found: Found = ()
+    """Layout, classes and examples of what was staged, in words by name."""
+    state: Literal["done", "arriving", "stopped", "failed"] = "done"
+    """How it stands with what `streaming=True` leaves to the background; `"done"` without."""
+    began_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    """When it was begun."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of all steps together."""
+        return sum(step.seconds for step in self.steps)
+
+    @contextmanager
+    def timed(self, name: str, *, unit: str = "", moves: bool = True) -> Iterator[StageStep]:
+        """Time a step, without the steps inside it; the caller fills in its amount and note."""
+        step = StageStep(name, unit=unit, moves=moves)
+        # A step may contain another one, as a look at the source contains opening it. Its time is counted once.
+        began, others_s = time.monotonic(), self.seconds
+        try:
+            yield step
+        # Also Ctrl-C: the report of a stopped call shows which step it was in.
+        except BaseException as error:
+            stopped = isinstance(error, CancelledError | KeyboardInterrupt)
+            step.note = step.note or ("stopped" if stopped else "failed")
+            raise
+        finally:
+            step.seconds = max(0.0, time.monotonic() - began - (self.seconds - others_s))
+            # Checks before and after taking the lock are one line if they had the same result.
+            same = [one for one in self.steps if not unit and (one.name, one.note) == (name, step.note)]
+            if same:
+                same[0].seconds += step.seconds
+            else:
+                self.steps.append(step)
+
+    def note(self, *sentences: str) -> None:
+        """Add each sentence that is not among the notes yet."""
+        for note in map(ended, sentences):
+            # Checks before and after taking the lock would add the same note twice.
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "origin": self.origin,
+            "seconds": self.seconds,
+            "steps": [
+                {"name": s.name, "seconds": s.seconds, "amount": s.amount, "unit": s.unit, "note": s.note}
+                for s in self.steps
+            ],
+            "skipped": list(self.skipped),
+            "notes": list(self.notes),
+            "arrival": None if self.arrival is None else dict(self.arrival()),
+            "found": dict(self.found),
+        }
+
+    @property
+    def arrived(self) -> str:
+        """Return how it stands with data that is used while it arrives, in a sentence; "" where all was here first."""
+        figures = {} if self.arrival is None else self.arrival()
+        said = []
+        if "first_batch_s" in figures:
+            said.append(f"First batch after {format_duration(figures['first_batch_s'])}")
+        if "overlap_s" in figures:
+            said.append(f"{format_duration(figures['overlap_s'])} of training while data arrived")
+        if "waited_s" in figures:
+            said.append(f"{format_duration(figures['waited_s'])} of waiting for batches")
+        moved = {words: int(figures[name]) for name, words in _MOVED.items() if figures.get(name)}
+        said += [f"{format_bytes(nbytes)} {words}" for words, nbytes in moved.items()]
+        return f"{'; '.join(said)}." if said else ""
+
+    def __str__(self) -> str:
+        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate, s.note) for s in self.steps]
+        widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
+        lines = [self.headline]
+        lines += [
+            f"  {name:<{widths[0]}}  {took:>{widths[1]}}  {much:>{widths[2]}}  {rate:>{widths[3]}}  {note}".rstrip()
+            for name, took, much, rate, note in rows
+        ]
+        lines += [f"  {name:<9}{value}" for name, value in self.found]
+        lines += [f"  {note}" for note in (*self.notes, *filter(None, (self.arrived,)))]
+        if self.skipped:
+            lines.append(f"  {format_count(len(self.skipped), 'samples')} left out:")
+            lines += [f"    {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
+            if len(self.skipped) > _SKIPPED_SHOWN:
+                lines.append(f"    … and {len(self.skipped) - _SKIPPED_SHOWN} more, in report.skipped")
+        return "\n".join(map(printable, lines))
+
+    @property
+    def headline(self) -> str:
+        """Return where the data came from, and how long it took."""
+        # The step that is not done yet is not among the steps.
+        seconds = time.monotonic() - self.began_s if self.state == "arriving" else self.seconds
+        return _HEADLINES[self.state].format(_ORIGINS[self.origin], format_duration(seconds))
+
+    def to_html_body(self) -> str:
+        """Return the steps and the notes as HTML, without the headline and what was found."""
+        rows = [(s.name, format_duration(s.seconds), s.quantity, s.rate) for s in self.steps]
+        # A note has a line of its own: beside four columns on a narrow page it would have one letter a line.
+        said = [s.note for s in self.steps]
+        steps = (
+            table(("step", "time", "amount", "rate"), rows, numbers=frozenset({1, 2, 3}), below=said) if rows else ""
+        )
+        more = len(self.skipped) - _SKIPPED_SHOWN
+        left_out = [f"left out: {line}" for line in self.skipped[:_SKIPPED_SHOWN]]
+        left_out += [f"… and {more:,} more, in report.skipped"] if more > 0 else []
+        return steps + notes([*self.notes, *filter(None, (self.arrived,)), *left_out])
+
+    def _repr_html_(self) -> str:
+        return page(self.headline, facts_table(self.found) + self.to_html_body())
 
 
 @dataclass(frozen=True, slots=True, repr=False)

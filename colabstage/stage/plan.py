@@ -1,14 +1,16 @@
-"""`plan_stage`: what `stage_dataset` would do, and why, without doing anything."""
+"""`plan_stage`: what `stage_dataset` would do, and why, without doing anything; and `StagePlan`, which says it."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from colabstage.errors import printable
 from colabstage.h5.info import read_info
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.page import COLOURS, facts_table, notes, page
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
 from colabstage.machine.mounts import run_watched
@@ -18,16 +20,17 @@ from colabstage.pack.job import prepare_pack
 from colabstage.pack.stream import PackStream
 from colabstage.sources.parse import comes_whole
 from colabstage.stage.cache import Cache, CachedPack, exceeds_limit
+from colabstage.stage.dataset import found_in
 from colabstage.stage.record import (
     SourceOnce,
     compare_source,
     find_record,
     identity_of,
 )
-from colabstage.stage.report import StageFigures, StagePlan, found_in
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
+    StageFigures,
     beyond_limit,
     check_disk_limit,
     exceeds,
@@ -41,9 +44,102 @@ if TYPE_CHECKING:
     from colabstage.pack.options import PackOptions
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import SourceArgument
-    from colabstage.stage.cache import CachedPack
-    from colabstage.stage.report import Action, Found
+    from colabstage.stage.dataset import Found
     from colabstage.stage.request import StageRequest
+
+
+Action = Literal["reuse", "restore", "stage"]
+_SENTENCES = {
+    "reuse": "is already staged on this machine; nothing would be read",
+    "restore": "is in the cache; it would be copied from there and verified",
+    "stage": "would be read from its source",
+}
+_IN_PART = "is in the cache; it would be opened in part, and read from there"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What `stage_dataset` would do with the same arguments."""
+
+    source: str
+    """The source's address."""
+    action: Action
+    """`"reuse"` local data, `"restore"` the cached pack, or `"stage"` the source."""
+    reasons: tuple[str, ...]
+    """Why, in sentences, one for each place that was checked."""
+    figures: StageFigures
+    """The bytes that it would move."""
+    free_bytes: int
+    """The free space of the disk."""
+    target: Path
+    """What it would make."""
+    cache: Path | str | None
+    """Where the pack is cached, or would be; `None` for no cache."""
+    samples: dict[str, int]
+    """Rows of each split, where known."""
+    found: Found = ()
+    """Layout, classes and examples, in words by name; empty where they are not known yet."""
+    in_part: bool = False
+    """Whether it would be opened in part, because it is larger than `disk_limit`."""
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the disk has room for it."""
+        return self.figures.peak_bytes <= self.free_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {
+            "source": self.source,
+            "action": self.action,
+            "reasons": list(self.reasons),
+            "read_bytes": self.figures.source_bytes,
+            "pack_bytes": self.figures.pack_bytes,
+            "files_bytes": self.figures.files_bytes,
+            "peak_bytes": self.figures.peak_bytes,
+            "free_bytes": self.free_bytes,
+            "fits": self.fits,
+            "target": str(self.target),
+            "cache": None if self.cache is None else str(self.cache),
+            "in_part": self.in_part,
+            "samples": self.samples,
+            "found": dict(self.found),
+        }
+
+    def __str__(self) -> str:
+        lines = [self._headline, *(f"  {reason}" for reason in self.reasons)]
+        return "\n".join(map(printable, [*lines, *(f"  {name:<9}{value}" for name, value in self._facts())]))
+
+    def _repr_html_(self) -> str:
+        mark = "" if self.fits else f"<b style='color:{COLOURS['fail']}'>This does not fit on the disk.</b>"
+        return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + mark)
+
+    @property
+    def _headline(self) -> str:
+        sentence = _IN_PART if self.in_part and self.action == "restore" else _SENTENCES[self.action]
+        return f"'{self.source}' {sentence}."
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = list(self.found)
+        if self.samples:
+            facts.append(("samples", ", ".join(f"{name} {rows:,}" for name, rows in self.samples.items())))
+        # Nothing would be read or written, so figures of it would only puzzle.
+        if self.action != "reuse":
+            figures = self.figures
+            # The peak and not what stays: an archive that is copied here goes again.
+            room = "" if self.fits else ": too little"
+            written = figures.pack_bytes + figures.files_bytes
+            facts += [("read", format_bytes(figures.source_bytes))] if figures.source_bytes else []
+            if not written:
+                # Of a source that is known only when it is here: zeros would be a promise.
+                facts.append(("write", f"known only then, to '{self.target}'"))
+            elif not self.in_part:
+                facts.append(("write", f"{format_bytes(written)} to '{self.target}'"))
+            least = "" if written else "at least "
+            if written or figures.peak_bytes:
+                peak = f"{least}{format_bytes(figures.peak_bytes)} of {format_bytes(self.free_bytes)} free{room}"
+                facts.append(("peak", peak))
+        return facts if self.cache is None else [*facts, ("cache", f"'{self.cache}'")]
 
 
 @takes(make_request, arguments=StageArguments, remedies=SOURCE_REMEDIES)

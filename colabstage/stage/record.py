@@ -36,7 +36,7 @@ from colabstage.sources.identity import SourceIdentity, compare_states, file_sea
 from colabstage.sources.look import check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, ComesWholeError, Opening, open_source
 from colabstage.sources.parse import comes_whole
-from colabstage.stage.report import StageReport
+from colabstage.stage.dataset import StageReport
 from colabstage.stage.request import RECORD_NAME, check_disk_limit
 
 if TYPE_CHECKING:

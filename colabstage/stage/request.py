@@ -1,4 +1,4 @@
-"""What the caller of `stage_dataset` asked for: checked, and as one frozen value."""
+"""What the caller of `stage_dataset` asked for: checked, as one frozen value; and what of it the disk limit allows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from colabstage.sources.remote import parse_checksum
 if TYPE_CHECKING:
     from colabstage.sources.parse import SingleSource, Source, SourceArgument
     from colabstage.sources.remote import Checksum
-    from colabstage.stage.report import StageFigures
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -280,6 +279,28 @@ def check_for_streaming(request: StageRequest, *, has_executor: bool) -> None:
             "in the cache that is opened in part gives batches at once anyway."
         )
         raise OptionError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """The bytes that one staging moves."""
+
+    source_bytes: int = 0
+    """Bytes read from the source."""
+    archive_bytes: int = 0
+    """Size of an archive that is copied here first; 0 otherwise."""
+    pack_bytes: int = 0
+    """Size of the pack."""
+    files_bytes: int = 0
+    """Size of the plain files that are kept."""
+    mount_bytes: int = 0
+    """How much is read through a mount that keeps a second copy on the same disk, as Google Drive's does."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return how much free space the local disk needs during the work."""
+        # Drive's client drops small files from its cache as the disk fills, but not an archive that is being read.
+        return self.archive_bytes + self.mount_bytes + self.pack_bytes + self.files_bytes
 
 
 def exceeds(request: StageRequest, figures: StageFigures) -> bool:

@@ -17,9 +17,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
-from colabstage.errors import (
-    NotEnoughSpaceError,
-)
+from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
@@ -36,7 +34,6 @@ from colabstage.pack.execute import animation_notes, pipeline_limits, run_pack, 
 from colabstage.pack.job import prepare_pack
 from colabstage.pack.plan import lacked_room
 from colabstage.pack.shards import pack_by_executor
-from colabstage.pack.stream import PackStream
 from colabstage.sources.identity import file_seal
 from colabstage.sources.opening import sweep_copies
 from colabstage.sources.parse import comes_whole, parts_of
@@ -52,7 +49,7 @@ from colabstage.stage.cache import (
     open_in_part,
     publish_pack,
 )
-from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.dataset import StagedDataset, StageReport, found_in
 from colabstage.stage.record import (
     Freshness,
     LocalRecord,
@@ -70,10 +67,10 @@ from colabstage.stage.record import (
     pack_problem,
     write_record,
 )
-from colabstage.stage.report import StageFigures, StageReport, found_in
 from colabstage.stage.request import (
     SOURCE_REMEDIES,
     StageArguments,
+    StageFigures,
     beyond_limit,
     check_disk_limit,
     check_for_streaming,

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress, ProgressStep, Readiness
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.partial import PartialPack
+    from colabstage.stage.dataset import StageReport
     from colabstage.stage.publish import PublishReport
-    from colabstage.stage.report import StageReport
 
 # Waits are cut into pieces this long, because Ctrl-C does not interrupt a wait for a future.
 _LOOK_S = 0.1

@@ -21,7 +21,7 @@ from colabstage.errors import EmptySourceError, OptionError
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
-from colabstage.stage.report import StageReport
+from colabstage.stage.dataset import StageReport
 from colabstage.trees.open import open_tree, recognise
 from colabstage.ui.samples import channels_first, open_splits, read_labels, sample_kind
 

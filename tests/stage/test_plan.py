@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import DecodeError
-from colabstage.stage.plan import plan_stage
-from colabstage.stage.report import StageFigures, StagePlan
+from colabstage.stage.plan import StagePlan, plan_stage
+from colabstage.stage.request import StageFigures
 from colabstage.stage.run import stage_dataset
 
 PLAN = StagePlan(

@@ -13,8 +13,7 @@ from PIL import Image
 
 import colabstage
 from colabstage.h5.info import read_info
-from colabstage.stage.dataset import StagedDataset
-from colabstage.stage.report import StageReport, StageStep
+from colabstage.stage.dataset import StagedDataset, StageReport, StageStep
 from tests.pictures import write_photos
 
 REPORT = StageReport(

@@ -23,9 +23,9 @@ from colabstage.machine.drive import FlushReport
 from colabstage.pack.execute import PackReport
 from colabstage.sources.extract.archive import ExtractReport
 from colabstage.sources.fetching import FetchReport
-from colabstage.stage.dataset import StagedDataset
+from colabstage.stage.dataset import StagedDataset, StageReport
+from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport, RestoreReport
-from colabstage.stage.report import StagePlan, StageReport
 from colabstage.ui.notebook.browser import DatasetBrowser
 from colabstage.ui.notebook.form import StageForm
 from colabstage.ui.plots import SessionTimes

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from colabstage.simulate.knobs import DriveKnobs
-    from colabstage.stage.report import StageReport
+    from colabstage.stage.dataset import StageReport
     from colabstage.ui.demo.train import Epoch, Training
 
 # As wide as the table; for streams that have no width of their own.

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.report import StageReport
+    from colabstage.stage.dataset import StagedDataset, StageReport
     from colabstage.trees.tree import Tree
     from colabstage.ui.demo.report import Narrator
     from colabstage.ui.demo.train import GreyImages, Training

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from colabstage.simulate.knobs import DriveKnobs
-from colabstage.stage.report import StageReport
+from colabstage.stage.dataset import StageReport
 from colabstage.ui.demo.report import DemoResult, DemoSize, Session, broken_claims
 from colabstage.ui.demo.run import SIDE, times_of, write_digits
 from colabstage.ui.demo.train import Epoch, FolderOfImages, Training, stock_loader

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from colabstage.errors import EmptySourceError, OptionError
-from colabstage.stage.report import StageReport, StageStep
+from colabstage.stage.dataset import StageReport, StageStep
 from tests.ui.packs import CLASSES, photos, write_boxed, write_pack
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install matplotlib")

@@ -19,8 +19,7 @@ def test_every_way_to_say_it(tmp_path: Path) -> None:
     """A path as text or as a path, a pattern, a split of it, and what staging returns, are the same samples."""
     from colabstage.h5.info import read_info
     from colabstage.load.dataset import dataset_h5
-    from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.report import StageReport
+    from colabstage.stage.dataset import StagedDataset, StageReport
 
     path = write_pack(tmp_path / "a.h5", photos(20), np.arange(20))
     staged = StagedDataset(path, None, StageReport(), read_info(path))
@@ -57,8 +56,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 def test_plain_files_have_no_samples(tmp_path: Path) -> None:
     """What was staged with keep='files' says how to stage it to look at it."""
-    from colabstage.stage.dataset import StagedDataset
-    from colabstage.stage.report import StageReport
+    from colabstage.stage.dataset import StagedDataset, StageReport
 
     with pytest.raises(OptionError, match="keep='pack'"):
         open_splits(StagedDataset(tmp_path, tmp_path, StageReport(), None))
