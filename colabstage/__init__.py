@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from colabstage.stage.plan import plan_stage
     from colabstage.stage.publish import publish_file, restore_file
     from colabstage.stage.run import stage_dataset
-    from colabstage.ui.notebook.browser import browse_dataset
-    from colabstage.ui.notebook.form import stage_form
+    from colabstage.ui.browser import browse_dataset
+    from colabstage.ui.form import stage_form
     from colabstage.ui.plots import (
         ThroughputRecorder,
         plot_class_balance,
@@ -84,7 +84,7 @@ _HOMES = {
     "StagedDataset": "stage.dataset",
     "ThroughputRecorder": "ui.plots",
     "autotune_loader": "diagnose.autotune",
-    "browse_dataset": "ui.notebook.browser",
+    "browse_dataset": "ui.browser",
     "compare_sources": "diagnose.compare",
     "dataset_h5": "load.dataset",
     "doctor": "diagnose.doctor",
@@ -104,7 +104,7 @@ _HOMES = {
     "refresh_drive": "machine.drive",
     "restore_file": "stage.publish",
     "stage_dataset": "stage.run",
-    "stage_form": "ui.notebook.form",
+    "stage_form": "ui.form",
     "to_hf": "load.frameworks.hugging_face",
     "to_keras": "load.frameworks.arrays",
     "to_tf_data": "load.frameworks.tensorflow",

@@ -106,9 +106,9 @@ REFERENCE = {
         "What is clicked and looked at in a notebook.",
         (
             "colabstage.stage_form",
-            "colabstage.ui.notebook.form.StageForm",
+            "colabstage.ui.form.StageForm",
             "colabstage.browse_dataset",
-            "colabstage.ui.notebook.browser.DatasetBrowser",
+            "colabstage.ui.browser.DatasetBrowser",
             "colabstage.plot_epochs",
             "colabstage.ui.plots.SessionTimes",
             "colabstage.plot_class_balance",

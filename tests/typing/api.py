@@ -26,8 +26,8 @@ from colabstage.sources.fetching import FetchReport
 from colabstage.stage.dataset import StagedDataset, StageReport
 from colabstage.stage.plan import StagePlan
 from colabstage.stage.publish import PublishReport, RestoreReport
-from colabstage.ui.notebook.browser import DatasetBrowser
-from colabstage.ui.notebook.form import StageForm
+from colabstage.ui.browser import DatasetBrowser
+from colabstage.ui.form import StageForm
 from colabstage.ui.plots import SessionTimes
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.ui.notebook.form import Worker, python_of, read_size, read_source, read_splits, write_size, write_splits
+from colabstage.ui.form import Worker, python_of, read_size, read_source, read_splits, write_size, write_splits
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 from tests.ui.conftest import write_images
 

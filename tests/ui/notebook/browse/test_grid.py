@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.ui.notebook.browser import Browsing, bar_order
-from colabstage.ui.notebook.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
+from colabstage.ui.browser import Browsing, bar_order
+from colabstage.ui.grid import THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.ui.samples import Sample, open_splits
 from tests.ui.packs import PACKS, photos, write_boxed
 

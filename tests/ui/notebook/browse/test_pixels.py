@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.ui.notebook.grid import (
+from colabstage.ui.grid import (
     class_colour,
     data_uri,
     is_background,

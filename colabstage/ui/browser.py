@@ -16,8 +16,8 @@ import numpy as np
 from colabstage.errors import ColabstageError, DecodeError, MissingDependencyError, OptionError
 from colabstage.io.page import COLOURS, STYLE, TEXT_COLOUR, notes
 from colabstage.io.units import format_count
-from colabstage.ui.notebook.form import as_images, show_with_picture
-from colabstage.ui.notebook.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
+from colabstage.ui.form import as_images, show_with_picture
+from colabstage.ui.grid import LARGE_PX, THUMB_PX, draw_bars, draw_grid, draw_large, draw_legend
 from colabstage.ui.samples import Sample, SplitClasses, open_splits, read_labels, read_samples
 
 if TYPE_CHECKING:

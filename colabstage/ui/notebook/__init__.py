@@ -1,1 +1,0 @@
-"""What people see and press in a notebook: progress, the staging form, the dataset browser."""
