@@ -22,10 +22,9 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.files import read_with_retry
-from colabstage.layouts.image_boxes import LabelledImage, detection_table
+from colabstage.layouts.image_boxes import LabelledImage, check_images, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
-from colabstage.layouts.reading import read_files
+from colabstage.layouts.reading import decode_text, read_file, read_files
 from colabstage.layouts.table import BrokenDatasetError, left_out_notes
 from colabstage.trees.entries import files_ending_in
 
@@ -155,13 +154,7 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
                 raise BrokenDatasetError(msg)
             rows = [[*_around(file, shape), numbers[shape.label]] for shape in one.shapes]
             samples[image.name] = LabelledImage(image, rows, split or split_of_path(image.name), one.size)
-    # A few missing images are common in published datasets; when most are missing, names are matched in a wrong way.
-    if 2 * missing > total:
-        msg = (
-            f"Of {total:,} images that {form.name}'s annotations in '{tree.label}' name, {total - missing:,} are there "
-            f"(first missing or ambiguous: '{first}'); expected at least half."
-        )
-        raise BrokenDatasetError(msg)
+    check_images(f"{form.name}'s annotations in '{tree.label}'", total, total - missing, first)
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
         *left_out_notes(
@@ -350,7 +343,7 @@ def _rotated(value: dict[str, Any], size: tuple[int, int]) -> list[tuple[float, 
 def _keras_yolo(_: str, content: bytes) -> list[Annotated]:
     """Read a line for each image: its path, and x0,y0,x1,y1,class of each box."""
     every = []
-    for line in content.decode("utf-8-sig", "replace").splitlines():
+    for line in decode_text(content).splitlines():
         found = _KERAS_LINE.fullmatch(line.strip())
         if found is None and line.strip():
             return []
@@ -365,8 +358,20 @@ def _keras_yolo(_: str, content: bytes) -> list[Annotated]:
     return every if any(one.shapes for one in every) else []
 
 
+def xml_parser(refuse: Callable[[str], NoReturn]) -> expat.XMLParserType:
+    """Return a parser of annotations in XML that refuses entities, by which a small file grows to gigabytes or reads
+    others; `refuse` raises the reason."""
+    parser = expat.ParserCreate()
+
+    def meet_entity(*_: object) -> NoReturn:
+        refuse("it declares an entity, which no annotation needs; refused")
+
+    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = meet_entity
+    return parser
+
+
 def _cvat(_: str, content: bytes) -> list[Annotated]:
-    """Read CVAT's XML for images; entities, by which a small file grows to gigabytes, are refused."""
+    """Read CVAT's XML for images."""
     every: list[Annotated] = []
     shapes: list[Shape] = []
 
@@ -386,14 +391,12 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
         if tag == "image":
             every[-1] = every[-1]._replace(shapes=tuple(shapes))
 
-    def refuse(*_: object) -> NoReturn:
-        msg = "it declares an entity, which no annotation needs; refused"
-        raise ValueError(msg)
+    def refuse(why: str) -> NoReturn:
+        raise ValueError(why)
 
     # Expat and not ElementTree: files of millions of boxes are read without a tree of them in memory.
-    parser = expat.ParserCreate()
+    parser = xml_parser(refuse)
     parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse
     parser.Parse(content, True)
     return every
 
@@ -401,8 +404,7 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
 def _dota(name: str, content: bytes) -> list[Annotated]:
     """Read DOTA's file of one image: eight numbers, a class and whether it is difficult, in each line."""
     shapes = []
-    lines = content.decode("utf-8-sig", "replace").splitlines()
-    for line in lines:
+    for line in decode_text(content).splitlines():
         words = line.split()
         # The first lines say where the image is from.
         if not words or words[0].startswith(("imagesource:", "gsd:")):
@@ -416,7 +418,7 @@ def _dota(name: str, content: bytes) -> list[Annotated]:
 
 def _wider(_: str, content: bytes) -> list[Annotated]:
     """Read WIDER FACE's list: a path, how many faces there are, and a line of ten numbers for each."""
-    lines = content.decode("utf-8-sig", "replace").splitlines()
+    lines = decode_text(content).splitlines()
     every = []
     at = 0
     while at < len(lines):
@@ -478,20 +480,14 @@ def read_class_file(tree: Tree) -> ClassFile:
         lambda name: name.lower().endswith((".yaml", ".yml")) or posixpath.basename(name).lower() in _CLASS_LISTS
     )
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
-        base = posixpath.basename(entry.name).lower()
+        text = decode_text(read_file(tree, entry))
         # A plain list has a name in each line, and no keypoints.
-        if base in _CLASS_LISTS:
-            lines = (line.strip() for line in _read_class_text(tree, entry).splitlines())
-            return ClassFile(tuple(line for line in lines if line))
-        found = parse_class_file(_read_class_text(tree, entry), entry.name)
+        if posixpath.basename(entry.name).lower() in _CLASS_LISTS:
+            return ClassFile(tuple(filter(None, map(str.strip, text.splitlines()))))
+        found = parse_class_file(text, entry.name)
         if found.names:
             return found
     return ClassFile(())
-
-
-def _read_class_text(tree: Tree, entry: FileEntry) -> str:
-    data = read_with_retry(lambda: tree.read(entry), entry.name)
-    return data.decode("utf-8-sig", "replace")
 
 
 def parse_class_file(text: str, name: str) -> ClassFile:

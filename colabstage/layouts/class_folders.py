@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.io.files import read_with_retry
 from colabstage.io.units import format_count, left_out
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
@@ -29,6 +28,7 @@ from colabstage.layouts.names import (
     required,
     split_name,
 )
+from colabstage.layouts.reading import decode_text, read_file
 from colabstage.layouts.row_arrays import first_with_role
 from colabstage.layouts.stored_arrays import MAX_HEADER_BYTES, NPY, npy_header, read_npy
 from colabstage.layouts.table import Arrays, BrokenDatasetError, Images, SampleTable, TreeFiles, Values, left_out_notes
@@ -261,8 +261,8 @@ class _ClassFolders:
 
     def _read_list(self, entry: FileEntry) -> dict[str, str]:
         """Return the first two words of each line: a file's bare name, and its class."""
-        data = read_with_retry(lambda: self.tree.read(entry), entry.name)
-        lines = (line.split("\t" if "\t" in line else None) for line in data.decode("utf-8", "replace").splitlines())
+        text = decode_text(read_file(self.tree, entry))
+        lines = (line.split("\t" if "\t" in line else None) for line in text.splitlines())
         return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
 
     def _notes(self, outside: int, found: list[_ClassFolder]) -> tuple[str, ...]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.io.files import read_with_retry
-from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table
+from colabstage.layouts.image_boxes import Column, LabelledImage, MissingImagesError, check_images, detection_table
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     FileLookup,
@@ -23,6 +22,7 @@ from colabstage.layouts.names import (
     split_of_word,
     stem_of,
 )
+from colabstage.layouts.reading import read_file
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -46,14 +46,6 @@ _MAX_FILES = 24
 # What annotations of COCO's other tasks have: of these a category alone is not the answer that was asked for.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
 _COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
-
-
-class _MissingImagesError(BrokenDatasetError):
-    """Most images that a file names are missing."""
-
-    def __init__(self, msg: str, found: int) -> None:
-        super().__init__(msg)
-        self.found = found
 
 
 class _Annotation(NamedTuple):
@@ -111,13 +103,7 @@ class _CocoFile(NamedTuple):
                 placed.append((image["id"], found))
             else:
                 first = first or name
-        # A few missing images are common. When most are missing, it is the wrong folder or an unfinished download.
-        if 2 * len(placed) < len(self.images):
-            msg = (
-                f"Of {len(self.images):,} images that '{self.entry.name}' names, {len(placed):,} are there (first "
-                f"missing or not to be told from others: '{first}'); expected at least half."
-            )
-            raise _MissingImagesError(msg, found=len(placed))
+        check_images(f"'{self.entry.name}'", len(self.images), len(placed), first)
         return placed, len(self.images) - len(placed)
 
     @property
@@ -288,11 +274,11 @@ def _placed(
     """
     # People often download one split of COCO, together with the annotations of all.
     kept = []
-    absent: list[_MissingImagesError] = []
+    absent: list[MissingImagesError] = []
     for file in found:
         try:
             kept.append((file, *file.place(images)))
-        except _MissingImagesError as error:
+        except MissingImagesError as error:
             # Some of its images are here, so the file is meant, and most of a dataset is missing.
             if error.found:
                 raise
@@ -337,7 +323,7 @@ def _check_once(names: list[str], found: list[_CocoFile]) -> None:
 
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
-    content = read_with_retry(lambda: tree.read(entry), entry.name)
+    content = read_file(tree, entry)
     # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are not annotations.
     looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
     if not looks_right:

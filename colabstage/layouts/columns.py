@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.files import read_with_retry
 from colabstage.layouts.names import SPLIT_NAMES, listed
+from colabstage.layouts.reading import decode_text, read_file
 from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         MissingDependencyError: it is parquet and pyarrow is not there.
         CorruptArchiveError: it is damaged parquet.
     """
-    data = read_with_retry(lambda: tree.read(entry), entry.name)
+    data = read_file(tree, entry)
     if entry.name.lower().endswith(".parquet"):
         try:
             from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -81,7 +81,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
             raise CorruptArchiveError(msg) from error
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
-    text = _decode_table(data)
+    text = decode_text(data)
     if entry.name.lower().endswith(".jsonl"):
         return _rows_of_lines(entry.name, text)
     # The header decides: cells of text may hold any of the marks.
@@ -124,15 +124,6 @@ def _rows_of_lines(name: str, text: str) -> TableRows:
         found.append(cells)
     header = list(dict.fromkeys(key for cells in found for key in cells))
     return TableRows([header, *([cells.get(key, "") for key in header] for cells in found)] if found else [])
-
-
-def _decode_table(data: bytes) -> str:
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace")  # what spreadsheets save as "Unicode text"
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return data.decode("latin-1")  # what spreadsheets of western Europe still write
 
 
 # What a label is called where nobody says which column it is. Of two that say the same, the first here counts.

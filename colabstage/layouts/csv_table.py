@@ -39,7 +39,7 @@ from colabstage.layouts.names import (
     stem_of,
     words_of,
 )
-from colabstage.layouts.reading import read_head
+from colabstage.layouts.reading import decode_text, read_head
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -307,7 +307,7 @@ class TableSearch:
             return find_roles(columns, labels=self.labels)
         except LayoutError:
             for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(_is_submission):
-                first = read_head(self.tree, entry, _HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
+                first = decode_text(read_head(self.tree, entry, _HEADER_BYTES)).partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
                 if len(asked) == 1 and self.labels is None:
                     notes.append(f"'{entry.name}' asks for '{asked[0]}', so that is the label.")

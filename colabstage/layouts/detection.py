@@ -16,16 +16,24 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file
+from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file, xml_parser
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
-from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES, folder_of, is_image, required, split_of_path
-from colabstage.layouts.reading import read_files
+from colabstage.layouts.names import (
+    IMAGE_EXTENSIONS,
+    SPLIT_NAMES,
+    folder_of,
+    is_image,
+    required,
+    split_of_path,
+    stem_of,
+)
+from colabstage.layouts.reading import decode_text, read_files, read_texts
 from colabstage.layouts.table import BrokenDatasetError, SampleTable, first_that_fits, left_out_notes
 from colabstage.trees.entries import files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from colabstage.trees.tree import FileEntry, Tree
@@ -37,7 +45,7 @@ _VOC_COLUMNS = (Column("difficult", np.uint8), Column("truncated", np.uint8), Co
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for edge in _EDGES))
 # Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
-_LIST_ORDER = ("train", "val", "test", "trainval")
+_LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLIT_NAMES)))
 _MAX_DEPTH = 32
 _FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
 # Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
@@ -163,35 +171,23 @@ def _without_roles(name: str) -> tuple[str, ...]:
 
 def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
     """Return the split of every listed image, by the dataset's folder and the image's stem."""
-    files = {}
-    for entry in tree.entries:
-        folder, base = posixpath.split(entry.name)
-        stem = posixpath.splitext(base)[0].lower()
-        if (
-            f"/{folder}".endswith(f"/{_LISTS}")
-            and base.endswith(".txt")
-            and (stem in _LIST_ORDER or stem in SPLIT_NAMES)
-        ):
-            files[entry.name] = (stem, folder.removesuffix(_LISTS).rstrip("/"))
-    order = sorted(
-        files, key=lambda name: (_LIST_ORDER.index(files[name][0]) if files[name][0] in _LIST_ORDER else 9, name)
+    texts = files_ending_in(tree.entries, (".txt",)).where(
+        lambda name: f"/{posixpath.dirname(name)}".endswith(f"/{_LISTS}") and stem_of(name).lower() in _LIST_ORDER
     )
-    entries = {entry.name: entry for entry in tree.entries}
+    order = sorted(texts, key=lambda entry: (_LIST_ORDER.index(stem_of(entry.name).lower()), entry.name))
     found: dict[tuple[str, str], str] = {}
-    texts = read_files(
-        tree, [entries[name] for name in order], lambda _, content: content.decode("utf-8-sig", "replace")
-    )
-    for name, text in texts.items():
-        stem, root = files[name]
+    for name, text in read_texts(tree, order).items():
+        root = posixpath.dirname(name).removesuffix(_LISTS).rstrip("/")
+        split = SPLIT_NAMES.get(stem_of(name).lower(), "train")
         for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
             # An image in several lists is of the first of them: trainval repeats what train and val have.
-            found.setdefault((root, listed), SPLIT_NAMES.get(stem, "train"))
+            found.setdefault((root, listed), split)
     return found
 
 
 def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
-    """Read one file. Entities, by which a small file grows to gigabytes or reads others, are refused."""
-    parser, builder = expat.ParserCreate(), TreeBuilder()
+    """Read one file."""
+    builder = TreeBuilder()
     found: list[_Object] = []
     depth = 0
 
@@ -232,12 +228,9 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
             # Tools that count from 0 write 0 here, and mean the first pixel as well.
             found.append(_Object(said["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
 
-    def refuse(*_: object) -> NoReturn:
-        fail("it declares an entity, which no annotation needs; refused")
-
+    parser = xml_parser(fail)
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = builder.data
-    parser.EntityDeclHandler = parser.ExternalEntityRefHandler = refuse
     try:
         parser.Parse(content, True)
     except expat.ExpatError as error:
@@ -314,18 +307,26 @@ def read_kitti(tree: Tree) -> SampleTable:
     return detection_table(tree, samples, classes, _KITTI_COLUMNS, notes=notes)
 
 
+def _lines_of_words(content: bytes) -> Iterator[tuple[int, str, list[str]]]:
+    """Yield the number and the words of each line that has any: files end in an empty one or two."""
+    for number, line in enumerate(decode_text(content).splitlines(), 1):
+        if words := line.split():
+            yield number, line, words
+
+
+def _numbers(words: list[str]) -> list[float]:
+    """Return words as numbers; nothing where one of them is none."""
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return []
+
+
 def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]]]:
     """Return the type and the fourteen numbers of each object, in KITTI's order."""
     found = []
-    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
-        words = line.split()
-        # Files end in an empty line or two.
-        if not words:
-            continue
-        try:
-            values = [float(word) for word in words[1:]]
-        except ValueError:
-            values = []
+    for number, line, words in _lines_of_words(content):
+        values = _numbers(words[1:])
         # A sixteenth is the score, which results have and labels have not.
         if len(values) not in (14, 15) or not np.isfinite(values).all():
             msg = (
@@ -440,14 +441,8 @@ def _parse_yolo(file: FileEntry, content: bytes, *, pose: int = 0) -> list[list[
     """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie
     in the box that its first four numbers would be."""
     rows = []
-    for number, line in enumerate(content.decode("utf-8-sig", "replace").splitlines(), 1):
-        words = line.split()
-        if not words:
-            continue
-        try:
-            values = [float(word) for word in words]
-        except ValueError:
-            values = []
+    for number, line, words in _lines_of_words(content):
+        values = _numbers(words)
         # Keypoints are left out, and the box is before them.
         if pose and len(values) == 5 + pose:
             values = values[:5]

@@ -38,7 +38,7 @@ from colabstage.layouts.names import (
     split_name,
     stem_of,
 )
-from colabstage.layouts.reading import read_files, read_head
+from colabstage.layouts.reading import decode_text, read_files, read_head
 from colabstage.layouts.table import BrokenDatasetError, Masks, NearMissError, TreeFiles, Values
 from colabstage.layouts.tfrecord import named_records, read_tfrecord
 from colabstage.trees.entries import FileEntries, files_ending_in
@@ -500,9 +500,7 @@ class _FolderEvidence:
         )
         texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))
         # The beginning of each tells; some lists have a line for each of a million files.
-        heads = {
-            entry.name: read_head(self.tree, entry, _HEAD_BYTES).decode("utf-8", "replace") for entry in texts[:_HEADS]
-        }
+        heads = {entry.name: decode_text(read_head(self.tree, entry, _HEAD_BYTES)) for entry in texts[:_HEADS]}
         words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
         class_of: dict[str, str] = {}
         own: list[str] = []

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.layouts.table import Boxes, Images, SampleTable, TreeFiles, known_splits, offsets_of
+from colabstage.layouts.table import (
+    Boxes,
+    BrokenDatasetError,
+    Images,
+    SampleTable,
+    TreeFiles,
+    known_splits,
+    offsets_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,6 +97,35 @@ def detection_table(
         classes=tuple(classes),
         notes=tuple(notes),
     )
+
+
+class MissingImagesError(BrokenDatasetError):
+    """Most images that annotations name are missing; `found` of them are there."""
+
+    def __init__(self, msg: str, found: int) -> None:
+        super().__init__(msg)
+        self.found = found
+
+
+def check_images(annotations: str, named: int, found: int, missing: str) -> None:
+    """Refuse annotations most of whose images are not there.
+
+    Args:
+        annotations: what they are called.
+        named: how many images they name.
+        found: how many of these are there.
+        missing: the first that is not, or that several files may be.
+
+    Raises:
+        MissingImagesError: it is less than half.
+    """
+    # A few are missing in many published datasets. Where most are, it is another folder, or an unfinished download.
+    if 2 * found < named:
+        msg = (
+            f"Of {named:,} images that {annotations} name, {found:,} are there (first missing or not to be told from "
+            f"others: '{missing}'); expected at least half."
+        )
+        raise MissingImagesError(msg, found)
 
 
 def possible_forms(boxes: NDArray[np.float64], limits: tuple[int, int] | None = None) -> tuple[bool, bool]:

@@ -32,7 +32,7 @@ from colabstage.layouts.names import (
     stem_of,
     words_of,
 )
-from colabstage.layouts.reading import read_each, read_files
+from colabstage.layouts.reading import read_each, read_texts
 from colabstage.layouts.table import (
     BrokenDatasetError,
     Images,
@@ -355,8 +355,8 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
     # fast.ai's list of names, in the order of their numbers.
     texts = files_ending_in(tree.entries, (".txt",))
     codes = list(texts.where(lambda name: posixpath.basename(name).lower() == "codes.txt"))
-    texts_of = read_files(tree, codes[:1], lambda _, content: content.decode("utf-8-sig", "replace"))
-    return tuple(line.strip() for text in texts_of.values() for line in text.splitlines() if line.strip()), None
+    lines = [line.strip() for text in read_texts(tree, codes[:1]).values() for line in text.splitlines()]
+    return tuple(filter(None, lines)), None
 
 
 # The one form that is not anybody's guess: a word, a dot and a number.

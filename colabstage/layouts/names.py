@@ -16,7 +16,7 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError
 from colabstage.io.units import format_count, left_out
-from colabstage.layouts.reading import read_files
+from colabstage.layouts.reading import read_texts
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, files_ending_in, parent_folders
 from colabstage.trees.strings import take_strings
@@ -373,10 +373,11 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
     candidates = [entry for entry in files_ending_in(tree.entries, _EXTENSIONS) if _listed_split(entry.name)]
     if not candidates or len(candidates) > _MOST_LISTS or not isinstance(found.inputs.source, TreeFiles):
         return ListedSplits(found)
-    texts = read_files(tree, candidates, lambda _, content: content.decode("utf-8-sig", "replace").replace("\\", "/"))
     lines = {
-        name: [line.strip().removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()]
-        for name, text in texts.items()
+        name: [
+            line.strip().replace("\\", "/").removeprefix("./").lstrip("/") for line in text.splitlines() if line.strip()
+        ]
+        for name, text in read_texts(tree, candidates).items()
     }
     # Only names that occur in a list are indexed: samples may be millions, and lists are read to the end anyway.
     wanted = {posixpath.basename(line) for one in lines.values() for line in one}

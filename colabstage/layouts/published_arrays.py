@@ -25,7 +25,7 @@ import numpy as np
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, folder_of, split_name
-from colabstage.layouts.reading import open_unpacked
+from colabstage.layouts.reading import decode_text, open_unpacked, read_file
 from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
 from colabstage.layouts.table import (
@@ -96,7 +96,9 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
     found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
     return found + [
-        _known(posixpath.join(posixpath.dirname(entry.name), key), np.array(tree.read(entry).decode().split()))
+        _known(
+            posixpath.join(posixpath.dirname(entry.name), key), np.array(decode_text(read_file(tree, entry)).split())
+        )
         for entry in tree.entries
         if posixpath.dirname(entry.name) in folders and (key := _NAME_LISTS.get(posixpath.basename(entry.name)))
     ]
@@ -166,7 +168,7 @@ def _pickled_arrays(tree: Tree, entries: Sequence[FileEntry]) -> list[StoredArra
     found: list[StoredArray] = []
     for entry in sorted(entries, key=lambda entry: entry.name):
         folder = posixpath.dirname(entry.name)
-        content = tree.read(entry)
+        content = read_file(tree, entry)
         held = _unpickle(content, entry.name)
         names = held.get("label_names", held.get("fine_label_names"))
         if names is not None:
@@ -414,7 +416,7 @@ def read_pixel_table(tree: Tree) -> SampleTable:
 def _read_columns(head: bytes) -> _PixelColumns | None:
     """Return the roles of columns according to the header; `None` where a table has no pixels."""
     header, _, rest = head.partition(b"\n")
-    names = [name.strip().strip('"').lower() for name in header.decode("utf-8-sig", "replace").split(",")]
+    names = [name.strip().strip('"').lower() for name in decode_text(header).split(",")]
     label = next((names.index(name) for name in _LABELS if name in names), None)
     usage = names.index("usage") if "usage" in names else None
     if "pixels" in names:

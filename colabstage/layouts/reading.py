@@ -1,7 +1,8 @@
-"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once."""
+"""Bytes of files in a tree: at any place of one, the first of one, and many small ones at once; and texts of them."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import tempfile
 from contextlib import closing, suppress
@@ -82,6 +83,27 @@ def read_head(tree: Tree, entry: FileEntry, length: int) -> bytes:
         return next(iter(tree.chunks(entry)), b"")[:length]
     with closing(source):
         return source.pread(length, 0)
+
+
+def read_file(tree: Tree, entry: FileEntry) -> bytes:
+    """Return one whole file; a read that fails in a way that passes is tried again.
+
+    Raises:
+        As `Tree.read`.
+    """
+    return read_with_retry(lambda: tree.read(entry), entry.name)
+
+
+def decode_text(content: bytes) -> str:
+    """Return the text of a file that a person or a person's program wrote, or of its beginning."""
+    # What spreadsheets save as "Unicode text", and Windows' shell as a list of names.
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16", "replace")
+    try:
+        # A beginning may end inside a character, which is left out.
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(content)
+    except UnicodeDecodeError:
+        return content.decode("latin-1")  # what spreadsheets of western Europe still write
 
 
 def spool_folder(needed_bytes: int, what: str) -> Path:
@@ -182,3 +204,8 @@ def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEnt
         return make(source.entries[index], bytes(content))
 
     return dict(zip(source.entries.names, read_each(source, range(len(source)), use), strict=True))
+
+
+def read_texts(tree: Tree, entries: Sequence[FileEntry]) -> dict[str, str]:
+    """Return the texts of some files of a tree by their names, in their order; raises as `read_files`."""
+    return read_files(tree, entries, lambda _, content: decode_text(content))

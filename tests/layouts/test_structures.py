@@ -40,12 +40,12 @@ def rows(form: str, *cells: Any, count: int = 4, start: int = 0) -> tuple[str, .
     )
 
 
-def build(root: Path, files: Files) -> FolderTree:
-    """A folder with these files."""
+def build(root: Path, files: Files, saved_as: str = "utf-8") -> FolderTree:
+    """A folder with these files, texts in this encoding."""
     for name, text in files.items():
         place = root / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        place.write_text(text, encoding=saved_as)
     return FolderTree(root)
 
 
@@ -528,6 +528,20 @@ def test_lists_that_name_the_images_of_splits_are_read(tmp_path: Path, form: str
     assert told(found) == told(detect_layout(tree, "image_folder"))
     assert detect_layout(tree, "image_folder").splits is None
     assert any("Splits are those of 'food/meta/test.txt' and 'food/meta/train.txt'" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("saved_as", ["utf-8-sig", "utf-16", "latin-1"])
+def test_lists_are_read_however_an_editor_saved_them(tmp_path: Path, saved_as: str) -> None:
+    """With Windows' mark, as its shell writes what is piped into a file, or in the letters of western Europe: lists of
+    splits, and of the classes of a split whose images are in one folder."""
+    lists = {name: tuple(line.replace("pie", "pâté") for line in lines) for name, lines in (("a", TRAIN), ("b", TEST))}
+    plain = listed_tree(train=lists["a"], test=lists["b"])
+    files = {name.replace("pie", "pâté"): text for name, text in plain.items()}
+    found = detect_layout(build(tmp_path / "lists", files, saved_as))
+    assert sum(split == "test" for split in found.splits or ()) == 2
+    tiny = detect_layout(build(tmp_path / "tiny", TINY, saved_as))
+    assert told(tiny) == told(detect_layout(build(tmp_path / "plain", TINY)))
+    assert set(tiny.splits or ()) == {"train", "val"}
 
 
 def test_bare_names_that_are_of_one_image_each_are_paths_too(tmp_path: Path) -> None:
