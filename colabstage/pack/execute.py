@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
-    LayoutError,
     printable,
 )
 from colabstage.h5.manifest import (
@@ -158,13 +157,11 @@ def run_pack(
         except MixedImagesError as error:
             if stream is not None:
                 # Batches of the planned shape may have been returned already.
-                msg = f"These images cannot be stored as pixels, which is what streaming=True began with: {error}."
-                raise LayoutError(msg) from error
+                raise error.as_refusal(streams=True) from error
             if shard is not None:
                 raise  # all shards have one form, so all have to be written again
             if job.options.encoding == "pixels":
-                msg = f"These images cannot be stored as pixels: {error}."
-                raise LayoutError(msg) from error
+                raise error.as_refusal() from error
         return replace(run, job=keeps_files(job), imports_torch=False).execute(progress, cancellation, began)
 
     # What an earlier run left was resized by one of the two, and must not be discarded on a guess.

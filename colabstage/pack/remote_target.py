@@ -22,7 +22,7 @@ from colabstage.io.files import parse_json
 from colabstage.io.redaction import show_address
 from colabstage.io.workspace import open_workspace, remove_own
 from colabstage.pack.dispatch import run_tasks
-from colabstage.pack.shards import WANTED, ShardResult, check_share, set_report, write_shard, write_shard_of
+from colabstage.pack.shards import WANTED, ShardResult, check_set, set_report, write_shard, write_shard_of
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.writable_store import WritableStore
 
@@ -48,19 +48,21 @@ class RemoteTarget:
     """As it was given."""
 
     @classmethod
-    def of(cls, out: str | object) -> RemoteTarget | None:
-        """Return the target, where `out` is an address; `None` for a path.
+    def of(cls, target: str | object) -> RemoteTarget | None:
+        """Return the target, where it is an address; `None` for a path.
 
         Raises:
             OptionError: it is an address that cannot be written to.
         """
-        text = str(out)
+        text = str(target)
         if not _ADDRESS.match(text):
             return None
         # One slash is a typing error, which as a path would become folders called "s3:".
         protocol, mark, rest = text.partition("://")
         if not mark or protocol.lower() in {"http", "https"} or not rest.rpartition("/")[2]:
-            msg = f"out='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
+            msg = (
+                f"target='{show_address(text)}' cannot be written to; expected a path, or text as 's3://bucket/set.h5'."
+            )
             raise OptionError(msg)
         return cls(text)
 
@@ -100,7 +102,7 @@ class RemoteTarget:
             remote.want(names[0])
             try:
                 results = plan.collect(done, self._run(plan, tasks, remote, names[0]), progress)
-                check_share(plan.job, results)
+                check_set(plan.job, results)
                 for name in names:
                     remote.place(name)
             # All shards are written again in another form, so none of these can be continued.

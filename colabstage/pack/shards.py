@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import (
-    DecodeError,
-    LayoutError,
     MissingDependencyError,
     OptionError,
     SourceChangedError,
@@ -43,12 +41,20 @@ from colabstage.pack.execute import (
     target_arrays,
 )
 from colabstage.pack.finish import place_joined
-from colabstage.pack.job import CallersDataset, open_samples, plan_job, seen_facts, settled, take_rows, take_samples
+from colabstage.pack.job import (
+    CallersDataset,
+    open_samples,
+    plan_job,
+    seen_facts,
+    settled,
+    take_rows,
+    take_samples,
+)
 from colabstage.pack.plan import SplitPlan
-from colabstage.pack.writer import MixedImagesError
+from colabstage.pack.writer import MixedImagesError, check_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from colabstage.h5.manifest import Manifest
@@ -120,6 +126,11 @@ class ShardResult:
         """Return the result of a shard that was finished before."""
         return cls(manifest.samples, manifest.skipped, sum(manifest.samples.values()), 0)
 
+    @classmethod
+    def of_report(cls, report: PackReport) -> ShardResult:
+        """Return the result of a shard that was written now."""
+        return cls(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
+
     @property
     def rows(self) -> int:
         """Return how many samples are done, whether stored or left out."""
@@ -161,11 +172,14 @@ def shard_splits(splits: Sequence[SplitPlan], number: int, count: int) -> list[S
 
 
 def shard_job(job: PackJob, number: int, count: int) -> PackJob:
-    """Return the part of a job that is one shard."""
+    """Return the part of a job that is one shard; how many samples may be left out, all shards say together."""
+    options = job.options if job.options.skip_share is None else replace(job.options, on_error="skip")
     splits = shard_splits(job.plan.splits, number, count)
     # Ascending, which is the order of the source: a worker reads its part of it from front to back.
     chosen = np.sort(np.concatenate([split.samples for split in splits]))
-    return replace(job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits))
+    return replace(
+        job, table=take_samples(job.table, chosen), plan=take_rows(job.plan, chosen, splits), options=options
+    )
 
 
 def made_of(job: PackJob, count: int) -> str:
@@ -253,7 +267,7 @@ def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardR
         address=job.label,
         shard=task.name,
     )
-    return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
+    return ShardResult.of_report(report)
 
 
 def finished_shard(path: Path, name: ShardName) -> ShardResult | None:
@@ -330,8 +344,7 @@ class ShardSet:
                 return write(plan, progress, began)
             except MixedImagesError as error:
                 if self.options.encoding == "pixels":
-                    msg = f"These images cannot be stored as pixels: {error}."
-                    raise LayoutError(msg) from error
+                    raise error.as_refusal() from error
             # Once more from the beginning: shards of pixels and shards of files cannot be read as one.
             return write(replace(plan, job=keeps_files(job), encoded=True), progress, began)
 
@@ -379,7 +392,7 @@ class SetPlan:
             finally:
                 remove_own(folder / WANTED)  # workers that still write a shard stop
             # Before any is put in place: too many broken samples leave the old set as it was.
-            check_share(self.job, results)
+            check_set(self.job, results)
             for name in names:
                 file = shard_path(folder / target.name, name.number, name.total)
                 if file.exists():
@@ -429,16 +442,14 @@ class SetPlan:
 
     def task(self, name: ShardName, folder: Path) -> ShardTask:
         """Return the task of writing one shard."""
-        source, options = self.wanted.source, self.job.options
+        source = self.wanted.source
         if isinstance(source, CallersDataset):
             source = source.dataset  # the caller asked for an executor, so its workers read the items
-        if options.skip_share is not None:
-            options = replace(options, on_error="skip")  # the limit applies to all shards together
         return ShardTask(
             source=str(Path(source).absolute()) if isinstance(source, Path) else source,
             folder=str(folder),
             target=str(self.wanted.target),
-            options=options,
+            options=self.job.options,
             facts=self.facts,
             free_bytes=self.free_bytes,
             encoded=self.encoded,
@@ -458,7 +469,7 @@ class SetPlan:
             for task, result in coming:
                 results[task.name.number] = result
                 step.advance(result.rows)
-                check_share(self.job, list(results.values()))
+                check_set(self.job, results.values())
         return [results[number] for number in range(self.count)]
 
     def _run(self, tasks: list[ShardTask], folder: Path) -> Generator[tuple[ShardTask, ShardResult]]:
@@ -514,16 +525,10 @@ def pack_by_executor(
     return replace(parts, path=out, files=(), nbytes=manifest.size, samples=manifest.samples, seconds=seconds)
 
 
-def check_share(job: PackJob, results: Sequence[ShardResult]) -> None:
-    """Stop when more samples are left out than `on_error` allows."""
-    share = job.options.skip_share
+def check_set(job: PackJob, results: Iterable[ShardResult]) -> None:
+    """Stop when more samples of all shards are left out than `on_error` allows; raises as `check_share`."""
     skipped = [why for result in results for why in result.skipped]
-    if share is not None and len(skipped) > share * len(job.table):
-        msg = (
-            f"{len(skipped):,} of {len(job.table):,} samples cannot be used, more than "
-            f"on_error={job.options.on_error!r} allows. One of them: {skipped[0]}. Finished work is kept."
-        )
-        raise DecodeError(msg)
+    check_share(job.options, skipped, len(job.table), lambda: skipped[0])
 
 
 def set_report(

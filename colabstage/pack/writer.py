@@ -26,7 +26,7 @@ from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence, Sized
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -45,6 +45,11 @@ RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), 
 
 class MixedImagesError(OptionError):
     """An image contradicts the shape that a few others have in common."""
+
+    def as_refusal(self, *, streams: bool = False) -> LayoutError:
+        """Return the error where nothing but pixels will do: because they were asked for, or rows have been read."""
+        why = ", which is what streaming=True began with" if streams else ""
+        return LayoutError(f"These images cannot be stored as pixels{why}: {self}.")
 
 
 class RawSample(NamedTuple):
@@ -417,7 +422,7 @@ def write_samples(
                 stream.arrived(position, left_out=why is not None)
             step.advance()
             # After each sample, so that a folder of something else entirely is noticed within seconds.
-            _check_share(job, journal)
+            check_share(coder.options, journal.skipped, len(job.order), journal.a_reason)
 
         result = run_pipeline(
             left,
@@ -427,7 +432,7 @@ def write_samples(
             limits=limits,
             cancellation=cancellation,
         )
-    _check_share(job, journal)
+    check_share(coder.options, journal.skipped, len(job.order), journal.a_reason)
     return result
 
 
@@ -474,17 +479,17 @@ def _store(
     return None, stored.animated
 
 
-def _check_share(job: WriteJob, journal: PackJournal) -> None:
-    """Stop when more samples are left out than `on_error` allows.
+def check_share(options: PackOptions, left_out: Sized, total: int, a_reason: Callable[[], str]) -> None:
+    """Stop when more of `total` samples are left out than `on_error` allows.
 
     Raises:
         DecodeError: they are; the message has the share, the limit and one of the reasons.
     """
-    share, out = job.coder.options.skip_share, len(journal.skipped)
-    if share is not None and out > share * len(job.order):
+    share, out = options.skip_share, len(left_out)
+    if share is not None and out > share * total:
         msg = (
-            f"{out:,} of {len(job.order):,} samples cannot be used, more than on_error={job.coder.options.on_error!r} "
-            f"allows. One of them: {journal.a_reason()}. Finished work is kept."
+            f"{out:,} of {total:,} samples cannot be used, more than on_error={options.on_error!r} allows. "
+            f"One of them: {a_reason()}. Finished work is kept."
         )
         raise DecodeError(msg)
 

@@ -8,14 +8,14 @@ are together is the file that a machine with enough room would have made, in par
 from __future__ import annotations
 
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from colabstage.errors import LayoutError, NotEnoughSpaceError
+from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.manifest import BLOCK_BYTES, manifest_path
 from colabstage.h5.parts import PartName, shard_path
 from colabstage.io.files import read_json, write_json
@@ -29,7 +29,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
-from colabstage.pack.shards import ShardResult, check_share, made_of, shard_job
+from colabstage.pack.shards import ShardResult, check_set, made_of, shard_job
 from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
@@ -202,8 +202,7 @@ def pack_into_cache(call: StageCall, source: OpenSource, job: PackJob, cache: Ca
             return _SetOfShards.of(call, job, place, whole_bytes).write(source)
     except MixedImagesError as error:
         if encoded is None:
-            msg = f"These images cannot be stored as pixels: {error}."
-            raise LayoutError(msg) from error
+            raise error.as_refusal() from error
     assert encoded is not None
     return _SetOfShards.of(call, encoded, place, whole_bytes).write(source)
 
@@ -290,7 +289,7 @@ class _SetOfShards:
                 for name in left:
                     local = ws.path / self._file(name)
                     results[name.number] = self._pack(name, local, source, members, _Within(step, call.cancellation))
-                    check_share(self.job, list(results.values()))
+                    check_set(self.job, results.values())
                     if name is left[-1]:
                         # With the last one the set is complete, so this is the last moment to find that it is not.
                         check_listing(source)
@@ -340,11 +339,7 @@ class _SetOfShards:
             with progress.step("pack", total=None, unit=self.job.table.unit) as step:
                 start_at(step, (done := ShardResult.of(left.manifest)).rows)
             return done
-        options = self.job.options
-        if options.skip_share is not None:
-            options = replace(options, on_error="skip")  # the limit applies to all shards together
-
-        job = shard_job(replace(self.job, options=options), name.number, name.total)
+        job = shard_job(self.job, name.number, name.total)
         source.read_members(members.of(job), readers=SLOW_READERS)
         report = run_pack(
             job,
@@ -357,7 +352,7 @@ class _SetOfShards:
             address=call.request.address,
             shard=name,
         )
-        return ShardResult(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
+        return ShardResult.of_report(report)
 
 
 def _workspace_of(request: StageRequest) -> Path:
