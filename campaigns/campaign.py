@@ -79,11 +79,11 @@ def same_bytes(one: Path, other: Path) -> bool:
 def leftovers(folder: Path) -> list[str]:
     """What of colabstage's own is below a folder and has no business there once a call has succeeded.
 
-    One deed for each folder that was put in its place stays; no temporary does, no lock, and no second deed.
+    One inventory for each folder that was put in its place stays; no temporary does, no lock, and no second inventory.
     """
     found = sorted(folder.rglob(".colabstage-*"))
-    deeds = [path for path in found if path.suffix == ".deed"]
-    rightful = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in deeds}.values()
+    inventories = [path for path in found if path.suffix == ".deed"]
+    rightful = {(path.parent, path.name.rsplit(".", 3)[0]): path for path in inventories}.values()
     return [str(path.relative_to(folder)) for path in found if path not in rightful]
 
 

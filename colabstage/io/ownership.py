@@ -5,8 +5,8 @@ What is ours is told by evidence:
 - **A temporary** says so in its name, with the process that owns it (see `workspace`).
 - What makes room for its successor where names cannot be exchanged is `….was` for that moment: with nothing in its
   place it is put back, never swept.
-- **A folder that was put in its place** has a deed beside it: size and time of everything in it, nothing left out. With
-  anything else in it, or anything in it changed, it is not ours to replace.
+- **A folder that was put in its place** has an inventory beside it: size and time of everything in it, nothing left
+  out. With anything else in it, or anything in it changed, it is not ours to replace.
 - **A file** is vouched for by its caller, by a manifest or record of ours; never a link, which is somebody's way to
   something else.
 
@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import TargetExistsError
 from colabstage.io.workspace import (
-    DEED,
     DRAFT,
     FOREIGN_AGE_S,
+    INVENTORY,
     OLD,
     WAS,
     check_own,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_DEED_HEAD = b"colabstage deed 1"
+_INVENTORY_HEAD = b"colabstage deed 1"
 # How often what others change at the same time is judged anew; each time one of them has got on with its work.
 _LOOKS = 8
 # What is answered where something has just come or gone.
@@ -105,7 +105,7 @@ def _facts_of(path: Path) -> tuple[int, ...]:
 def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
     """Remove what processes that are dead left in `folder`, as `sweep_temporaries`; return what was removed.
 
-    Of several deeds of a folder that is there, the one that fits it best stays.
+    Of several inventories of a folder that is there, the one that fits it best stays.
 
     Args:
         folder: where to look; it may be missing.
@@ -114,33 +114,35 @@ def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool
     """
     owned = find_owned(folder, name=name, prefix=prefix)
     removed = sweep_temporaries(owned, empty=empty)
-    deeds: dict[Path, list[Path]] = {}
+    inventories: dict[Path, list[Path]] = {}
     for entry, target, _ in owned:
-        if entry.suffix == DEED:
-            deeds.setdefault(target, []).append(entry)
-    for target, several in deeds.items():
-        removed += _sweep_deeds(target, several)
+        if entry.suffix == INVENTORY:
+            inventories.setdefault(target, []).append(entry)
+    for target, several in inventories.items():
+        removed += _sweep_inventories(target, several)
     return removed
 
 
-def _sweep_deeds(target: Path, deeds: list[Path]) -> list[Path]:
+def _sweep_inventories(target: Path, inventories: list[Path]) -> list[Path]:
     """Remove those that dead owners announced and never put there, or that stand for what was replaced."""
     # A single one may be announced for what is about to be put there.
-    if len(deeds) < 2 or look_at(target).kind != "folder":
+    if len(inventories) < 2 or look_at(target).kind != "folder":
         return []
     there = _take_inventory(target)
     # One that cannot be read fits nothing.
-    standings = {deed: _compare(_read_deed(deed) or {}, there) for deed in deeds}
-    best = min(deeds, key=lambda deed: standings[deed].distance())
-    if not standings[best].deed:
+    standings = {inventory: _compare(_read_inventory(inventory) or {}, there) for inventory in inventories}
+    best = min(inventories, key=lambda inventory: standings[inventory].distance())
+    if not standings[best].inventory:
         return []
     removed = []
-    for deed in deeds:
-        _, owner = name_and_owner(deed) or ("", "")
+    for inventory in inventories:
+        _, owner = name_and_owner(inventory) or ("", "")
         alive = owner_is_alive(owner)
-        if deed != best and (alive is False or (alive is None and time.time() - last_touched(deed) > FOREIGN_AGE_S)):
-            remove_named(deed)
-            removed.append(deed)
+        if inventory != best and (
+            alive is False or (alive is None and time.time() - last_touched(inventory) > FOREIGN_AGE_S)
+        ):
+            remove_named(inventory)
+            removed.append(inventory)
     return removed
 
 
@@ -281,36 +283,36 @@ def sync_file(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is at a place, compared with its deed."""
+    """What is at a place, compared with its inventory."""
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
     """Of what kind it is."""
-    deed: str = ""
-    """The name of the deed; "" without one, or where all that it lists is gone."""
+    inventory: str = ""
+    """The digest of the inventory; "" without one, or where all that it lists is gone."""
     strange: tuple[str, ...] = ()
-    """Names of what is there and not in the deed."""
+    """Names of what is there and not in the inventory."""
     changed: tuple[str, ...] = ()
-    """Names of what is there, but not as in the deed."""
+    """Names of what is there, but not as in the inventory."""
     gone: tuple[str, ...] = ()
-    """Names of what is in the deed only."""
+    """Names of what is in the inventory only."""
 
     @property
     def is_as_made(self) -> bool:
         """Return whether all that was put there is there as it was put, and nothing else."""
-        return bool(self.deed) and not (self.strange or self.changed or self.gone)
+        return bool(self.inventory) and not (self.strange or self.changed or self.gone)
 
     @property
     def is_replaceable(self) -> bool:
         """Return whether nothing of anybody else's would be lost."""
-        nothing_else = bool(self.deed) and not (self.strange or self.changed)
+        nothing_else = bool(self.inventory) and not (self.strange or self.changed)
         return self.kind in ("nothing", "empty folder") or nothing_else
 
     def distance(self) -> tuple[bool, int]:
-        """Return how far it is from the deed; one that has none is farthest."""
-        return not self.deed, len(self.strange) + len(self.changed) + len(self.gone)
+        """Return how far it is from the inventory; one that has none is farthest."""
+        return not self.inventory, len(self.strange) + len(self.changed) + len(self.gone)
 
     def __str__(self) -> str:
-        if not self.deed:
+        if not self.inventory:
             return "was not made by colabstage"
         said = [f"not from colabstage: {_name_some(self.strange)}"] if self.strange else []
         said += [f"changed: {_name_some(self.changed)}"] if self.changed else []
@@ -324,7 +326,7 @@ def _name_some(names: tuple[str, ...]) -> str:
 
 
 def look_at(target: Path) -> Standing:
-    """Compare what is at `target` with its deed: size and time of everything there, nothing left out."""
+    """Compare what is at `target` with its inventory: size and time of everything there, nothing left out."""
     try:
         found = target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -335,8 +337,8 @@ def look_at(target: Path) -> Standing:
     if not there:
         return Standing("empty folder")
     # There may be several: an announced one that never came to pass fits worse than the one before it.
-    deeds = [_read_deed(path) for path, _ in owned_beside(target, DEED)]
-    known = [_compare(listed, there) for listed in deeds if listed is not None]
+    inventories = [_read_inventory(path) for path, _ in owned_beside(target, INVENTORY)]
+    known = [_compare(listed, there) for listed in inventories if listed is not None]
     return min(known, key=Standing.distance, default=Standing("folder"))
 
 
@@ -351,7 +353,7 @@ def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
 def put_folder(
     made: Path, target: Path, *, overwrite: bool = False, announce: Callable[[str], object] = lambda _: None
 ) -> str:
-    """Put a finished folder, a temporary of ours or in one, in its place, and write its deed; what was there goes.
+    """Put a finished folder, a temporary of ours or in one, in its place, and write its inventory; what was there goes.
 
     Where the file system can exchange two names there is no moment at which nothing is at `target`; elsewhere, who
     dies in that moment leaves what `put_back` puts back.
@@ -360,10 +362,10 @@ def put_folder(
         made: the folder.
         target: what it becomes.
         overwrite: whether somebody said that what is there is to be replaced, whatever it is.
-        announce: told the name of the deed right before.
+        announce: told the digest of the inventory right before.
 
     Returns:
-        The name of the deed, as `Standing.deed` has it.
+        The digest of the inventory, as `Standing.inventory` has it.
 
     Raises:
         TargetExistsError: something is there that is not ours, or not as we made it. Nothing has changed.
@@ -371,21 +373,21 @@ def put_folder(
     """
     check_own(made)
     listed = _take_inventory(made)
-    deed = owned_name(target, DEED)
+    inventory = owned_name(target, INVENTORY)
 
     def put() -> None:
         if not overwrite:
             check_replaceable(target)
-        _write_deed(deed, listed)
+        _write_inventory(inventory, listed)
         announce(_digest(listed))
         _swap(made, target)
 
     among_others(put, target)
-    if not deed.exists():  # another thread that put the same there has cleared up
-        _write_deed(deed, listed)
-    for path, owner in list(owned_beside(target, DEED)):
-        # Earlier states' deeds; one of a living process is announced for what it is about to put there.
-        if path != deed and (owner == owner_token() or not owner_is_alive(owner)):
+    if not inventory.exists():  # another thread that put the same there has cleared up
+        _write_inventory(inventory, listed)
+    for path, owner in list(owned_beside(target, INVENTORY)):
+        # Earlier states' inventories; one of a living process is announced for what it is about to put there.
+        if path != inventory and (owner == owner_token() or not owner_is_alive(owner)):
             remove_named(path)
     return _digest(listed)
 
@@ -462,39 +464,40 @@ def _take_inventory(folder: Path) -> dict[str, str]:
                         is_file = stat.S_ISREG(found.st_mode)
                         listed[name] = f"{found.st_size} {found.st_mtime_ns}" if is_file else "device"
         except OSError as error:
-            # It went meanwhile, or cannot be looked at: as no deed has it.
+            # It went meanwhile, or cannot be looked at: as no inventory has it.
             listed[prefix or "."] = f"error {error.errno}"
     return listed
 
 
-def _write_deed(deed: Path, listed: dict[str, str]) -> None:
-    # Not a temporary for the deed's own name, which nobody would ask for, nor one for the folder's, which is adopted.
-    draft = deed.with_suffix(DRAFT)
+def _write_inventory(inventory: Path, listed: dict[str, str]) -> None:
+    # Not a temporary for the inventory's own name, which nobody would ask for, nor one for the folder's, which is
+    # adopted.
+    draft = inventory.with_suffix(DRAFT)
     try:
-        draft.write_bytes(_deed_text(listed))
+        draft.write_bytes(_inventory_text(listed))
         sync_file(draft)
-        draft.replace(deed)
+        draft.replace(inventory)
     except BaseException:
         remove_own(draft)
         raise
 
 
-def _deed_text(listed: dict[str, str]) -> bytes:
-    # Sorted, so that the name of a deed follows from what it lists; NUL is in no file name.
+def _inventory_text(listed: dict[str, str]) -> bytes:
+    # Sorted, so that the digest follows from what it lists; NUL is in no file name.
     parts = [os.fsencode(text) for item in sorted(listed.items()) for text in item]
-    return b"\0".join([_DEED_HEAD, *parts])
+    return b"\0".join([_INVENTORY_HEAD, *parts])
 
 
 def _digest(listed: dict[str, str]) -> str:
-    return hashlib.sha256(_deed_text(listed)).hexdigest()[:16]
+    return hashlib.sha256(_inventory_text(listed)).hexdigest()[:16]
 
 
-def _read_deed(path: Path) -> dict[str, str] | None:
+def _read_inventory(path: Path) -> dict[str, str] | None:
     try:
         head, *parts = path.read_bytes().split(b"\0")
     except OSError:
         return None
-    if head != _DEED_HEAD or len(parts) % 2:
+    if head != _INVENTORY_HEAD or len(parts) % 2:
         return None
     names = map(os.fsdecode, parts[::2])
     return dict(zip(names, map(os.fsdecode, parts[1::2]), strict=True))

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 
 _MARK = ".colabstage-"
-# What is being made; what goes; what made room for its successor; a deed, and what that is called until it is whole.
-TEMP, OLD, WAS, DEED, DRAFT = ".tmp", ".old", ".was", ".deed", ".draft"
-_OWNED = (TEMP, OLD, WAS, DEED, DRAFT)
+# What is being made; what goes; what made room for its successor; the inventory of what was put in its place, and what
+# that is called until it is whole.
+TEMP, OLD, WAS, INVENTORY, DRAFT = ".tmp", ".old", ".was", ".deed", ".draft"
+_OWNED = (TEMP, OLD, WAS, INVENTORY, DRAFT)
 # What `fetch_files` and `extract_archive` leave beside what they made, and what that is called until the work is there.
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
 # How long a rename by a process that cannot be asked may take before its work counts as given up.
@@ -113,7 +114,7 @@ def temp_beside(path: Path) -> Path:
 
 
 def is_our_name(name: str) -> bool:
-    """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, a deed."""
+    """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, an inventory."""
     return name.startswith(_MARK) or (name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX))
 
 
@@ -263,14 +264,14 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[
 
 
 def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = False) -> list[Path]:
-    """Remove those of `find_owned` whose owners are dead, but no deeds; return what was removed.
+    """Remove those of `find_owned` whose owners are dead, but no inventories; return what was removed.
 
     What made room for a successor that never came is put back. Leftovers of another boot or container, whose owner
     cannot be looked up, go once nothing has touched them for an hour. `empty`: as for `remove_own`.
     """
     removed: list[Path] = []
     for entry, target, owner in owned:
-        if entry.suffix == DEED:
+        if entry.suffix == INVENTORY:
             continue
         alive = owner_is_alive(owner) and not (entry.suffix == OLD and owner == owner_token())
         if alive or (alive is None and time.time() - last_touched(entry) < FOREIGN_AGE_S):

@@ -187,7 +187,8 @@ class FetchRecord:
     identity: SourceIdentity
     """The source's state then."""
     seal: dict[str, int | str]
-    """Of a file, the facts that change when anything writes to it; of a folder, the name of its deed."""
+    """Of a file, the facts that change when anything writes to it; of a folder the digest of its inventory,
+    by the word that records have had from the first."""
     hashes: tuple[str, ...]
     """Of a file, the xxh3-64 of each 8 MiB block."""
     files: int
@@ -204,7 +205,7 @@ class FetchRecord:
         """
         if "deed" in self.seal:
             here = look_at(target)
-            return here.is_as_made and here.deed == self.seal["deed"]
+            return here.is_as_made and here.inventory == self.seal["deed"]
         # A link is somebody's way to something else, even where that is as it was.
         if target.is_symlink() or not target.is_file():
             return False
@@ -385,13 +386,13 @@ class _FetchCall:
                 put_file(opened.path, place, replaces=self._may_replace)
                 record = replace(coming, seal=file_seal(place))
             else:
-                deed = put_folder(
+                inventory = put_folder(
                     opened.path,
                     place,
                     overwrite=self.overwrite,
-                    announce=lambda deed: announce_record(place, replace(coming, seal={"deed": deed})),
+                    announce=lambda inventory: announce_record(place, replace(coming, seal={"deed": inventory})),
                 )
-                record = replace(coming, seal={"deed": deed})
+                record = replace(coming, seal={"deed": inventory})
         FETCHED.write(place, record)
         return self._report(
             place, record, nbytes if opened.brought is not None and opened.brought.resumed else 0, opened.notes
@@ -410,13 +411,13 @@ class _FetchCall:
         plan = self._plan(sizes, opened, connections=1, kept=unfinished_bytes(place, fingerprint))
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
 
-        def announce(deed: str) -> None:
+        def announce(inventory: str) -> None:
             # The last moment to notice a listing that was not whole: after this, the folder stands.
             problem = source.relisted()
             if problem:
                 msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
                 raise SourceChangedError(msg)
-            announce_record(place, replace(coming, seal={"deed": deed}))
+            announce_record(place, replace(coming, seal={"deed": inventory}))
 
         with self.progress.step(f"fetch {place.name}", total=plan.nbytes, unit="B") as step:
             fetched = fetch_folder(
@@ -430,7 +431,7 @@ class _FetchCall:
                 overwrite=self.overwrite,
                 announce=announce,
             )
-        record = replace(coming, seal={"deed": fetched.deed})
+        record = replace(coming, seal={"deed": fetched.inventory})
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *plan.reasons])
 

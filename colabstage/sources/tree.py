@@ -416,8 +416,8 @@ class FetchedFolder:
     """Their bytes together."""
     kept_bytes: int
     """Of these, what an interrupted run had brought before."""
-    deed: str
-    """The name of the deed of what was put in place, as `ownership.look_at` finds it."""
+    inventory: str
+    """The digest of the inventory of what was put in place, as `ownership.look_at` finds it."""
 
 
 class FolderLedger(Closing):
@@ -509,7 +509,7 @@ def fetch_folder(
             nothing can tell one state from another.
         limits, step, cancellation, policy: as for `fetch_tree`.
         overwrite: whether to replace what is there though it is not ours, or not as we made it.
-        announce: told the name of the deed right before the folder is renamed to `target`.
+        announce: told the digest of its inventory right before the folder is renamed to `target`.
 
     Raises:
         TargetExistsError: something is there that is not ours, or not as we made it.
@@ -538,5 +538,5 @@ def fetch_folder(
                 ledger=ledger,
             )
         with typed_write_errors(target):
-            deed = put_folder(workspace.path / _FILES, target, overwrite=overwrite, announce=announce)
-    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept, deed)
+            inventory = put_folder(workspace.path / _FILES, target, overwrite=overwrite, announce=announce)
+    return FetchedFolder(len(tree.entries), sum(entry.size for entry in tree.entries), kept, inventory)

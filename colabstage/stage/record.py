@@ -63,7 +63,7 @@ class StagedFiles:
     nbytes: int
     """Their size together."""
     deed: str
-    """The deed of their folder, as `io.ownership` names it."""
+    """The digest of their folder's inventory (`io.ownership`); by the word that records have had from the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def files_problem(request: StageRequest, record: LocalRecord, *, thorough: bool)
     if thorough:
         # Each file by size and time, because people delete some, or add labels.
         here = look_at(request.files_path)
-        if not here.is_as_made or here.deed != record.files.deed:
+        if not here.is_as_made or here.inventory != record.files.deed:
             return f"its folder '{request.files_path}' {here}"
     return None
 

@@ -541,7 +541,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
         timing.amount, timing.note = total - fetched.kept_bytes, format_count(fetched.files, "files")
         if fetched.kept_bytes:
             timing.note += f"; {format_bytes(fetched.kept_bytes)} were already here"
-    files = StagedFiles(fetched.files, fetched.nbytes, fetched.deed)
+    files = StagedFiles(fetched.files, fetched.nbytes, fetched.inventory)
     # If packing is interrupted, the files need not be fetched again.
     write_record(request, files_record(request, source.identity, files))
     return files

@@ -172,11 +172,11 @@ class TestSweep:
         assert ownership.sweep_orphans(tmp_path) == [folder]
 
     @pytest.mark.parametrize("name", ["photos", "ü" * 120])
-    @pytest.mark.parametrize("moment", ["before the deed is whole", "before the old deed goes"])
-    def test_a_death_while_a_folder_is_put_in_place_leaves_one_deed(
+    @pytest.mark.parametrize("moment", ["before the inventory is whole", "before the old inventory goes"])
+    def test_a_death_while_a_folder_is_put_in_place_leaves_one_inventory(
         self, moment: str, name: str, tmp_path: Path
     ) -> None:
-        """What the next call sweeps for that folder: no half of a deed, and no second one."""
+        """What the next call sweeps for that folder: no half of an inventory, and no second one."""
         target = tmp_path / name
         code = f"""
             import os, pathlib, sys
@@ -186,7 +186,7 @@ class TestSweep:
                 made = workspace.temp_beside(target)
                 made.mkdir()
                 (made / "file").write_text(content)
-                if content == "newer" and {moment!r} == "before the deed is whole":
+                if content == "newer" and {moment!r} == "before the inventory is whole":
                     ownership.sync_file = lambda _: (print(flush=True), os._exit(0))
                 if content == "newer":
                     ownership.remove_named = lambda _: (print(flush=True), os._exit(0))
@@ -195,8 +195,8 @@ class TestSweep:
         run_python(code, target)
         # An unfinished folder may be gone on with, so whoever sweeps has asked for it before.
         ownership.sweep_orphans(tmp_path, name=name)
-        deeds = [path for path in tmp_path.iterdir() if path != target]
-        assert [path.suffix for path in deeds] == [".deed"]
+        inventories = [path for path in tmp_path.iterdir() if path != target]
+        assert [path.suffix for path in inventories] == [".deed"]
         assert ownership.look_at(target).is_as_made
         assert (target / "file").read_text() == ("old" if "whole" in moment else "newer")
 

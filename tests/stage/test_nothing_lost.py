@@ -281,7 +281,7 @@ class TestOursIsNoSource:
     """What colabstage leaves or makes in a folder is no part of a dataset that lies there."""
 
     def test_leftovers_and_records(self, tmp_path: Path) -> None:
-        """Half of an extraction, its record and its deed are left out."""
+        """Half of an extraction, its record and its inventory are left out."""
         source = tmp_path / "source"
         extract_archive(write_zip(tmp_path / "a.zip", {"cat/1.txt": "1"}), source / "train", progress=False)
         workspace.leave_for_next(

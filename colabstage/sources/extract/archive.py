@@ -87,12 +87,12 @@ class ExtractRecord:
     content_bytes: int
     """Their bytes together."""
     deed: str
-    """The name of the deed of what was put there, file by file."""
+    """The digest of the inventory of what was put there; by the word that records have had from the first."""
 
     def fits(self, target: Path) -> bool:
         """Return whether all that was extracted is there, with its size and time, and nothing else."""
         here = look_at(target)
-        return here.is_as_made and here.deed == self.deed
+        return here.is_as_made and here.inventory == self.deed
 
 
 EXTRACTED = RecordFile(ExtractRecord, ("format", 2), ExtractRecord.fits, asdict)
@@ -341,7 +341,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     if here.kind in ("nothing", "empty folder"):
         return None
     record = EXTRACTED.read(target)
-    ours = record is not None and here.deed == record.deed
+    ours = record is not None and here.inventory == record.deed
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
     # An archive that has changed is extracted again; nothing is lost that is not in it or its earlier state.
@@ -375,8 +375,8 @@ def _check_room(needed: int, label: str, folder: Path, members: int) -> None:
 
 
 def _put_in_place(made: Path, target: Path, plan: ExtractPlan, identity: ArchiveIdentity, *, overwrite: bool) -> None:
-    def announce(deed: str) -> None:
-        EXTRACTED.announce(target, ExtractRecord(identity, plan.members, plan.content_bytes, deed))
+    def announce(inventory: str) -> None:
+        EXTRACTED.announce(target, ExtractRecord(identity, plan.members, plan.content_bytes, inventory))
 
     try:
         put_folder(made, target, overwrite=overwrite, announce=announce)

@@ -109,7 +109,7 @@ class Noticing:
 @pytest.mark.parametrize("count", [40, 3000])
 @pytest.mark.parametrize("kind", ["zip", "stored", "tar", "tar.gz"])
 def test_every_file_is_there_as_it_was(tmp_path: Path, kind: str, count: int) -> None:
-    """By threads and by processes: names, bytes, times; and nothing else there, but the record and deed beside it."""
+    """By threads and by processes: names, bytes, times, and nothing else; beside it a record and an inventory."""
     files = many_files(count)
     methods = {"zip": zipfile.ZIP_DEFLATED, "stored": zipfile.ZIP_STORED}
     archive = tmp_path / "data"
