@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -293,6 +294,8 @@ class _PackRun:
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
         order = np.argsort(coder.positions, kind="stable")
+        # Of most packs every byte has its place from the start, and nothing is learnt that is needed at the end.
+        is_noted = self.job.plan.is_open or isinstance(self.job.table.targets, Boxes)
         with (
             PackJournal(
                 workspace / "journal",
@@ -301,12 +304,13 @@ class _PackRun:
                 stamp=lambda position: coder.stamp(int(order[position])),
                 keep_skipped=self.job.options.skip_share is not None,
             ) as journal,
-            SampleFacts(workspace / "facts", len(order)) as facts,
+            SampleFacts(workspace / "facts", len(order)) if is_noted else nullcontext() as facts,
         ):
             offsets = reserved_offsets(data, content) if journal.resumed else None
             if offsets is None:
                 journal.forget()
-                facts.forget()
+                if facts is not None:
+                    facts.forget()
                 for leftover in (data, spool):
                     remove_own(leftover)
             # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but
@@ -333,10 +337,11 @@ class _PackRun:
                     torch.when_usable(self.stream.let_in)
             packing = time.monotonic()
             with (
-                Spool(spool, start=facts.spool_end() if plan.is_open else 0) as open_spool,
+                Spool(spool, start=facts.spool_end())
+                if facts is not None and plan.is_open
+                else nullcontext() as pieces,
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
-                noted = facts if plan.is_open or isinstance(self.job.table.targets, Boxes) else None
                 kept = plan.x.lengths is not None
                 # Images that are stored as files are looked through as well, to find broken ones.
                 decodes = not kept or isinstance(self.job.table.inputs, Images)
@@ -352,7 +357,7 @@ class _PackRun:
                     # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
                 result = write_samples(
-                    WriteJob(replace(coder, torch=torch), order, places, data, open_spool, noted, RetryPolicy()),
+                    WriteJob(replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy()),
                     journal,
                     limits=limits,
                     step=step,
@@ -368,7 +373,7 @@ class _PackRun:
             animated = tuple(self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated))
             # Usually every sample is in its final place now.
             final = data
-            if skipped or plan.is_open or isinstance(self.job.table.targets, Boxes):
+            if skipped or is_noted:
                 final, plan = finish_pack(
                     self.job,
                     DecodedPack(data, places, offsets, spool, facts),

@@ -110,8 +110,14 @@ class DecodedPack(NamedTuple):
     """Byte offsets of its datasets."""
     spool: Path
     """The file of bytes that had no place yet."""
-    facts: SampleFacts
-    """What was recorded about each sample."""
+    facts: SampleFacts | None
+    """What was recorded about each sample; `None` where nothing had to be."""
+
+    @property
+    def noted(self) -> NDArray[np.void]:
+        """Return all records, `(N,)`."""
+        assert self.facts is not None
+        return self.facts.read()
 
 
 def finish_pack(
@@ -139,7 +145,7 @@ def finish_pack(
     """
     # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
-        _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded.facts)
+        _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded)
         return decoded.data, job.plan
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
@@ -150,7 +156,7 @@ def finish_pack(
     # JPEGs made while packing were spooled in the order in which workers finished; only now that all their lengths are
     # known do they have places.
     if plan.x.is_open:
-        noted = decoded.facts.read()
+        noted = decoded.noted
         plan = replace(plan, x=replace(plan.x, lengths=noted["length"][:, 0].astype(np.int64)))
         copies[0] = decoded.spool, noted["start"][:, 0].astype(np.int64)
     # Boxes too: from here on they are those of a source that had them in files of their own.
@@ -163,13 +169,13 @@ def finish_pack(
     content = pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped)
     offsets = create_pack(final, content)
     copy_rows(plan, copies, target=final, offsets=offsets)
-    _write_boxes(job, plan, final, offsets, decoded.facts)
+    _write_boxes(job, plan, final, offsets, decoded)
     return final, plan
 
 
 def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
     """Return the boxes of all samples, none for those that were left out."""
-    noted = decoded.facts.read()
+    noted = decoded.noted
     starts, lengths = noted["start"][:, 1], noted["length"][:, 1]
     with open(decoded.spool, "rb") as spool:
         pieces = [
@@ -222,12 +228,12 @@ def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
     return np.ascontiguousarray(np.concatenate([values, rest]))
 
 
-def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], facts: SampleFacts) -> None:
+def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], decoded: DecodedPack) -> None:
     """Write the boxes of all samples, now that every image's own size is known."""
     boxes = job.table.targets
     if not isinstance(boxes, Boxes):
         return
-    noted = facts.read()
+    noted = decoded.noted
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
     # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
     image = ImageOptions() if plan.encoding in ("encoded", "arrays") else job.options.image

@@ -367,8 +367,8 @@ class WriteJob:
     """For each field of the plan, int64 `(N,)`: byte offset of each sample in `target`."""
     target: Path
     """The file, which has room for all samples."""
-    spool: Spool
-    """Takes the bytes that have no place yet."""
+    spool: Spool | None
+    """Takes the bytes that have no place yet; `None` where all have one."""
     facts: SampleFacts | None
     """Where the images' own sizes, and places in the spool, are recorded; `None` where they are not needed."""
     retry: RetryPolicy
@@ -470,6 +470,7 @@ def _store(
     pieces = []
     for place, part, places in zip(job.coder.plan.fields, stored.parts, job.places, strict=True):
         if place.is_open:
+            assert job.spool is not None
             pieces.append((job.spool.append(part), len(part)))
         else:
             pieces.append((0, 0))
