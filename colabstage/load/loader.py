@@ -426,10 +426,9 @@ class _Machine:
                     announced.hand_out()
                 return hand_out(given)
 
-            iteration = Iteration(source, count, place.end, None if announced is None else announced.waited)
-            if announced is not None:
-                weakref.finalize(iteration, announced.close).atexit = False
-            return iteration
+            if announced is None:
+                return Iteration(source, count, place.end)
+            return Iteration(source, count, place.end, announced.waited, announced.close)
 
         # The device gathers by itself, and a thread would only stand between.
         if not self.source.in_background:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from colabstage.errors import NotStagedError
+from colabstage.errors import ColabstageError, NotStagedError
 from colabstage.h5.manifest import BLOCK_BYTES, Manifest, read_manifest
 from colabstage.h5.parts import check_files
 from colabstage.io.files import make_folder, write_json
@@ -248,7 +249,10 @@ class Expectations:
         # Ordering the next epoch takes time that the first batch should not wait for.
         if not self._begun.wait(_LONGEST_BATCH_S) or self._closed.is_set():
             return
-        told = self._tell(then(), self._rows)
+        told = None
+        # On a full disk, say, nothing is fetched ahead of the next epoch; whoever waits for its rows is told why.
+        with contextlib.suppress(ColabstageError, OSError):
+            told = self._tell(then(), self._rows)
         if told is None:
             return
         with self._lock:

@@ -242,15 +242,22 @@ class Iteration(Generic[S, T]):
         hand_out: Callable[[S], T],
         at_end: Callable[[], object] = lambda: None,
         waited: Callable[[float], object] | None = None,
+        let_go: Callable[[], object] | None = None,
     ) -> None:
         """Take over `source`. `hand_out`: makes what the source gives the consumer's, in the consumer's thread.
         `at_end`: called when the consumer has been told that there is no more. `waited`: told the seconds that the
-        consumer has waited for what it gets."""
+        consumer has waited for what it gets. `let_go`: called once, when nothing more will come: at the end, after an
+        error, or when it is closed or dropped."""
         self._source = source
         self._hand_out = hand_out
         self._at_end = at_end
         self._waited = waited
         self._closed = False
+        # Not only when it is dropped: whoever keeps it, in a variable or in the traceback of its error, wants no more.
+        self._let_go: Callable[[], object] = lambda: None
+        if let_go is not None:
+            self._let_go = finalizer = weakref.finalize(self, let_go)
+            finalizer.atexit = False
 
     def __iter__(self) -> Self:
         return self
@@ -266,7 +273,11 @@ class Iteration(Generic[S, T]):
         try:
             given = next(self._source)
         except StopIteration:
+            self._let_go()
             self._at_end()
+            raise
+        except BaseException:
+            self._let_go()
             raise
         if self._waited is not None:
             self._waited(time.perf_counter() - began)
@@ -282,6 +293,7 @@ class Iteration(Generic[S, T]):
         # First, so that whoever continues with it is told so, instead of that there is no more.
         self._closed = True
         self._source.close()
+        self._let_go()
 
 
 class Iterated(Closing):

@@ -75,10 +75,8 @@ def finish(path: Path) -> None:
     write_manifest(path, Manifest(size, BLOCK, tuple(hashes), samples={"train": ROWS}))
 
 
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
-    """A pack of 46 small blocks, most of whose ends cut a row in two."""
-    path = tmp_path_factory.mktemp("pack") / "data.h5"
+def make_pack(path: Path) -> Pack:
+    """Make a pack of 46 small blocks, most of whose ends cut a row in two."""
     x = np.random.default_rng(0).integers(0, 256, (ROWS, *SHAPE), dtype=np.uint8)
     reserved = [ReservedDataset("X_train", x.shape, x.dtype), ReservedDataset("Y_train", (ROWS,), np.dtype(np.int64))]
     offsets = create_pack(path, PackContent(reserved, {"classes": np.array(["a", "b"])}, {}, {}))
@@ -90,6 +88,11 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     with h5py.File(path) as file:
         np.testing.assert_array_equal(file["X_train"][()], x)
     return Pack(path, x)
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    return make_pack(tmp_path_factory.mktemp("pack") / "data.h5")
 
 
 def part_of(dataset: dataset_h5) -> PartialPack:
@@ -312,6 +315,32 @@ def test_who_asks_again_is_not_failed_by_what_was_under_way(pack: Pack, tmp_path
     file.close()
 
 
+def fill(filler: Path) -> None:
+    """Take all room of a disk by a file."""
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):  # noqa: PT012
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_disk_that_is_full_before_the_next_epoch_is_announced_is_told_to_the_loop(
+    pack: Pack, small_disk: Path
+) -> None:
+    """The thread that announces it is nobody's to hear of; once there is room, this epoch and the next are whole."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
+    loader, filler = make_loader(dataset, 50, seed=7, num_workers=0), small_disk / "filler"
+    batches = iter(loader)
+    fill(filler)
+    with pytest.raises(NotEnoughSpaceError, match="full"):
+        list(batches)
+    for thread in [one for one in threading.enumerate() if one.name == "colabstage-next-epoch"]:
+        thread.join(30)
+    filler.unlink()
+    loader.load_state_dict(loader.state_dict())
+    list(loader)
+    assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
+    part_of(dataset).close()
+
+
 def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_disk: Path) -> None:
     """At once, by its type, with what is here; once there is room, the epoch goes on, also after an older failure."""
     dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=small_disk, return_index=True)
@@ -322,9 +351,7 @@ def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_dis
         for number, (_, index) in enumerate(loader):
             rows.extend(index.tolist())
             if number == 5:
-                with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):  # noqa: PT012
-                    while True:
-                        file.write(bytes(4096))
+                fill(filler)
 
     for _ in range(2):
         with pytest.raises(NotEnoughSpaceError, match=r"full(.|\n)*blocks .* are here"):

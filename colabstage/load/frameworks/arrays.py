@@ -135,7 +135,7 @@ class ArrayBatches:
         self._visits: Order = RowOrder(len(reader), request.shuffle, request.seed)
         if reader.arrival is not None and self.plan.order.name == "arrival":
             self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
-        self._told: tuple[int, Expectation] | None = None
+        self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
         self._telling = Lock()
         self._pool = _pool_of(self.plan)
         self._order: tuple[int, NDArray[np.intp]] | None = None
@@ -211,10 +211,12 @@ class ArrayBatches:
         with self._telling:
             if self._told is None or self._told[0] != epoch:
                 if self._told is not None:
-                    self._told[1].close()
+                    self._told[2]()
                 rows, following = self._visits.rows(epoch, Shard()), partial(self._visits.rows, epoch + 1, Shard())
-                self._told = epoch, arrival.expect(self.reader.split, rows, then=following)
-                weakref.finalize(self, self._told[1].close).atexit = False
+                told = arrival.expect(self.reader.split, rows, then=following)
+                closes = weakref.finalize(self, told.close)
+                closes.atexit = False
+                self._told = epoch, told, closes
             # Some are read at once, so those just before may be under way.
             self._told[1].reached(size * max(0, number - _MOST_AT_ONCE))
 

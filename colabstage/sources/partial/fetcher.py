@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
 from colabstage.io.files import PATIENT, hash_block, pwrite_exactly, read_json, typed_write_errors, write_json
-from colabstage.io.pipeline import DaemonPool
+from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHED, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import NEVER, Pacer, Reader, Visits, look_ahead, plan_misses
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from colabstage.sources.partial.local import LocalPart
     from colabstage.sources.partial.plan import Outlook
     from colabstage.sources.remote import RemoteFile
+
+_log = logging.getLogger(__name__)
 
 _NAME = "expected"
 _TICK_NS, _LIST_NS = 50_000_000, 1_000_000_000
@@ -139,6 +142,8 @@ _TICK_S = 0.01
 _REST_S = 5.0
 # How long a block stays for somebody who waited for it and has not taken it.
 _WISH_S = 5.0
+# How long the end waits for a disk that is taking a block.
+_WRITE_S = 10.0
 # Readings of a block whose hash is wrong, before the source counts as damaged.
 _BLOCK_TRIES = 3
 # Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
@@ -198,21 +203,39 @@ class Fetcher:
 
     def close(self) -> None:
         """Fetch nothing more; what is on its way is left behind. Calling it twice is fine."""
-        # Whoever fetches next gives back what is not noted: nothing may be written and noted after this.
-        with self._writing:
-            self._stop.set()
-        self._wake.set()
+        # The threads stayed with the parent, and with them locks that a fork may have left locked.
         if self._pid != os.getpid():
             return
+        self._stop.set()
+        self._wake.set()
         self._pool.close(abandon=True)
-        handle, self._lock = self._lock, -1
-        if handle >= 0:
-            os.close(handle)
+        # Whoever fetches next gives back what is not noted: nothing may be written and noted once it can begin.
+        if self._writing.acquire(timeout=_WRITE_S):
+            self._writing.release()
+            self._let_go()
+        else:
+            _log.warning(
+                "The disk of '%s' has not taken a block for %.0f s. Its write is left to end alone; until then nothing "
+                "is fetched there.",
+                self._folder,
+                _WRITE_S,
+            )
+            in_thread(self._let_go_once_written, "colabstage-blocks")
         with self._guard:
             remotes = [*self._remotes.values()]
             self._remotes.clear()
         for remote in remotes:
             remote.close()
+
+    def _let_go_once_written(self) -> None:
+        with self._writing:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Let another fetch."""
+        handle, self._lock = self._lock, -1
+        if handle >= 0:
+            os.close(handle)
 
     def work(self, *, woken: bool) -> None:
         """Do what there is to do now. What goes wrong is told to all who wait: nobody else is there to hear it."""
@@ -281,7 +304,9 @@ class Fetcher:
             block = int(waited[outlook.next_use[waited].argmin()])
             return block if self._make_room(block, outlook, wanted, needed_now=True) else None
         now = time.monotonic()
-        self._rest = {block: until for block, until in self._rest.items() if until > now}
+        # A copy, because blocks fail in other threads meanwhile.
+        for block in [block for block, until in list(self._rest.items()) if until <= now]:
+            self._rest.pop(block, None)
         missing[list(self._rest)] = False
         ahead = outlook.first_missing(missing)
         if ahead is None:

@@ -52,6 +52,8 @@ class Pins:
         """Take the path of the file that locks are on; it is made."""
         self._path = path
         self._lock, self._waiting = threading.Lock(), threading.Lock()
+        # Held in a child alone, right after the fork.
+        self._reopening = threading.Lock()
         self._pid = os.getpid()
         self._open()
         self._counts: dict[int, int] = {}
@@ -115,10 +117,15 @@ class Pins:
 
     def _after_fork(self) -> None:
         # A child shares its parent's handles, and would release what its parent holds; its lock may be locked there.
-        if self._pid != os.getpid():
-            self._close()
-            self._lock, self._waiting, self._counts, self._pid = threading.Lock(), threading.Lock(), {}, os.getpid()
-            self._open()
+        if self._pid == os.getpid():
+            return
+        with self._reopening:
+            if self._pid != os.getpid():
+                self._close()
+                self._lock, self._waiting, self._counts = threading.Lock(), threading.Lock(), {}
+                self._open()
+                # At last: another thread of the child that sees it goes on with these.
+                self._pid = os.getpid()
 
 
 def _close(*handles: int) -> None:

@@ -1,0 +1,254 @@
+"""Many readers of one pack that is here in part: worker processes, loaders beside each other, the ranks of a process
+group; and loops that are left in the middle. Batches are the file's, the limit holds, and nobody hangs at the end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from colabstage.h5.manifest import manifest_path
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.sources.partial import fetcher
+from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.partial.local import LocalPart
+from tests.load.test_partial import LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
+from tests.support.http_server import WebServer
+from tests.support.staged import disk_sampled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.nurseries import Nurseries
+
+# Longer than any of it takes on a busy machine.
+LONGEST_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
+    return make_pack(tmp_path_factory.mktemp("pack") / "data.h5")
+
+
+@pytest.fixture
+def server(pack: Pack) -> Iterator[WebServer]:
+    with WebServer({"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}) as served:
+        yield served
+
+
+def opened(server: WebServer, place: Path) -> dataset_h5:
+    return dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=place, return_index=True)
+
+
+def wish(dataset: dataset_h5, block: int) -> None:
+    file = part_of(dataset).file
+    assert isinstance(file, BlockwiseFile)
+    file.wish(np.array([block]))
+
+
+def check_rows(batches: Any, pack: Pack) -> list[int]:
+    """Compare batches of a stock `DataLoader` with the file, and return their rows."""
+    seen: list[int] = []
+    for (x, _), index in batches:
+        np.testing.assert_array_equal(x.numpy(), pack.x[index.numpy()])
+        seen += index.tolist()
+    return seen
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_worker_processes_whose_epoch_is_left_begin_another(
+    method: str, pack: Pack, server: WebServer, tmp_path: Path
+) -> None:
+    """Two processes and the one that made them read one part; an epoch that was broken off leaves nothing behind."""
+    with disk_sampled(tmp_path) as taken:
+        dataset = opened(server, tmp_path)
+        workers: Any = DataLoader(dataset, 50, num_workers=2, multiprocessing_context=method)
+        assert check_rows(islice(workers, 7), pack) == list(range(350))
+        beside = make_loader(dataset, 64, seed=2)
+        both = zip(workers, chain(beside, beside), strict=False)
+        left, right = zip(*islice(both, 30), strict=True)
+        assert check_rows(left, pack) == list(range(1500))
+        check_epoch(right, pack)
+        del both, left, right
+        assert check_rows(workers, pack) == list(range(ROWS))
+        part_of(dataset).close()
+    assert max(taken) <= LIMIT
+
+
+def test_loaders_beside_each_other_share_the_limit(pack: Pack, server: WebServer, tmp_path: Path) -> None:
+    """Two loaders over one dataset and two over another, each in another order and left once in the middle."""
+    with disk_sampled(tmp_path) as taken, ThreadPoolExecutor(4) as threads:
+        datasets = [opened(server, tmp_path) for _ in range(2)]
+
+        def train(number: int) -> list[int]:
+            loader = make_loader(datasets[number % 2], 40 + number, seed=number)
+            check_epoch(islice(loader, 9 + number), pack)
+            return check_epoch(loader, pack)
+
+        for rows in threads.map(train, range(4), timeout=LONGEST_S):
+            assert sorted(rows) == list(range(ROWS))
+        for dataset in datasets:
+            part_of(dataset).close()
+    assert max(taken) <= LIMIT
+
+
+def test_nobody_expects_what_is_left_of_an_epoch_that_has_ended(pack: Pack, tmp_path: Path) -> None:
+    """Whoever keeps the iterator of an epoch that was left, or has ended, keeps no blocks for it."""
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    loader = make_loader(dataset, 50)
+    left = iter(loader)
+    next(left)
+    expected = list(part_of(dataset).path.parent.glob("*expected*"))
+    assert expected
+    loader.close()
+    assert not [path for path in expected if path.exists()]
+    whole = iter(loader)
+    list(whole)
+    assert not list(part_of(dataset).path.parent.glob("*expected*"))
+    part_of(dataset).close()
+    del left, whole
+
+
+def test_a_forked_child_closes_what_its_parent_is_writing(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads and the locks that they hold stay with the parent, so a child waits for none of them."""
+    writing, go_on = threading.Event(), threading.Event()
+    put = LocalPart.put
+
+    def late(self: LocalPart, block: int, data: bytes) -> None:
+        if block > 3:
+            writing.set()
+            assert go_on.wait(LONGEST_S)
+        put(self, block, data)
+
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    monkeypatch.setattr(LocalPart, "put", late)
+    wish(dataset, 9)
+    assert writing.wait(LONGEST_S)
+    child = multiprocessing.get_context("fork").Process(target=part_of(dataset).close)
+    child.start()
+    child.join(20)
+    ended = child.exitcode
+    child.kill()
+    child.join()
+    go_on.set()
+    assert ended == 0
+    part_of(dataset).close()
+
+
+def test_a_disk_that_hangs_in_a_write_is_not_waited_for(
+    pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Closing ends in its time and says so. Until the write has ended nobody else fetches there, for it would be noted
+    under whoever does; then another does."""
+    writing, go_on = threading.Event(), threading.Event()
+    put = LocalPart.put
+
+    def late(self: LocalPart, block: int, data: bytes) -> None:
+        writing.set()
+        assert go_on.wait(LONGEST_S)
+        put(self, block, data)
+
+    dataset = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path)
+    folder = part_of(dataset).path.parent
+    monkeypatch.setattr(fetcher, "_WRITE_S", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalPart, "put", late)
+        wish(dataset, 9)
+        assert writing.wait(LONGEST_S)
+        part_of(dataset).close()
+    assert f"The disk of '{folder}' has not taken a block for" in caplog.text
+    assert fetcher.take_lock(folder) is None
+    go_on.set()
+    again = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
+    assert sorted(check_epoch(make_loader(again, 64), pack)) == list(range(ROWS))
+    part_of(again).close()
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+import h5py
+import numpy as np
+import torch
+from torch import distributed
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+
+url, file, local, limit, store, out, rank = *sys.argv[1:4], int(sys.argv[4]), *sys.argv[5:7], int(sys.argv[7])
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+with h5py.File(file) as opened:
+    whole = opened["X_train"][()]
+dataset = dataset_h5(url, disk_limit=limit, local_dir=local, return_index=True)
+loader = make_loader(dataset, 32, seed=5)
+epochs, state = [], None
+# The second epoch is left in the middle, and begun again with what is here by then.
+for stop in (None, 11, None):
+    rows = []
+    for number, ((x, _), index) in enumerate(loader):
+        np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), whole[index.numpy()])
+        rows.append(index.tolist())
+        distributed.all_reduce(torch.ones(1))
+        if number + 1 == stop:
+            state = loader.state_dict()
+            break
+    epochs.append(rows)
+found = {"epochs": epochs, "state": state, "figures": dataset.figures}
+Path(out).write_text(json.dumps(found))
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+def test_ranks_share_one_part_under_a_limit(
+    pack: Pack, server: WebServer, tmp_path: Path, nurseries: Nurseries
+) -> None:
+    """Two processes of a group go through the same windows, one fetches for both, and neither waits for ever; one
+    process continues where they stopped."""
+    local, script = tmp_path / "local", tmp_path / "rank.py"
+    local.mkdir()
+    script.write_text(RANK, encoding="utf-8")
+    outs = [tmp_path / f"rank{rank}.json" for rank in range(2)]
+    place: list[str | Path] = [script, server.url("data.h5"), pack.path, local, str(LIMIT), tmp_path / "store"]
+    with disk_sampled(local) as taken:
+        ranks = [
+            subprocess.Popen(
+                nurseries.command("torch", "script", *place, out, str(rank)),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, out in enumerate(outs)
+        ]
+        try:
+            errors = [process.communicate(timeout=LONGEST_S)[1] for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait(30)
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    assert max(taken) <= LIMIT
+    found = [json.loads(out.read_text(encoding="utf-8")) for out in outs]
+    for epoch in (0, 2):
+        rows = [row for part in found for batch in part["epochs"][epoch] for row in batch]
+        assert sorted(rows) == list(range(ROWS))
+    # All of it about once an epoch, by whichever of them.
+    assert max(part["figures"]["fetched"] for part in found) < 4 * pack.path.stat().st_size
+    dataset = opened(server, local)
+    alone = make_loader(dataset, 64, seed=5)
+    alone.load_state_dict(found[0]["state"])
+    rest = check_epoch(alone, pack)
+    before = [row for part in found for batch in part["epochs"][1] for row in batch]
+    assert sorted(before + rest) == list(range(ROWS))
+    part_of(dataset).close()
