@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
-from colabstage.io.files import RetryPolicy
+from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
 from colabstage.machine.drive_client import ask_md5s
@@ -264,7 +264,8 @@ def _read_all(file: RemoteFile) -> bytes:
 
 
 def _mounted(path: Path) -> MountedFile:
-    if path.is_dir():
+    # The first question to a mount, which may have died since it answered.
+    if read_with_retry(path.is_dir, str(path)):
         msg = f"'{path}' is a folder in a list of files that are not archives. Give only files, or only folders."
         raise SourceReadError(msg)
     return MountedFile(path)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import (
-    CancelledError,
     ColabstageError,
     DamagedPackError,
     DriveDisconnectedError,
@@ -44,7 +43,7 @@ from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
 from colabstage.sources.parse import ObjectSource, comes_whole
-from colabstage.sources.partial.file import BlockwiseFile
+from colabstage.sources.partial.file import KEPT_AFTER, BlockwiseFile
 from colabstage.sources.partial.local import TABLE, Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet
 from colabstage.stage.dataset import StagedDataset
@@ -262,7 +261,7 @@ def restore_pack(
     try:
         with open_workspace(
             request.copy_path,
-            keeps=only_for(KeyboardInterrupt, CancelledError, SourceError, DriveError),
+            keeps=only_for(*KEPT_AFTER),
             in_own_folder=True,
         ) as workspace:
             local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]

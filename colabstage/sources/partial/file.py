@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from colabstage.errors import (
+    CancelledError,
+    DamagedPackError,
+    DriveError,
     NotEnoughSpaceError,
     NotStagedError,
     OptionError,
+    SourceError,
     SourceReadError,
     error_from_json,
     error_to_json,
 )
 from colabstage.io.progress import start_at
 from colabstage.io.units import format_bytes
+from colabstage.io.workspace import is_own
 from colabstage.sources.partial.fetcher import Expected, become_fetcher, read_failure
 from colabstage.sources.partial.local import CAPACITY, EDGES, EVICTED, FETCHED, PAGE_BYTES, WHOLE, LocalPart
 from colabstage.sources.partial.plan import Visits
@@ -48,7 +53,11 @@ _LOOK_S = 0.002
 _FILL_LOOK_S = 0.02
 # Later than anything that a reader will ask for.
 _FAR = 1 << 40
-_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it continues from there."
+# After what blocks of a pack that is to come whole are kept, because the next attempt may succeed: an interrupt, a
+# source or a mount that is back by then. Not after a full disk, of which they take a part, nor where the pack itself is
+# damaged.
+KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError)
+_STAGE_AGAIN = "Call stage_dataset with the same arguments again: it "
 # How often who waits looks whether anybody fetches.
 _TAKE_OVER_S = 0.2
 # What is beside the blocks: the table, what readers expect, and what a file system needs for the file itself.
@@ -269,7 +278,7 @@ class BlockwiseFile:
             # A copy: one error raised in several threads would gather the tracebacks of all.
             kind, words = error_from_json(error_to_json(self._ended), NotStagedError)
             # What has failed here says so already.
-            raise kind(words) if words.endswith(_STAGE_AGAIN) else self._with_what_is_here(kind(words))
+            raise kind(words) if words.endswith(_remedy_of(kind)) else self._with_what_is_here(kind(words))
 
     def wish(self, blocks: NDArray[np.int64]) -> None:
         """Ask for blocks without waiting for them."""
@@ -396,8 +405,10 @@ class BlockwiseFile:
         self._failure_told_at = time.monotonic()
         raw = read_failure(self._folder, block, float(self._part.failed_at[block]))
         if raw is None:
+            # What is unfinished has a name that tells a person nothing.
+            place = next(folder for folder in (self._folder, *self._folder.parents) if not is_own(folder))
             words = (
-                f"The disk of '{self._folder}' is full, or cannot be written to any more: not even the reason for the "
+                f"The disk of '{place}' is full, or cannot be written to any more: not even the reason for the "
                 "failure could. Free some space there"
             )
             return self._with_what_is_here(NotEnoughSpaceError(words))
@@ -405,14 +416,15 @@ class BlockwiseFile:
         return self._with_what_is_here(kind(words))
 
     def _with_what_is_here(self, error: Exception) -> Exception:
-        here = len(self.here)
-        size = format_bytes(self.figures["here"])
-        words = f"Of its {self.blocks:,} blocks {here:,} are here ({size})"
-        # Under a limit whoever reads goes on by reading.
-        words += (
-            f", and stay. {_STAGE_AGAIN}" if self.limit is None else "; when you go on, they are not fetched again."
-        )
-        return type(error)(f"{str(error).removesuffix('.')}. {words}")
+        here, size = len(self.here), format_bytes(self.figures["here"])
+        if self.limit is not None:
+            # Under a limit whoever reads goes on by reading.
+            words = f"are here ({size}); when you go on, they are not fetched again."
+        elif issubclass(type(error), KEPT_AFTER):
+            words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
+        else:
+            words = f"were here ({size}), and are not kept. {_remedy_of(type(error))}"
+        return type(error)(f"{str(error).removesuffix('.')}. Of its {self.blocks:,} blocks {here:,} {words}")
 
     def _own_fetcher(self) -> Fetcher | None:
         if self._pid != os.getpid():
@@ -561,6 +573,13 @@ def _entered(context: AbstractContextManager[None]) -> Iterator[None]:
         yield
     finally:
         context.__exit__(None, None, None)
+
+
+def _remedy_of(kind: type[BaseException]) -> str:
+    """Say what to do after an error that ended the copying of all of a pack."""
+    if issubclass(kind, DamagedPackError):
+        return "Call stage_dataset with refresh=True: it makes the pack from the source again."
+    return _STAGE_AGAIN + ("continues from there." if issubclass(kind, KEPT_AFTER) else "copies them again.")
 
 
 def _release(fetchers: list[Fetcher]) -> None:

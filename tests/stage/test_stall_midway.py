@@ -1,0 +1,186 @@
+"""A source from which nothing comes any more in the middle of an epoch, although connections stay open: an error at the
+batch that needs what did not come, with what is here, within the deadline; the next call continues."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from colabstage import stage_dataset
+from colabstage.errors import SourceReadError
+from colabstage.h5.manifest import manifest_path
+from colabstage.io.files import RetryPolicy
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+from colabstage.sources import http_file, opening, store_adapters
+from colabstage.sources.partial import fetcher
+from colabstage.sources.partial.file import BlockwiseFile
+from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_pack, part_of
+from tests.sources.servers import BucketService, use_login
+from tests.support.http_knobs import WebFault, WebKnobs
+from tests.support.http_server import WebServer
+from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+COUNT, BATCH = 120, 4
+# Instead of half a minute for each answer, and one in which it is asked again.
+SILENCE_S, PATIENCE_S = 0.5, 1.0
+# Four tries and the waits between them, on a busy machine.
+DEADLINE_S = 20.0
+STALL, HANG = WebFault(kind="stall", min_bytes=4000), WebFault(kind="hang", min_bytes=4000)
+
+
+@pytest.fixture(autouse=True)
+def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = http_file.open_http.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "timeout_s", SILENCE_S)
+    for module in (opening, fetcher):
+        monkeypatch.setattr(module, "PATIENT", RetryPolicy(patience_s=PATIENCE_S))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_archive(tmp_path_factory.mktemp("archive") / "data.zip", COUNT)
+
+
+def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
+    with WebServer({"data.zip": archive}, knobs=WebKnobs(bytes_per_s=5e5)) as server:
+
+        def stage() -> Any:
+            return stage_dataset(
+                server.url("data.zip"),
+                local_dir=tmp_path,
+                cache_dir=None,
+                progress=False,
+                image_size=(SIDE, SIDE),
+                streaming=True,
+            )
+
+        data = stage()
+        batches = iter(data.loader("train", BATCH))
+        seen = numbers_of([next(batches)])
+        server.set_faults(STALL)
+        began = time.monotonic()
+        with pytest.raises(SourceReadError, match=r"of 120 images are here, and are kept\. .* continues from there"):
+            note_numbers(batches, seen)
+        assert time.monotonic() - began < DEADLINE_S
+        with pytest.raises(SourceReadError):
+            data.wait(progress=False)
+        here = data.ready.rows
+        server.set_faults()
+        again = stage()
+        # Of each unit that was begun up to seven samples are packed again.
+        assert here >= again.ready.rows > here // 2
+        assert numbers_of(again.loader("train", BATCH))[: len(seen)] == seen
+    assert again.figures["kept"] > 0
+
+
+@pytest.mark.parametrize("fault", [STALL, HANG], ids=["stall", "hang"])
+def test_a_part_of_a_pack_on_the_web(fault: WebFault, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "data.h5")
+    files = {"data.h5": pack.path, "data.h5.json": manifest_path(pack.path)}
+    with WebServer(files, knobs=WebKnobs(bytes_per_s=1e6)) as server:
+        dataset = dataset_h5(server.url("data.h5"), disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True)
+        with closing(part_of(dataset)):
+            left_in_the_middle(dataset, pack, lambda: server.set_faults(fault), server.set_faults)
+
+
+def left_in_the_middle(
+    dataset: dataset_h5, pack: Pack, stall: Callable[[], object], go_on: Callable[[], object]
+) -> None:
+    """Go through an epoch in whose middle nothing comes for a while."""
+    loader, part, seen = make_loader(dataset, 50, seed=1), part_of(dataset), list[int]()
+    assert isinstance(part.file, BlockwiseFile)
+
+    def train() -> None:
+        for (x, _), index in loader:
+            np.testing.assert_array_equal(x.permute(0, 2, 3, 1).numpy(), pack.x[index.numpy()])
+            seen.extend(index.tolist())
+            if len(seen) == 100:
+                stall()
+
+    began = time.monotonic()
+    with pytest.raises(SourceReadError, match=r"blocks \d+ are here .* when you go on, they are not fetched"):
+        train()
+    assert time.monotonic() - began < DEADLINE_S
+    here, fetched = part.file.here, part.figures["fetched"]
+    go_on()
+    with part.file.hold(here[:4]):
+        assert part.figures["fetched"] - fetched <= 16 * BLOCK
+    loader.load_state_dict(loader.state_dict())
+    seen += check_epoch(loader, pack)
+    assert sorted(seen) == list(range(ROWS))
+
+
+class Stallable:
+    """Pass on what goes to a server and comes from it, but nothing while it stalls."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.removeprefix("http://").split(":")
+        self._to = host, int(port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.moves, self._ended = threading.Event(), False
+        self.moves.set()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as ready, self._listening:
+            ready.register(self._listening, selectors.EVENT_READ, None)
+            while not self._ended:
+                if not self.moves.wait(0.05):
+                    continue
+                for key, _ in ready.select(0.05):
+                    if key.data is None:
+                        near, far = self._listening.accept()[0], socket.create_connection(self._to)
+                        ready.register(near, selectors.EVENT_READ, far)
+                        ready.register(far, selectors.EVENT_READ, near)
+                        continue
+                    came, to = cast("socket.socket", key.fileobj), cast("socket.socket", key.data)
+                    try:
+                        data = came.recv(1 << 16)
+                        if data:
+                            to.sendall(data)
+                    except OSError:
+                        data = b""
+                    if not data:
+                        for one in (came, to):
+                            if one.fileno() >= 0:
+                                ready.unregister(one)
+                                one.close()
+            for key in [*ready.get_map().values()]:
+                cast("socket.socket", key.fileobj).close()
+
+    def close(self) -> None:
+        self._ended = True
+        self._thread.join(10)
+
+
+def test_a_part_of_a_pack_in_a_bucket(
+    moto_server: BucketService, s3: BucketService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = make_pack(tmp_path / "data.h5")
+    for path in (pack.path, manifest_path(pack.path)):
+        s3.put(f"packs/{path.name}", path.read_bytes())
+    with closing(Stallable(s3.address)) as between:
+        use_login(monkeypatch, BucketService(between.address))
+        dataset = dataset_h5(
+            f"s3://{s3.bucket}/packs/data.h5", disk_limit=LIMIT, local_dir=tmp_path / "a", return_index=True
+        )
+        monkeypatch.setattr(store_adapters, "CALL_TIMEOUT_S", SILENCE_S)
+        with closing(part_of(dataset)):
+            left_in_the_middle(dataset, pack, between.moves.clear, between.moves.set)
