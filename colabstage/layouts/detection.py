@@ -23,7 +23,6 @@ from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
     folder_of,
-    is_image,
     required,
     split_of_path,
     stem_of,
@@ -87,7 +86,9 @@ def read_voc(tree: Tree) -> SampleTable:
         BrokenDatasetError: a file is broken; it is named with the line.
     """
     annotations = files_ending_in(tree.entries, (".xml",))
-    images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS).where(_is_photo)) if annotations else []
+    images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if annotations else ())
+    # Masks are in SegmentationClass and SegmentationObject by the same stems.
+    images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
     files_of = _AnnotationFiles(annotations)
     labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
     # Other tools write XML as well: a few files tell, before all are parsed.
@@ -128,11 +129,6 @@ def read_voc(tree: Tree) -> SampleTable:
     unlisted = sum(image.name in labels for image in images) - len(files)
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
     return detection_table(tree, samples, classes, _VOC_COLUMNS, notes=notes)
-
-
-def _is_photo(name: str) -> bool:
-    """Tell whether a file is an image: masks are in SegmentationClass and SegmentationObject by the same stems."""
-    return is_image(name) and not folder_of(name).startswith("Segmentation")
 
 
 def _voc_key(image: str) -> tuple[str, str]:

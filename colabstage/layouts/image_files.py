@@ -41,6 +41,7 @@ from colabstage.layouts.table import (
     SampleTable,
     TreeFiles,
     class_indices,
+    first_that_fits,
     known_splits,
     left_out_notes,
 )
@@ -474,7 +475,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
         msg = f"The images of '{tree.label}' are in {len(splits):,} folders, not in one, or one for each split."
         raise LayoutError(msg)
-    if _have_classes_in_names(tree):
+    if not isinstance(first_that_fits(lambda: read_file_names(tree)), list):
         msg = f"The images of '{tree.label}' have classes in their names."
         raise LayoutError(msg)
     without = 'layout="images" reads the images without labels.'
@@ -496,14 +497,6 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
         )
         raise NearMissError(msg)
     return read_images(tree)
-
-
-def _have_classes_in_names(tree: Tree) -> bool:
-    try:
-        read_file_names(tree)
-    except LayoutError:
-        return False
-    return True
 
 
 def _beginnings(names: Sequence[str]) -> list[str]:

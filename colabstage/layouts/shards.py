@@ -66,7 +66,8 @@ def make_labels(
     """
     if isinstance(labels, np.ndarray):
         return _whole_numbers(labels, names or {})
-    without = [sample for sample, label in zip(samples, labels, strict=True) if _is_missing(label)]
+    missing = (label is None or (isinstance(label, float) and math.isnan(label)) for label in labels)
+    without = [sample for sample, is_missing in zip(samples, missing, strict=True) if is_missing]
     if len(without) == len(labels):
         return Labels(None, ())
     if without:
@@ -98,10 +99,6 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
     return Labels(Values(values), found)
-
-
-def _is_missing(label: Label) -> bool:
-    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:

@@ -245,7 +245,8 @@ def run_with_one_remount(
         return _work_typed(watched, place)
     # Before the work, because a dead client has no command line to read; and only where it could be mounted again,
     # because the client is looked for among all processes.
-    readonly = _may_mount() and is_readonly(mount_of(place))
+    may_mount = detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()
+    readonly = may_mount and is_readonly(mount_of(place))
     try:
         return _with_quota_told(watched, place)
     except CancelledError:
@@ -310,7 +311,3 @@ def _look_at_mount(root: Path) -> RemountFacts:
         main_thread=threading.current_thread() is threading.main_thread(),
         mountable=detect_platform().drive_mountable,
     )
-
-
-def _may_mount() -> bool:
-    return detect_platform().drive_mountable and threading.current_thread() is threading.main_thread()

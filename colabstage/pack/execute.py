@@ -32,9 +32,9 @@ from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
-from colabstage.pack.journal import KEPT_AFTER, PackJournal
+from colabstage.pack.journal import KEPT_AFTER, RECORD, PackJournal, SampleFacts, Spool
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
-from colabstage.pack.writer import RECORD, MixedImagesError, SampleCoder, SampleFacts, Spool, WriteJob, write_samples
+from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, write_samples
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.strings import StringArray
 

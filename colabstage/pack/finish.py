@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from colabstage.h5.manifest import Manifest
     from colabstage.pack.job import PackJob
+    from colabstage.pack.journal import SampleFacts
     from colabstage.pack.plan import PackPlan
-    from colabstage.pack.writer import SampleFacts
 
 # For HDF5's own structures around the samples.
 OVERHEAD_BYTES = 4 * 1024 * 1024

@@ -1,8 +1,13 @@
-"""Which samples of an unfinished pack are already in their places, so that a killed run continues where it was.
+"""What an unfinished pack keeps beside it, so that a killed run continues where it was.
 
-A journal (see `io.workspace`) with one line for each finished block of samples. A line cannot be verified without
-decoding the samples again, so a journal counts only in the boot that wrote it: a crash of the machine may keep the line
-and lose the pixels. The local disk of a rented machine does not outlive a boot anyway.
+`PackJournal` says which samples are in their places: a journal (see `io.workspace`) with one line for each finished
+block of samples. A line cannot be verified without decoding the samples again, so a journal counts only in the boot
+that wrote it: a crash of the machine may keep the line and lose the pixels. The local disk of a rented machine does not
+outlive a boot anyway.
+
+`Spool` has the bytes that have no place yet, `SampleFacts` what is learnt about each sample and needed at the end. A
+sample's record is written before the journal counts the sample as finished, so a continued run finds the records of all
+finished samples, as it finds their pixels.
 """
 
 from __future__ import annotations
@@ -10,18 +15,20 @@ from __future__ import annotations
 import threading
 from array import array
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import CancelledError, DecodeError, DriveError, SourceError
-from colabstage.io.files import Closing
-from colabstage.io.workspace import Journal, current_world, walk_journal
+from colabstage.io.files import Closing, TargetFile
+from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 # Samples in a block. With 32 reads in flight several blocks are unfinished, and a kill loses those; a line costs 3 µs.
 BLOCK_SAMPLES = 8
@@ -30,6 +37,8 @@ BLOCK_SAMPLES = 8
 KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, DecodeError)
 # The stamp of an unfinished block. No finished one has it: a stamp that would be 0 is written as 1.
 _NO_STAMP = 0
+# For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
+RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class PackJournal(Closing):
@@ -171,3 +180,73 @@ class PackJournal(Closing):
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
+
+
+class Spool:
+    """Appends pieces to a file, from any thread. The caller remembers where each begins."""
+
+    def __init__(self, path: Path, *, start: int) -> None:
+        """Open or create the file; the first new piece goes to `start`, behind everything that is still needed."""
+        self._file = TargetFile(path, fresh=False)
+        self._lock = threading.Lock()
+        self._end = start
+
+    def append(self, data: memoryview) -> int:
+        """Write a piece, and return where it begins."""
+        # Only the position is reserved under the lock; several threads write at the same time.
+        with self._lock:
+            start = self._end
+            self._end += len(data)
+        self._file.write(data, start)
+        return start
+
+    def __enter__(self) -> Self:
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *how: Any) -> None:
+        self._file.__exit__(*how)
+
+
+class SampleFacts(Closing):
+    """One record for each of N samples: its image's own size, and where its bytes are in a spool."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        """Open the file, or make it."""
+        self._path = path
+        self._count = count
+        if not path.exists():
+            path.touch()
+        # The file reads as zeros without a write, so records may be written in any order.
+        cut_own(path, count * RECORD.itemsize)
+        self._file = TargetFile(path, fresh=False)
+
+    def note(self, index: int, *, size: tuple[int, int] = (0, 0), pieces: Sequence[tuple[int, int]] = ()) -> None:
+        """Write a sample's record: the size of its image, and where its x and y begin in the spool, with their lengths.
+
+        May be called from any thread.
+        """
+        record = np.zeros(1, RECORD)
+        record["height"], record["width"] = size
+        for place, (start, length) in enumerate(pieces):
+            record["start"][0, place], record["length"][0, place] = start, length
+        self._file.write(record.tobytes(), index * RECORD.itemsize)
+
+    def read(self) -> NDArray[np.void]:
+        """Return all records, `(N,)`; zeros for samples that have none."""
+        return np.fromfile(self._path, RECORD, self._count)
+
+    def forget(self) -> None:
+        """Remove all records."""
+        cut_own(self._path, 0)
+        cut_own(self._path, self._count * RECORD.itemsize)
+
+    def spool_end(self) -> int:
+        """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
+        # Pieces behind it were written by a run that died before it recorded them.
+        noted = self.read()
+        return int((noted["start"] + noted["length"]).max(initial=0))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()

@@ -1,15 +1,10 @@
-"""Samples from their sources into their places in the file: read, decode, write, in any order.
-
-Two files are kept beside the pack: bytes that have no place yet (`Spool`), and what is learnt about each sample and
-needed at the end (`SampleFacts`). A sample's record is written before the journal counts the sample as finished, so a
-continued run finds the records of all finished samples, as it finds their pixels.
-"""
+"""Samples from their sources into their places in the file: read, decode, write, in any order."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,15 +13,14 @@ from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
 from colabstage.images.masks import fit_mask, read_mask
-from colabstage.io.files import Closing, RetryPolicy, TargetFile, read_with_retry
+from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import start_at
-from colabstage.io.workspace import cut_own
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Sized
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,13 +28,10 @@ if TYPE_CHECKING:
     from colabstage.images.resample import TorchImport
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.pack.journal import PackJournal
+    from colabstage.pack.journal import PackJournal, SampleFacts, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
     from colabstage.pack.stream import PackStream
-
-# For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
-RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
 class MixedImagesError(OptionError):
@@ -283,76 +274,6 @@ def _row(values: NDArray[Any], place: StoredField, name: str) -> memoryview:
 def array_bytes(values: NDArray[Any]) -> memoryview:
     """Return the bytes of an array, in C order."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-
-
-class Spool:
-    """Appends pieces to a file, from any thread. The caller remembers where each begins."""
-
-    def __init__(self, path: Path, *, start: int) -> None:
-        """Open or create the file; the first new piece goes to `start`, behind everything that is still needed."""
-        self._file = TargetFile(path, fresh=False)
-        self._lock = threading.Lock()
-        self._end = start
-
-    def append(self, data: memoryview) -> int:
-        """Write a piece, and return where it begins."""
-        # Only the position is reserved under the lock; several threads write at the same time.
-        with self._lock:
-            start = self._end
-            self._end += len(data)
-        self._file.write(data, start)
-        return start
-
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *how: Any) -> None:
-        self._file.__exit__(*how)
-
-
-class SampleFacts(Closing):
-    """One record for each of N samples: its image's own size, and where its bytes are in a spool."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        """Open the file, or make it."""
-        self._path = path
-        self._count = count
-        if not path.exists():
-            path.touch()
-        # The file reads as zeros without a write, so records may be written in any order.
-        cut_own(path, count * RECORD.itemsize)
-        self._file = TargetFile(path, fresh=False)
-
-    def note(self, index: int, *, size: tuple[int, int] = (0, 0), pieces: Sequence[tuple[int, int]] = ()) -> None:
-        """Write a sample's record: the size of its image, and where its x and y begin in the spool, with their lengths.
-
-        May be called from any thread.
-        """
-        record = np.zeros(1, RECORD)
-        record["height"], record["width"] = size
-        for place, (start, length) in enumerate(pieces):
-            record["start"][0, place], record["length"][0, place] = start, length
-        self._file.write(record.tobytes(), index * RECORD.itemsize)
-
-    def read(self) -> NDArray[np.void]:
-        """Return all records, `(N,)`; zeros for samples that have none."""
-        return np.fromfile(self._path, RECORD, self._count)
-
-    def forget(self) -> None:
-        """Remove all records."""
-        cut_own(self._path, 0)
-        cut_own(self._path, self._count * RECORD.itemsize)
-
-    def spool_end(self) -> int:
-        """Return the end of the last piece of the spool that belongs to a sample, in bytes."""
-        # Pieces behind it were written by a run that died before it recorded them.
-        noted = self.read()
-        return int((noted["start"] + noted["length"]).max(initial=0))
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
 
 
 @dataclass(frozen=True, slots=True)

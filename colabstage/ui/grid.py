@@ -93,7 +93,9 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
     if values.shape[2] in (1, 2):
         values = values[..., :1]
     elif values.shape[2] == 4:
-        values = _over_grey(values)
+        # Over grey, on which both dark and light things show.
+        alpha = values[..., 3:].astype(np.float32) / 255
+        values = (values[..., :3] * alpha + _GREY * (1 - alpha) + 0.5).astype(np.uint8)
     values = values[..., :3]
     return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))), note
 
@@ -113,12 +115,6 @@ def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
         return (numbers * 255 + 0.5).astype(np.uint8), ""
     scaled = (numbers - least) * (255.0 / (most - least)) if most > least else np.zeros_like(numbers)
     return (scaled + 0.5).astype(np.uint8), f"black is {least:,.4g}, white is {most:,.4g}"
-
-
-def _over_grey(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    alpha = values[..., 3:].astype(np.float32) / 255
-    mixed: NDArray[np.uint8] = (values[..., :3] * alpha + _GREY * (1 - alpha) + 0.5).astype(np.uint8)
-    return mixed
 
 
 def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[str]) -> NDArray[np.uint8]:

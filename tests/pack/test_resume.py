@@ -251,7 +251,7 @@ def test_records_of_another_form_start_afresh(
     packer.end(signal.SIGKILL)
     assert len(leftovers(out.parent)) == 1
     fields = [("length", "<i8", (2,)), ("start", "<i8", (2,)), ("width", "<i4"), ("height", "<i4")]
-    for module in ("writer", "execute"):
+    for module in ("journal", "execute"):
         monkeypatch.setattr(f"colabstage.pack.{module}.RECORD", np.dtype(fields))
     report = pack_dataset(many, out, encoding="jpeg:90", progress=False)
     assert report.resumed == 0

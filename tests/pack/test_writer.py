@@ -28,10 +28,10 @@ from colabstage.io.workspace import temp_beside
 from colabstage.pack import execute, writer
 from colabstage.pack.execute import run_pack
 from colabstage.pack.job import PackJob, prepare_pack
-from colabstage.pack.journal import PackJournal
+from colabstage.pack.journal import PackJournal, Spool
 from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import pack_content
-from colabstage.pack.writer import SampleCoder, Spool, WriteJob, write_samples
+from colabstage.pack.writer import SampleCoder, WriteJob, write_samples
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import Tree
 
