@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from colabstage.load.epoch import Order
     from colabstage.load.plan import LoaderPlan
     from colabstage.load.prefetch import Heartbeat
-    from colabstage.load.reading.kept import KeptImages
+    from colabstage.load.reading.memory import KeptImages
 
 
 class BatchSource:

@@ -23,7 +23,7 @@ from colabstage.load.reading.reader import SplitReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colabstage.load.reading.kept import KeptImages
+    from colabstage.load.reading.memory import KeptImages
 
 
 class Numbers(Dataset[Any]):

@@ -23,8 +23,8 @@ from colabstage.images.region import decode_region, decode_whole, region_factor
 from colabstage.load.augment import Compose, RandomFlip, RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading import kept as kept_module
-from colabstage.load.reading.kept import KeptImages
+from colabstage.load.reading import memory as kept_in
+from colabstage.load.reading.memory import KeptImages
 from colabstage.load.reading.rows import EncodedRows
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def test_batches_are_the_same_whatever_is_kept(
 ) -> None:
     """Of every kind of file, in several epochs, with room for all, for some, and for none."""
     options, arguments = WAYS[way]
-    monkeypatch.setattr(kept_module, "_SLAB_BYTES", 40_000)
+    monkeypatch.setattr(kept_in, "_SLAB_BYTES", 40_000)
     files = mixed_files()
     path = write_pack(tmp_path / "a.h5", files[:-1] if "crops" not in way else files, **options)
     usual = make_loader(dataset_h5(path), 4, seed=3, memory_budget=0, **arguments)
@@ -335,7 +335,7 @@ def image(number: int, nbytes: int = 1000) -> np.ndarray[Any, Any]:
 def test_the_budget_is_never_exceeded(sizes: list[int], budget: int) -> None:
     """Whatever comes, and what is found is what was kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_module, "_SLAB_BYTES", 16_384)
+        patch.setattr(kept_in, "_SLAB_BYTES", 16_384)
         kept = _Machine().kept(budget)
         for number, nbytes in enumerate(sizes):
             kept.keep((0, number, 1), image(number, nbytes), number)
@@ -359,7 +359,7 @@ def test_the_first_to_come_stays() -> None:
 
 def test_memory_that_gets_short_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much as is missing, in whole pieces; growing stops, and begins again when there is room."""
-    monkeypatch.setattr(kept_module, "_SLAB_BYTES", 4096)
+    monkeypatch.setattr(kept_in, "_SLAB_BYTES", 4096)
     machine = _Machine()
     kept = machine.kept(40_960)
     for number in range(8):

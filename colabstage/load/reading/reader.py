@@ -20,8 +20,7 @@ from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts
 from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
-from colabstage.load.reading.kept import KeptImages
-from colabstage.load.reading.memory import check_memory, empty_array
+from colabstage.load.reading.memory import KeptImages, check_memory, empty_array
 from colabstage.load.reading.part import SplitPart
 from colabstage.machine.mounts import require_answer
 from colabstage.machine.resources import read_resources

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts
-    from colabstage.load.reading.kept import KeptImages, KeptSlot, Key
+    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key
 
 # The form of images as `EncodedRows.read` returns them; those from which crops are cut have the factor in its place.
 _FINAL = -1
