@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from colabstage.diagnose.facts import StageName
 
 # A file and a function in it (any if empty). First match wins.
-_LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
+LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
     (r"/PIL/Image\.py$", r"^(open|preinit|init|_open_core)$", "read"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py$", r"", "decode"),
     (r"/PIL/Image\.py$", r"^(load|tobytes|__array_interface__|frombytes|_decompression_bomb_check)$", "decode"),
@@ -47,12 +47,12 @@ _LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
     (r"/colabstage/load/(augment|geometry)\.py$", r"", "transform"),
     (r"/torch/utils/data/_utils/collate\.py$", r"", "collate"),
     (r"/numpy/_core/shape_base\.py$", r"^(stack|vstack|concatenate)$", "collate"),
-    (r"/colabstage/load/(batches|device|prefetch|strategies|window)\.py$", r"", "collate"),
+    (r"/colabstage/load/(batches|device|prefetch|strategies)\.py$", r"", "collate"),
     (r"/(h5py|zarr|lmdb|fsspec|s3fs|gcsfs|aiohttp|requests|urllib|urllib3|http)(/|\.py$)", r"", "read"),
     (r"/(zipfile|tarfile|gzip|bz2|lzma|pathlib|socket|ssl|shutil|tempfile|_pyio)(/|\.py$)", r"", "read"),
-    (r"/colabstage/(load/reading|fetch|trees|simulate|h5)/", r"", "read"),
+    (r"/colabstage/(load/reading|sources|trees|simulate|h5)/", r"", "read"),
 )
-_LIBRARIES = tuple((re.compile(path), re.compile(function), stage) for path, function, stage in _LIBRARY_STAGES)
+_LIBRARIES = tuple((re.compile(path), re.compile(function), stage) for path, function, stage in LIBRARY_STAGES)
 
 # What functions are called. Decoding first, for `imread` does both and decoding is the larger part.
 _NAME_STAGES: tuple[tuple[str, StageName], ...] = (

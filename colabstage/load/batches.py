@@ -3,14 +3,14 @@ last."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import pickle
-import random
 from collections import deque
 from collections.abc import Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from threading import Event
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,9 +20,7 @@ from torch.utils.data import default_collate
 
 from colabstage.h5.schema import BOXES
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.load.epoch import apply_transform
-from colabstage.load.plan import SampleCost
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.io.progress import Cancellation, Clock
+    from colabstage.io.progress import Cancellation
     from colabstage.load.augment import CroppedInputs
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.epoch import BatchPlace
@@ -112,8 +110,8 @@ def host_batches(
         buffers: memory of inputs of one shape.
         targets: that of targets of one shape; each has memory of its own by default.
         ragged: what boxes are handed on as.
-        together: batches that are read at once, of a dataset that `can_group`: for small ones, of which each would
-            cost more than its copy. They share their memory, without overlapping.
+        together: batches that are read at once, of rows and targets of one shape each: for small ones, of which each
+            would cost more than its copy. They share their memory, without overlapping.
         inputs: what x is read by; the dataset's own reader by default.
         cancellation: stops the reading, also inside a batch.
 
@@ -159,13 +157,6 @@ def host_batches(
                 patience -= 1
 
 
-def can_group(dataset: dataset_h5) -> bool:
-    """Tell whether several batches can be read as one and taken apart: rows and targets have one shape each."""
-    reader = dataset.reader
-    uniform = reader.row_shape is not None and reader.target_bytes is not None
-    return uniform and not reader.encoded and not dataset.per_sample
-
-
 def _each_batch(
     x: NDArray[Any], y: NDArray[Any], group: Sequence[NDArray[np.intp]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -182,6 +173,165 @@ def _each_batch(
     # The last one that is handed out releases the group's memory.
     while made:
         yield made.popleft()
+
+
+# Bytes read between two looks at whether anybody still waits.
+_PART_BYTES = 64 * 1024 * 1024
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Hold rows that are in memory together."""
+
+    rows: NDArray[np.intp]
+    """Ascending."""
+    x: NDArray[Any] | list[NDArray[Any]]
+    """Inputs of each, in that order."""
+    y: Any
+    """Targets of each, in that order."""
+
+    def take(self, rows: NDArray[np.intp], x: NDArray[Any] | None) -> tuple[Any, Any]:
+        """Copy some rows' inputs, into `x` where there is one, and their targets."""
+        # The window was read in ascending order, as a disk likes it.
+        places = np.searchsorted(self.rows, rows)
+        return _take(self.x, places, x), _take(self.y, places, None)
+
+
+def _take(values: Any, places: NDArray[np.intp], out: NDArray[Any] | None) -> Any:
+    if isinstance(values, np.ndarray):
+        return np.take(values, places, axis=0, out=out, mode="clip")
+    return [values[place] for place in places.tolist()]
+
+
+def group_by_window(
+    batches: Sequence[NDArray[np.intp]], rows_before: int, window_rows: int
+) -> list[list[NDArray[np.intp]]]:
+    """Put batches together that come out of the same window. Windows hold whole batches.
+
+    Args:
+        batches: rows of the batches that are left.
+        rows_before: how many rows of the epoch come before them.
+        window_rows: how many rows make up a window, counted from the epoch's first.
+    """
+    groups: dict[int, list[NDArray[np.intp]]] = {}
+    for rows in batches:
+        groups.setdefault(rows_before // window_rows, []).append(rows)
+        rows_before += len(rows)
+    return list(groups.values())
+
+
+class WindowReader:
+    """Read windows, one ahead of the one in use, into two buffers that take turns: all the memory that is taken."""
+
+    def __init__(
+        self,
+        dataset: dataset_h5,
+        pool: ThreadPool,
+        windows: list[NDArray[np.intp]],
+        inputs: SplitReader | CroppedInputs | None = None,
+    ) -> None:
+        self._reader = dataset.reader
+        self._inputs = dataset.reader if inputs is None else inputs
+        self._pool = pool
+        self._windows = windows
+        self._buffers: list[NDArray[Any] | None] = [None, None]
+        self._stop = Event()
+        self._thread = ThreadPoolExecutor(1, "colabstage-window")
+        self._next: deque[Future[Window]] = deque()
+        self._begin(0)
+
+    def windows(self) -> Generator[Window | Heartbeat]:
+        """Yield each window when it is there, heartbeats while it is not. One that was yielded is overwritten by the
+        next but one."""
+        for number in range(len(self._windows)):
+            # Into the buffer of the window before, which is in use no more; and before this one is there, so that the
+            # disk is not idle until this thread has taken notice of it.
+            self._begin(number + 1)
+            while self._next and not self._next[0].done():
+                yield HEARTBEAT
+                wait([self._next[0]], timeout=_LOOK_S)
+            if not self._next:
+                return
+            window = self._next.popleft().result()
+            yield window
+            del window
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stop.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._next.clear()
+
+    def _begin(self, number: int) -> None:
+        """Have a window read after those that were begun before it."""
+        if number < len(self._windows):
+            self._next.append(self._thread.submit(self._read, number))
+
+    def _read(self, number: int) -> Window:
+        rows, inputs = self._windows[number], self._inputs
+        x = self._buffer(number % 2, len(rows))
+        step = max(1, _PART_BYTES // max(1, inputs.row_bytes))
+        images: list[NDArray[Any]] = []
+        for start in range(0, len(rows), step):
+            # A window may take minutes, and nobody should wait for one that is not wanted.
+            if self._stop.is_set():
+                break
+            part = rows[start : start + step]
+            if x is None:
+                images += inputs.read_x(part, None, pool=self._pool)
+            else:
+                inputs.read_x(part, x[start : start + len(part)], pool=self._pool)
+        return Window(rows, images if x is None else x, self._reader.read_y(rows, pool=self._pool))
+
+    def _buffer(self, turn: int, count: int) -> NDArray[Any] | None:
+        shape = self._inputs.row_shape
+        if shape is None:
+            return None
+        buffer = self._buffers[turn]
+        # The last window is shorter and fits into the buffer of a whole one.
+        if buffer is None or len(buffer) < count:
+            buffer = self._buffers[turn] = np.empty((count, *shape), self._inputs.row_dtype)
+        return buffer[:count]
+
+
+def window_batches(
+    dataset: dataset_h5,
+    batches: Sequence[NDArray[np.intp]],
+    rows_before: int,
+    window_rows: int,
+    *,
+    workers: int,
+    buffers: BufferPool,
+    ragged: Ragged,
+    inputs: SplitReader | CroppedInputs | None = None,
+    cancellation: Cancellation | None = None,
+) -> Generator[tuple[Any, Any] | Heartbeat]:
+    """Make batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
+
+    Args:
+        rows_before: how many rows of the epoch come before these batches.
+        window_rows: how many rows make up a window.
+        inputs: what x is read by; the dataset's own reader by default.
+        cancellation: stops the reading, also inside a window.
+    """
+    inputs = dataset.reader if inputs is None else inputs
+    groups = group_by_window(batches, rows_before, window_rows)
+    windows = [np.sort(np.concatenate(group)) for group in groups]
+    with ThreadPool(workers, cancellation) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
+        waiting = iter(groups)
+        for window in ahead.windows():
+            if isinstance(window, Heartbeat):
+                yield HEARTBEAT
+                continue
+            for rows in next(waiting):
+                shape = inputs.row_shape
+                out = None if shape is None else buffers.borrow((len(rows), *shape), inputs.row_dtype)
+                # Transforms are not called in this thread: see `host_batches`.
+                yield (
+                    window.take(rows, out) if dataset.per_sample else batch_of(dataset, *window.take(rows, out), ragged)
+                )
+                del out
 
 
 def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, Any]:
@@ -371,46 +521,3 @@ class Finish:
         """Finish what frameworks get that build loaders of our parts: it is in host memory by then. Stands where they
         expect a `collate_fn`."""
         return self.transform(self.scale(batch))
-
-
-# A probe ends after these many samples or seconds, whichever comes first.
-_PROBED = 64
-_PROBE_S = 0.5
-
-
-def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:
-    """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
-
-    What the transforms draw from the generators of Python, numpy and torch is put back.
-
-    Returns:
-        `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
-    """
-    # From all over the file, as neighbours are often alike.
-    rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
-    done, elapsed_s, nbytes = 0, 0.0, list[int]()
-    # Whatever a transform raises is the loop's to raise, where it says which batch.
-    with _rng_restored(), contextlib.suppress(Exception):
-        probed = copy.copy(dataset)
-        # What they count or draw on the way stays with the copies, as it does with those of processes.
-        transforms = pickle.dumps((dataset.transform, dataset.target_transform))
-        probed.transform, probed.target_transform = pickle.loads(transforms)
-        start = clock.now()
-        for row in rows:
-            map_leaves(probed[row], lambda leaf: nbytes.append(int(getattr(leaf, "nbytes", 8))))
-            done += 1
-            elapsed_s = clock.now() - start
-            if elapsed_s > _PROBE_S:
-                break
-    return SampleCost(elapsed_s / done, sum(nbytes) // done) if done else None
-
-
-@contextlib.contextmanager
-def _rng_restored() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

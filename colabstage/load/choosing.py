@@ -93,6 +93,8 @@ def choose_loader(facts: LoaderFacts, request: LoaderRequest) -> LoaderPlan:
         start=start,
         decode=decode,
         keep=choose_keeping(whole, request, strategy, order),
+        # Processes read by themselves.
+        together=1 if strategy == "workers" else _choose_together(facts, request, prefetch.value),
     )
 
 
@@ -259,19 +261,28 @@ def _choose_prefetch(facts: LoaderFacts, request: LoaderRequest) -> ReasonedValu
     # One more is with the consumer, and one in the making.
     fitting = facts.free_memory_bytes // _MEMORY_PART // batch_bytes - 2
     several = 0
-    # Rows of one shape only: of others a group cannot be taken apart by slices. And what is read at once must be here.
-    arrives = facts.arrival is not None and not facts.arrival.complete
-    if facts.uniform and not (arrives or facts.encoded or facts.per_sample):
+    if _can_group(facts):
         several = min(fitting, prefetch_of_small(batch_bytes, copied=facts.engine.name in ("mapped", "memory")))
         # A window shuffle's own memory comes first.
         if request.memory_budget is not None:
             several = min(several, request.memory_budget // _MEMORY_PART // batch_bytes)
     if several > _PREFETCH:
-        together = batches_together(several, batch_bytes)
+        together = _choose_together(facts, request, several)
         return ReasonedValue(several, f"batches are small, so {together} at a time are gathered")
     if fitting >= _PREFETCH:
         return ReasonedValue(_PREFETCH, "evens out batches that take longer")
     return ReasonedValue(1, f"batches of {format_bytes(batch_bytes)} leave memory for no more")
+
+
+def _can_group(facts: LoaderFacts) -> bool:
+    """Tell whether several batches can be read as one and taken apart."""
+    # Rows of one shape only: of others a group cannot be taken apart by slices. And what is read at once must be here.
+    arrives = facts.arrival is not None and not facts.arrival.complete
+    return facts.uniform and not (arrives or facts.encoded or facts.per_sample)
+
+
+def _choose_together(facts: LoaderFacts, request: LoaderRequest, prefetch: int) -> int:
+    return batches_together(prefetch, request.batch_size * facts.row_bytes) if _can_group(facts) else 1
 
 
 _CROPS = "batch_transform begins with a RandomResizedCrop, and no more of a file is decoded than its crop needs"

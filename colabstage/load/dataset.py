@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import multiprocessing
 import operator
 import pickle
+import random
 import sys
 import threading
 import warnings
@@ -19,10 +22,11 @@ from colabstage.h5.info import NamedFields, read_info
 from colabstage.io.arguments import check_argument
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import facts_of
 from colabstage.load.epoch import call_theirs
-from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts
+from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import free_shared_memory, read_resources
 
@@ -33,15 +37,17 @@ except ImportError as error:
     _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
     raise MissingDependencyError(_msg) from error
 
+from colabstage.load.batches import map_leaves
 from colabstage.load.device import free_device_memory
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
+    from colabstage.io.progress import Clock
     from colabstage.load.arrival import Arrival
     from colabstage.load.epoch import Shard
     from colabstage.load.reading.engines import EngineChoice, Indices
@@ -398,6 +404,49 @@ def gather_facts(
         whole_reason=reader.whole_reason,
         arrival=None if reader.arrival is None else facts_of(reader.arrival),
     )
+
+
+# A probe ends after these many samples or seconds, whichever comes first.
+_PROBED = 64
+_PROBE_S = 0.5
+
+
+def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:
+    """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
+
+    What the transforms draw from the generators of Python, numpy and torch is put back.
+
+    Returns:
+        `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
+    """
+    # From all over the file, as neighbours are often alike.
+    rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
+    done, elapsed_s, nbytes = 0, 0.0, list[int]()
+    # Whatever a transform raises is the loop's to raise, where it says which batch.
+    with _rng_restored(), contextlib.suppress(Exception):
+        probed = copy.copy(dataset)
+        # What they count or draw on the way stays with the copies, as it does with those of processes.
+        transforms = pickle.dumps((dataset.transform, dataset.target_transform))
+        probed.transform, probed.target_transform = pickle.loads(transforms)
+        start = clock.now()
+        for row in rows:
+            map_leaves(probed[row], lambda leaf: nbytes.append(int(getattr(leaf, "nbytes", 8))))
+            done += 1
+            elapsed_s = clock.now() - start
+            if elapsed_s > _PROBE_S:
+                break
+    return SampleCost(elapsed_s / done, sum(nbytes) // done) if done else None
+
+
+@contextlib.contextmanager
+def _rng_restored() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _rows_are_random(reader: SplitReader) -> bool:

@@ -249,6 +249,44 @@ class RowOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowOrder:
+    """Visit blocks of neighbouring rows in random order, shuffled in windows: for files larger than memory, at the rate
+    of sequential reading.
+
+    Blocks come in a random order; as many rows as a window holds are shuffled among each other. It is fair where the
+    rows of the file are in random order themselves, as those of `train` are that colabstage packs.
+    """
+
+    samples: int
+    """How many there are."""
+    window_rows: int
+    """Rows that are shuffled among each other."""
+    block_rows: int
+    """Neighbours in the file that are read together."""
+    seed: int
+    """What the order depends on, together with the epoch."""
+    is_striped: ClassVar[bool] = False
+
+    @property
+    def count(self) -> int:
+        return self.samples
+
+    def rows(self, epoch: int, shard: Shard) -> NDArray[np.intp]:
+        # The 1 tells this draw from that within windows, which has a 2.
+        starts = self.block_rows * random_order(-(-self.samples // self.block_rows), self.seed, epoch, 1)
+        blocks = (starts[:, None] + np.arange(self.block_rows)).reshape(-1)
+        # Ranks take whole ranges, so that each reads its own part of the file and no other.
+        rows = shard.part(blocks[blocks < self.samples])
+        # Sorting by (window, random number) shuffles all windows at once.
+        windows = np.arange(len(rows)) // self.window_rows
+        drawn = random_order(len(rows), self.seed, epoch, 2, shard.rank)
+        return rows[np.lexsort((drawn, windows))]
+
+    def identity(self) -> dict[str, int]:
+        return {"window_rows": self.window_rows, "block_rows": self.block_rows}
+
+
+@dataclass(frozen=True, slots=True)
 class Shard:
     """One rank's part of an epoch."""
 

@@ -21,15 +21,16 @@ from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
 from colabstage.load.augment import first_crop
-from colabstage.load.batches import Finish, Ragged, map_batches, measure_cost, move_to, pin
+from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
 from colabstage.load.choosing import choose_loader, may_gain
-from colabstage.load.dataset import dataset_h5, gather_facts
+from colabstage.load.dataset import dataset_h5, gather_facts, measure_cost
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
 from colabstage.load.epoch import (
     BatchPlace,
     RowOrder,
     Schedule,
     Shard,
+    WindowOrder,
     check_batch_transform,
     choose_shard,
     sampler_order,
@@ -40,7 +41,6 @@ from colabstage.load.plan import LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, make_source
-from colabstage.load.window import WindowOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

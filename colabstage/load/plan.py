@@ -232,6 +232,8 @@ class LoaderPlan:
     """How much of image files is decoded, `None` where inputs are none."""
     keep: KeepChoice | None = None
     """Whether images that were decoded are kept for later epochs, `None` where none are decoded in each epoch."""
+    together: int = 1
+    """How many batches are gathered at once, because each would cost more than its copy."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:

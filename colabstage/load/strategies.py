@@ -22,13 +22,11 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
 from colabstage.load.augment import CroppedInputs
-from colabstage.load.batches import batch_of, can_group, host_batches, is_image_shape, map_batches
-from colabstage.load.choosing import batches_together
+from colabstage.load.batches import batch_of, host_batches, is_image_shape, map_batches, window_batches
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import make_stager, pinned_block, prefetch_staged
 from colabstage.load.epoch import Shard
 from colabstage.load.reading.memory import BufferPool
-from colabstage.load.window import window_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -91,10 +89,8 @@ class FileSource(BatchSource):
         self._ragged = ragged
         self._seed = seed
         self._crop = crop
-        batch_bytes = plan.batch_size * dataset.reader.row_bytes
-        self._together = batches_together(plan.prefetch.value, batch_bytes) if can_group(dataset) else 1
         # One block with the consumer, one in the making, the others in between; and two being copied to a GPU.
-        on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // self._together
+        on_gpu, between = device.type == "cuda" and self.collate is None, plan.prefetch.value // plan.together
         idle, allocate = between + (4 if on_gpu else 2), pinned_block if on_gpu else None
         # Two pools, for a block of one is no good to the other.
         self._pool, self._targets = BufferPool(idle, allocate), BufferPool(idle, allocate)
@@ -127,7 +123,7 @@ class FileSource(BatchSource):
                 buffers=self._pool,
                 targets=self._targets,
                 ragged=self._ragged,
-                together=self._together,
+                together=plan.together,
                 inputs=crops,
                 cancellation=cancellation,
             )

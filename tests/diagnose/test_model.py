@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +28,8 @@ from colabstage.diagnose.advice import (
 from colabstage.diagnose.facts import Costs, ProfileFacts, Setting, StageCost
 from colabstage.diagnose.loaders import can_be_packed, can_be_staged
 from colabstage.diagnose.profile import profiled_loader
+from colabstage.diagnose.stages import LIBRARY_STAGES, StageNames
 from tests.pictures import write_photos
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DECODING = ProfileFacts(
     Setting("torch", batches=100, batch_samples=8),
@@ -256,3 +257,21 @@ def test_what_is_advised_can_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_photos(tmp_path / "photos")
     assert can_be_staged(str(tmp_path / "photos")) is True
     assert not can_be_packed([{"text": 1}])
+
+
+def test_stages_of_our_own_code_name_modules_that_are_there() -> None:
+    """A module that has moved would be taken for the caller's, or for collating."""
+    root = Path(colabstage.__file__).parent
+    named = list[str]()
+    for pattern, _, _ in LIBRARY_STAGES:
+        if inside := re.fullmatch(r"/colabstage/([\w/]*)(?:\(([\w/|]+)\))?(?:/|\\\.py\$)", pattern):
+            named += [inside[1] + one for one in (inside[2] or "").split("|")]
+    assert len(named) > 5
+    assert [name for name in named if not (root / name).is_dir() and not (root / f"{name}.py").is_file()] == []
+
+
+def test_fetching_is_reading() -> None:
+    """Also where colabstage is installed, among libraries that say nothing of themselves."""
+    found: dict[str, Any] = {"sys": sys}
+    exec(compile("frame = sys._getframe()", "/x/site-packages/colabstage/sources/partial/fetcher.py", "exec"), found)
+    assert StageNames({}).stage_of(found["frame"]) == "read"

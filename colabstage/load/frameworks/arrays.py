@@ -22,7 +22,7 @@ from colabstage.h5.schema import BOXES
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
-from colabstage.load.choosing import batches_together, choose_loader
+from colabstage.load.choosing import choose_loader
 from colabstage.load.epoch import RowOrder, Shard
 from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.memory import BufferPool
@@ -231,11 +231,6 @@ class ArrayBatches:
     def all_full(self) -> bool:
         """Tell whether every batch has as many samples as were asked for."""
         return len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
-
-    @property
-    def small(self) -> bool:
-        """Tell whether several batches are better gathered at once, because each costs more than its copy."""
-        return batches_together(self.plan.prefetch.value, self.plan.batch_size * self.reader.row_bytes) > 1
 
     @property
     def per_sample(self) -> bool:

@@ -206,7 +206,7 @@ def _gathered(
     gathered = partial(tf.data.Dataset.map, map_func=gather, num_parallel_calls=read_at_once, deterministic=True)
     divided = partial(tf.data.Dataset.rebatch, batch_size=size, drop_remainder=batches.all_full)
     # Small batches cost more by the call than by the copy.
-    made = divided(gathered(blocks)) if batches.small else gathered(divided(blocks))
+    made = divided(gathered(blocks)) if batches.plan.together > 1 else gathered(divided(blocks))
     return made.apply(tf.data.experimental.assert_cardinality(total))
 
 

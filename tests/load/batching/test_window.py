@@ -13,12 +13,12 @@ import torch
 from colabstage.errors import DecodeError, OptionError
 from colabstage.h5.schema import FORMAT_ATTRIBUTE, FORMAT_VERSION
 from colabstage.io.pipeline import SOLO
+from colabstage.load.batches import Window, WindowReader
 from colabstage.load.dataset import dataset_h5
-from colabstage.load.epoch import Shard
+from colabstage.load.epoch import Shard, WindowOrder
 from colabstage.load.loader import make_loader
 from colabstage.load.options import LoaderOptions
 from colabstage.load.reading.reader import SplitReader
-from colabstage.load.window import Window, WindowOrder, WindowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

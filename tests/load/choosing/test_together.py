@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from colabstage.load.arrival import ArrivalFacts
 from colabstage.load.choosing import batches_together, choose_loader, prefetch_of_small
 from colabstage.load.plan import LoaderFacts, LoaderRequest
 from colabstage.load.reading.engines import EngineChoice
@@ -42,7 +43,9 @@ def test_small_batches_are_planned_together() -> None:
     plan = choose_loader(DIGITS, LoaderRequest(64))
     assert plan.prefetch.value == 256
     assert "128 at a time" in plan.prefetch.reason
-    assert choose_loader(DIGITS, LoaderRequest(64, prefetch_factor=2)).prefetch.value == 2
+    assert plan.together == 128
+    asked = choose_loader(DIGITS, LoaderRequest(64, prefetch_factor=2))
+    assert (asked.prefetch.value, asked.together) == (2, 1)
 
 
 def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
@@ -53,12 +56,19 @@ def test_groups_of_rows_that_are_decoded_are_smaller() -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [replace(DIGITS, encoded=True), replace(DIGITS, per_sample=True), replace(DIGITS, uniform=False)],
-    ids=["encoded", "per sample", "ragged"],
+    [
+        replace(DIGITS, encoded=True),
+        replace(DIGITS, per_sample=True),
+        replace(DIGITS, uniform=False),
+        replace(DIGITS, arrival=ArrivalFacts(complete=False, window_units=4, reason="a test")),
+    ],
+    ids=["encoded", "per sample", "ragged", "arriving"],
 )
 def test_rows_that_cannot_be_gathered_are_not_planned_together(facts: LoaderFacts) -> None:
-    """Decoded, transformed and ragged rows come batch by batch."""
-    assert choose_loader(facts, LoaderRequest(64)).prefetch.value == 2
+    """Decoded, transformed, ragged and arriving rows come batch by batch, however many are asked for beforehand."""
+    assert choose_loader(facts, LoaderRequest(64, shuffle=False)).prefetch.value == 2
+    assert choose_loader(facts, LoaderRequest(64, shuffle=False, prefetch_factor=64)).together == 1
+    assert choose_loader(DIGITS, LoaderRequest(64, shuffle=False, prefetch_factor=64)).together == 32
 
 
 def test_memory_given_to_a_window_is_not_taken_by_waiting_batches() -> None:

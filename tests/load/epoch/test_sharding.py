@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colabstage.errors import OptionError
-from colabstage.load.epoch import RowOrder, Schedule, Shard, choose_shard
-from colabstage.load.window import WindowOrder
+from colabstage.load.epoch import RowOrder, Schedule, Shard, WindowOrder, choose_shard
 
 pytestmark = pytest.mark.torch
 
