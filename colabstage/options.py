@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from colabstage.layouts.detect import array_rows, audio_clips, file_names, image_masks, table_rows, token_blocks
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, SampleTable, TreeFiles, Values
-from colabstage.load.options import LoaderOptions
+from colabstage.load.plan import LoaderOptions
 from colabstage.pack.options import PackOptions
 
 __all__ = [

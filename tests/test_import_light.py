@@ -40,6 +40,11 @@ def test_nothing_heavy_is_loaded() -> None:
     )
 
 
+def test_what_staging_returns_is_light() -> None:
+    """The class of a staged dataset, and with it the options of loaders, load none of them either."""
+    assert heavy_after("import colabstage; colabstage.StagedDataset") == set()
+
+
 def test_a_heavy_import_would_be_noticed() -> None:
     """The check sees a heavy package that is loaded."""
     assert heavy_after("import colabstage, numpy") == {"numpy"}

@@ -10,7 +10,7 @@ import pytest
 
 import colabstage
 from colabstage.io.arguments import parameters
-from colabstage.load.options import LoaderArguments, LoaderOptions
+from colabstage.load.plan import LoaderArguments, LoaderOptions
 from colabstage.pack.options import PackArguments, PackOptions
 from colabstage.stage.request import PlaceArguments, make_request
 from colabstage.ui.cli.options import PACK_FLAGS, STAGE_FLAGS

@@ -35,9 +35,8 @@ from colabstage.load.epoch import (
     choose_shard,
     sampler_order,
 )
-from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
 from colabstage.load.partial import lasting_order
-from colabstage.load.plan import LoaderRequest
+from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions, LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 from colabstage.load.reading.engines import resolve_rows
 from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, make_source
@@ -52,8 +51,7 @@ if TYPE_CHECKING:
     from colabstage.load.augment import FirstCrop
     from colabstage.load.device import Staged, Stager
     from colabstage.load.epoch import Order
-    from colabstage.load.options import LoaderArguments
-    from colabstage.load.plan import LoaderPlan, Shuffle
+    from colabstage.load.plan import LoaderArguments, LoaderPlan, Shuffle
     from colabstage.load.prefetch import PrefetchSource
     from colabstage.load.reading.reader import SplitReader
     from colabstage.load.strategies import BatchSource

@@ -12,7 +12,7 @@ from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
-from colabstage.load.options import TORCH_REMEDIES, LoaderOptions
+from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.loader import Loader
-    from colabstage.load.options import LoaderArguments
     from colabstage.load.partial import PartialPack
+    from colabstage.load.plan import LoaderArguments
     from colabstage.stage.publish import PublishReport
     from colabstage.stage.streaming import BackgroundPack
 

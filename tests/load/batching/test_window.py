@@ -17,7 +17,7 @@ from colabstage.load.batches import Window, WindowReader
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.epoch import Shard, WindowOrder
 from colabstage.load.loader import make_loader
-from colabstage.load.options import LoaderOptions
+from colabstage.load.plan import LoaderOptions
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
