@@ -1,5 +1,5 @@
-"""Serve batches to Keras: the `keras.utils.PyDataset` that `to_keras` makes. Importing this imports keras, and so
-chooses its backend."""
+"""Serve batches to Keras: the `keras.utils.PyDataset` that `to_keras` makes, on the TensorFlow backend a
+`tf.data.Dataset` as well. Importing this imports keras, and so chooses its backend."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.load.frameworks.arrays import check_count
-from colabstage.load.frameworks.on_demand import EpochTracker, OnDemandPrefetcher
+from colabstage.load.frameworks.on_demand import LOOK_BATCHES, EpochTracker, OnDemandPrefetcher
+from colabstage.load.frameworks.tensorflow import begun_late, dataset_of, noted
 
 try:
     from keras.config import backend
     from keras.utils import PyDataset
+
+    # Keras has imported it by then.
+    if backend() == "tensorflow":
+        import tensorflow as tf
 except ImportError as error:
     _msg = (
         f"to_keras needs keras and the backend it is set to ({error}). Install them with: pip install keras tensorflow"
@@ -22,17 +29,12 @@ except ImportError as error:
     raise MissingDependencyError(_msg) from error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from colabstage.load.frameworks.arrays import ArrayBatches, Batch
     from colabstage.load.plan import LoaderPlan
-
-
-def serve(batches: ArrayBatches) -> KerasBatches:
-    """Make the `PyDataset` of these batches for the backend that keras is set to."""
-    if backend() == "tensorflow":
-        from colabstage.load.frameworks.keras_on_tensorflow import TensorflowBatches
-
-        return TensorflowBatches(batches)
-    return KerasBatches(batches)
 
 
 class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type information
@@ -164,3 +166,67 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()
+
+
+if backend() == "tensorflow":
+
+    class TensorflowBatches(KerasBatches, tf.data.Dataset):  # type: ignore[misc]  # tensorflow has no type information
+        """Give batches to `model.fit`, `evaluate` and `predict` as the `tf.data.Dataset` that `to_tf_data` makes, and
+        by number as arrays.
+
+        `fit` takes any other `PyDataset` through a Python generator that TensorFlow calls for each batch. That costs
+        half as much again as gathering the batch, of the processor too. A `tf.data.Dataset` it takes as it is.
+
+        Each pass over the data is the next epoch, but for a look at its first batches.
+        """
+
+        def __init__(self, batches: ArrayBatches) -> None:
+            KerasBatches.__init__(self, batches)
+            self._connect()
+
+        def __iter__(self) -> Iterator[Any]:
+            """Begin a pass, of tensors."""
+            passing: Iterator[Any] = tf.data.Dataset.__iter__(self)
+            return passing
+
+        @property
+        def element_spec(self) -> Any:
+            """Describe a batch, for TensorFlow."""
+            return self._made.element_spec
+
+        def _inputs(self) -> list[Any]:
+            # TensorFlow asks a dataset of which others it is made.
+            return [self._made]
+
+        def __getstate__(self) -> dict[str, Any]:
+            state = super().__getstate__()
+            return {name: state[name] for name in self._own}
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            super().__setstate__(state)
+            self._connect()
+
+        def _connect(self) -> None:
+            """Make the dataset of TensorFlow, which does not pickle."""
+            self._own = tuple(self.__dict__)
+            # What TensorFlow calls must not refer to this object, and with it to a file: it is kept for ever.
+            tracker, lock = self._tracker, self._lock
+
+            def begin() -> int:
+                with lock:
+                    return tracker.begin_now()
+
+            def note(number: NDArray[np.int64]) -> NDArray[np.int64]:
+                with lock:
+                    tracker.note(int(number))
+                return np.zeros_like(number)
+
+            # As many as tell a pass from a look.
+            made = noted(tf, dataset_of(tf, self._batches, begin), note, min(len(self), LOOK_BATCHES + 1), len(self))
+            self._made = begun_late(made)
+            tf.data.Dataset.__init__(self, self._made._variant_tensor)
+
+
+def serve(batches: ArrayBatches) -> KerasBatches:
+    """Make the `PyDataset` of these batches for the backend that keras is set to."""
+    return TensorflowBatches(batches) if backend() == "tensorflow" else KerasBatches(batches)

@@ -140,6 +140,19 @@ def begun_late(made: Any) -> Any:
     return made.take(0).concatenate(made).prefetch(0)
 
 
+def noted(tf: Any, made: Any, note: Callable[[NDArray[np.int64]], NDArray[np.int64]], first: int, total: int) -> Any:
+    """Return a dataset of the same `total` batches that calls `note` with the number of each of the `first` ones of
+    every pass when it is taken; `note` returns 0."""
+    numbers = tf.data.Dataset.range(first).map(
+        lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), ())
+    )
+    # Behind everything that works ahead, by choosing for each batch among one dataset: a function that took the batch
+    # together with its number and left the number out would run in threads, ahead of who takes them.
+    choices = numbers.concatenate(tf.data.Dataset.range(1).repeat(total - first))
+    chosen = tf.data.Dataset.choose_from_datasets([made], choices, stop_on_empty_dataset=False)
+    return chosen.apply(tf.data.experimental.assert_cardinality(total))
+
+
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
     """Have TensorFlow's threads call the reader, once for each batch."""
     specs = batches.specs()
