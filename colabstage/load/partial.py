@@ -1,35 +1,40 @@
-"""A pack that is elsewhere, here in part or on its way, and the `Arrival` that brings its rows."""
+"""A pack that is elsewhere, here in part or on its way: its files are found, by paths, addresses, a pattern or a link,
+and opened, and an `Arrival` brings its rows."""
 
 from __future__ import annotations
 
-import contextlib
+import glob
 import hashlib
+import json
+import os
+import re
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from colabstage.errors import ColabstageError, NotStagedError
-from colabstage.h5.manifest import BLOCK_BYTES, Manifest, read_manifest
-from colabstage.h5.parts import check_files
+from colabstage.errors import ColabstageError, NotStagedError, OptionError, SourceNotFoundError
+from colabstage.h5.info import size_of_file
+from colabstage.h5.manifest import BLOCK_BYTES, Manifest, manifest_path, parse_manifest, read_manifest
+from colabstage.h5.parts import PartName, check_files, find_parts
 from colabstage.io.files import make_folder, write_json
 from colabstage.io.ownership import remove_vouched
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import HandedOut, Readiness
-from colabstage.io.units import format_bytes, parse_bytes
+from colabstage.io.redaction import show_address
+from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_bytes
 from colabstage.load.arrival import visited_units
-from colabstage.load.packed_files import find_files, find_manifest, label_of, name_files, source_of
-from colabstage.load.places import LEAST_BLOCKS, LEAST_WITH_EDGES, find_edges, find_fields, find_places, kept_blocks
+from colabstage.load.places import bring_kept, find_fields, find_places
 from colabstage.machine.platforms import detect_platform
-from colabstage.sources.parse import local_source
+from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, local_source, parse_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
-from colabstage.sources.partial.local import Edges, is_part
+from colabstage.sources.partial.local import is_part
 from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
-from colabstage.sources.remote_files import remote_opener
+from colabstage.sources.remote_files import read_small_file, remote_opener
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
@@ -47,13 +52,14 @@ if TYPE_CHECKING:
 _MOST_WINDOW = 16
 # A window takes at most this fraction of the limit, because the next one is fetched while it is read.
 _WINDOW_PART = 8
-# The edges of blocks stay here if they take at most this fraction of the limit.
-_EDGES_PART = 4
 _LONGEST_BATCH_S = 3600.0
 # Manifests that are asked for at once.
 _OPENERS = 8
 # The folder of partial packs among staged datasets, and the record in each that names its source.
 PARTS, PART_RECORD = "partial", "part.json"
+# The address of all shards of a set, as packing reports it, or with a star.
+_SHARDS = re.compile(r"(?P<stem>.+)-(?:\*|\?{5})-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
+_A_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})(?P<rest>.*)", re.DOTALL)
 
 
 class PartialPack:
@@ -251,7 +257,7 @@ class Expectations:
             return
         told = None
         # On a full disk, say, nothing is fetched ahead of the next epoch; whoever waits for its rows is told why.
-        with contextlib.suppress(ColabstageError, OSError):
+        with suppress(ColabstageError, OSError):
             told = self._tell(then(), self._rows)
         if told is None:
             return
@@ -441,7 +447,7 @@ def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> Pa
             file.wish(np.unique(np.array([0, file.blocks - 1])) if len(file.paths) == 1 else file.files.firsts)
         fields = find_fields(file)
         if isinstance(file, BlockwiseFile):
-            _bring_kept(file, fields)
+            bring_kept(file, fields)
         window = max(1, min(_MOST_WINDOW, file.capacity // _WINDOW_PART))
         return PartialPack(file, fields, 1 << (window.bit_length() - 1), place)
     except BaseException:
@@ -449,18 +455,145 @@ def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> Pa
         raise
 
 
-def _bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
-    """Bring what is not rows, and say that it stays."""
-    kept = kept_blocks(file, fields)
-    # Before any of it comes.
-    room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)
-    with file.hold(np.flatnonzero(kept)):
-        pass
-    edges, least = Edges.none(file.blocks), LEAST_BLOCKS
-    if file.limit is not None:
-        # Without them the neighbours of each block are fetched once more, for the rows that are in both.
-        spare = (room - LEAST_WITH_EDGES) * file.files.block_bytes
-        found = find_edges(file, fields, kept)
-        if found.nbytes <= min(file.limit // _EDGES_PART, spare):
-            edges, least = found, LEAST_WITH_EDGES
-    file.settle(kept, edges, least=least)
+class WantedFile(NamedTuple):
+    """A packed file, and where its manifest is."""
+
+    source: SingleSource
+    """The file."""
+    manifest: SingleSource
+    """What describes it; a file on this machine or a mount is its own, since its manifest is found by its path."""
+
+
+def find_files(files: Files) -> list[WantedFile]:
+    """Find the files of a pack; a link to a shared folder is opened for that.
+
+    Raises:
+        OptionError: an address does not name a file, or a folder holds several packs.
+        SourceNotFoundError: a link leads to no pack with its manifest.
+        Exception: as the link's service answers.
+    """
+    addresses = _addresses_of(files)
+    sources = [source_of(address) for address in addresses]
+    if len(sources) == 1 and isinstance(sources[0], ShareSource):
+        return _find_shared(sources[0])
+    return [WantedFile(source, _beside(source, address)) for source, address in zip(sources, addresses, strict=True)]
+
+
+def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
+    """Return the path or address of each file."""
+    if not isinstance(files, str | os.PathLike):
+        found = list(files)
+        if not found:
+            msg = "The list of files is empty; expected at least one packed file."
+            raise OptionError(msg)
+        return found
+    text = os.fspath(files)
+    if "://" not in text:
+        return [*find_parts(files)] if glob.has_magic(text) else [files]
+    # An address cannot be listed everywhere, but that of a set tells how many files there are.
+    shards = _SHARDS.fullmatch(text)
+    if shards is None:
+        return [files]
+    count = int(shards["count"])
+    if not count:
+        msg = f"'{show_address(text)}' names a set of no files."
+        raise OptionError(msg)
+    return [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
+
+
+def source_of(address: str | os.PathLike[str]) -> LocalSource | WebSource | ObjectSource | ShareSource:
+    source = parse_source(address)
+    if not isinstance(source, LocalSource | WebSource | ObjectSource | ShareSource):
+        msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
+        raise OptionError(msg)
+    return source
+
+
+def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSource:
+    """Return where the manifest of a file is."""
+    if isinstance(source, LocalSource):
+        return source
+    if isinstance(source, ShareSource):
+        msg = (
+            f"'{source.label}' is a share link in a list. Give the link to the shared folder that has all files, alone."
+        )
+        raise OptionError(msg)
+    # Signed addresses have their signature behind the path, and it has to stay there.
+    before, mark, query = os.fspath(address).partition("?")
+    return source_of(f"{before}.json{mark}{query}")
+
+
+def _find_shared(source: ShareSource) -> list[WantedFile]:
+    """Find the one pack in a shared folder, or all shards of the one set."""
+    from colabstage.sources.share_service import list_shared
+
+    shared = list_shared(source)
+    packs = {name: one for name, one in shared.items() if f"{name}.json" in shared}
+    sets = {PartName.of(Path(name)).dataset for name in packs}
+    if not packs:
+        msg = (
+            f"'{source.label}' leads to no packed file with its manifest. Share a folder that holds both, NAME.h5 and "
+            "NAME.h5.json, and give the link to that folder."
+        )
+        raise SourceNotFoundError(msg)
+    if len(sets) > 1:
+        some = format_names(sorted(packs)[:NAMES_SHOWN], len(packs))
+        msg = f"'{source.label}' holds several packs ({some}). Share a folder that holds one, and give its link."
+        raise OptionError(msg)
+    in_order = sorted(packs, key=lambda name: PartName.of(Path(name)))
+    return [WantedFile(packs[name], shared[f"{name}.json"]) for name in in_order]
+
+
+def find_manifest(wanted: WantedFile) -> Manifest:
+    """Read the manifest of a packed file.
+
+    Raises:
+        SourceNotFoundError: there is no such file, or no manifest beside it.
+        Exception: as the file's service answers.
+    """
+    source, beside = wanted
+    if isinstance(source, LocalSource):
+        found, label = read_manifest(source.path), str(manifest_path(source.path))
+    else:
+        label, told = beside.label, None
+        # A manifest of another version has hashes that the blocks do not have.
+        with suppress(SourceNotFoundError, ValueError, RecursionError):
+            told = json.loads(read_small_file(beside))
+        found = parse_manifest(told, label)
+    if found is None:
+        # Where the file is missing too, that is what is wrong: of a bucket or address it also says what is there.
+        if isinstance(source, LocalSource):
+            size_of_file(source.path)
+        else:
+            remote_opener(source)().close()
+        msg = (
+            f"'{label}' is not there, or is incomplete, so nothing would tell a block of '{source.label}' that "
+            "came wrong. Publish both files together; packs that colabstage made have one beside them."
+        )
+        raise SourceNotFoundError(msg)
+    return found
+
+
+def label_of(files: Files, sources: Sequence[SingleSource]) -> str:
+    """Return what files are called in messages: of all shards of a set, the pattern that opens them."""
+    if isinstance(files, str | os.PathLike) and (len(sources) == 1 or isinstance(sources[0], ShareSource)):
+        # Of a shared folder that is its link, and not that of a file in it.
+        return source_of(files).label if "*" not in os.fspath(files) else sources[0].label
+    first = _A_SHARD.fullmatch(sources[0].label)
+    if first is not None and len(sources) == int(first["count"]):
+        pattern = f"{first['stem']}-*-of-{first['count']}{first['rest']}"
+        parts = [_A_SHARD.fullmatch(one.label) for one in sources]
+        if all(part is not None and part["stem"] == first["stem"] for part in parts):
+            return pattern
+    more = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
+    return f"{sources[0].label}{more}"
+
+
+def name_files(sources: Sequence[SingleSource], manifests: Sequence[Manifest]) -> list[FileOfSet]:
+    """Give each file the name of its local part, which no other one has."""
+    names = [f"{one.name.removesuffix('.h5')}.h5" for one in sources]
+    if len(sources) == 1:
+        names = [f"{sources[0].name}.h5"]
+    elif len(set(names)) < len(names):
+        names = [f"{number:05}-{name}" for number, name in enumerate(names)]
+    return [FileOfSet(*one) for one in zip(sources, names, manifests, strict=True)]

@@ -30,7 +30,9 @@ _KEPT_BLOCKS = 2
 LEAST_BLOCKS = 6
 # Where the edges of blocks stay, its rows reach into no other: two that are read, one that comes, and one that is here
 # for a moment to leave its edge.
-LEAST_WITH_EDGES = 4
+_LEAST_WITH_EDGES = 4
+# The edges of blocks stay here if they take at most this fraction of the limit.
+_EDGES_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def _check_headers(file: BlockwiseFile | WholeFile, fields: Sequence[PackField],
         NotEnoughSpaceError: the message says what would do.
     """
     count = len(file.paths)
-    kept = kept_blocks(file, _without_small_targets(file, fields, read / count))
+    kept = _kept_blocks(file, _without_small_targets(file, fields, read / count))
     # Files of one set are alike.
     expected = -(-int(kept[file.files.file_of < read].sum()) * count // read)
     file.check_room(np.arange(file.blocks) < expected, Edges.none(file.blocks), least=LEAST_BLOCKS)
@@ -237,7 +239,7 @@ def _field_of(node: Any, split: str, *, is_input: bool) -> list[PackField]:
     return [PackField(split, is_input, data.id.get_offset(), data.id.get_storage_size(), rows, offsets)]
 
 
-def kept_blocks(file: BlockwiseFile | WholeFile, fields: tuple[PackField, ...]) -> NDArray[np.bool_]:
+def _kept_blocks(file: BlockwiseFile | WholeFile, fields: tuple[PackField, ...]) -> NDArray[np.bool_]:
     """Return which blocks hold anything else than rows: they stay."""
     block_bytes, kept = file.files.block_bytes, np.ones(file.blocks, np.bool_)
     for field in fields:
@@ -277,7 +279,7 @@ def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDAr
     return field.start + offsets[:-1], field.start + offsets[1:]
 
 
-def find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
+def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
     """Return what of each block belongs to rows that reach over one of its ends."""
     block_bytes, edges = file.files.block_bytes, Edges.none(file.blocks)
     for field in fields:
@@ -288,3 +290,20 @@ def find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray
         np.maximum.at(edges.heads, last[across], stops[across] - last[across] * block_bytes)
     edges.heads[kept] = edges.tails[kept] = 0
     return edges
+
+
+def bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
+    """Bring what is not rows, and say that it stays."""
+    kept = _kept_blocks(file, fields)
+    # Before any of it comes.
+    room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)
+    with file.hold(np.flatnonzero(kept)):
+        pass
+    edges, least = Edges.none(file.blocks), LEAST_BLOCKS
+    if file.limit is not None:
+        # Without them the neighbours of each block are fetched once more, for the rows that are in both.
+        spare = (room - _LEAST_WITH_EDGES) * file.files.block_bytes
+        found = _find_edges(file, fields, kept)
+        if found.nbytes <= min(file.limit // _EDGES_PART, spare):
+            edges, least = found, _LEAST_WITH_EDGES
+    file.settle(kept, edges, least=least)
