@@ -181,7 +181,7 @@ class SampleCost:
     """Length of its result."""
 
 
-def _all_rows() -> Shard:
+def _undivided() -> Shard:
     # Imported on use, because it imports numpy, which options do not need.
     from colabstage.load.epoch import Shard
 
@@ -218,7 +218,7 @@ class LoaderFacts:
     """Whether the rows of the file are in random order."""
     epoch_rows: int | None = None
     """Visited in an epoch, where that is not `rows`."""
-    shard: Shard = field(default_factory=_all_rows)
+    shard: Shard = field(default_factory=_undivided)
     """This rank's part."""
     device: DeviceFacts | None = None
     """Where batches go, `None` for this computer's memory."""

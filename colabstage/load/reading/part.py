@@ -72,7 +72,7 @@ from colabstage.load.reading.rows import (
     H5pyRagged,
     KeptRagged,
     RaggedRows,
-    check_images,
+    check_are_images,
     check_offsets,
     keep_rows,
     read_keys,
@@ -478,7 +478,7 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
         return inputs
     # Such rows may also be numbers of any kind, so they are decoded on request only, and a few are looked at.
     if inputs.info.kind == "ragged" and inputs.facts.dtype == np.uint8:
-        check_images(file[inputs.info.name], path)
+        check_are_images(file[inputs.info.name], path)
         options = ImageOptions()
         return replace(inputs, info=replace(inputs.info, kind="encoded", image=options), coding=options)
     msg = (

@@ -449,7 +449,7 @@ class RaggedRows:
             raise DecodeError(msg) from error
 
 
-def check_images(dataset: Any, path: Path) -> None:
+def check_are_images(dataset: Any, path: Path) -> None:
     """Make sure, by the first row that has any, that rows of bytes are image files.
 
     Raises:
