@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
@@ -29,6 +30,7 @@ from colabstage.io.units import format_count
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -314,6 +316,27 @@ def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> M
     size = file.stat().st_size
     hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=usable_cores(), cancellation=cancellation)
     return Manifest(size, BLOCK_BYTES, tuple(hashes))
+
+
+def manifest_of_pack(
+    file: Path,
+    *,
+    key: str,
+    identity: Mapping[str, Any],
+    samples: Mapping[str, int],
+    skipped: tuple[str, ...],
+    shard: str = "",
+) -> Manifest:
+    """Hash every block of a finished pack; the other arguments are as in `Manifest`."""
+    return replace(
+        manifest_of_bytes(file),
+        key=key,
+        identity=dict(identity),
+        samples=dict(samples),
+        skipped=skipped,
+        written_by=version("colabstage"),
+        shard=shard,
+    )
 
 
 def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:

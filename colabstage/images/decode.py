@@ -34,7 +34,7 @@ import numpy as np
 
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
-from colabstage.images.headers import is_jpeg, read_jpeg_header, read_orientation
+from colabstage.images.headers import count_pixels, is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 # Photographs of 24 million pixels are decoded by two threads at once, as ever; smaller ones are not even counted.
 _MOST_PIXELS = 64_000_000
 _FEW_PIXELS = 8_000_000
-# No JPEG of fewer bytes has many pixels: a block of 64 of one colour takes six bits and more.
-_SMALL_JPEG_BYTES = 512 * 1024
 # Larger memory is not kept for the next image.
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _LOOK_S = 1.0
@@ -82,34 +80,6 @@ _IMAGE_DTYPES = (np.uint8, np.uint16, np.float32)
 # What undoes each orientation, as PIL.Image.Transpose numbers it.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 _ALPHA_MODES = ("RGBA", "LA", "PA", "La", "RGBa")
-
-
-def count_pixels(data: bytes) -> int:
-    """Return width times height of an image file by its first bytes; 0 where they do not tell, or it is small."""
-    width = height = 0
-    try:
-        if is_jpeg(data):
-            if len(data) >= _SMALL_JPEG_BYTES:
-                header = read_jpeg_header(data)
-                width, height = header.width, header.height
-        elif data.startswith(b"\x89PNG"):
-            width, height = struct.unpack_from(">II", data, 16)
-        elif data.startswith(b"GIF8"):
-            width, height = struct.unpack_from("<HH", data, 6)
-        # The three forms of WebP keep their size in three ways: extended, lossless, lossy.
-        elif data[8:16] == b"WEBPVP8X":
-            width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
-        elif data[8:15] == b"WEBPVP8":
-            if data[15:16] == b"L":
-                bits = int.from_bytes(data[21:25], "little")
-                width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-            else:
-                width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
-        else:
-            width, height = len(data), 1  # no smaller than its pixels, where they are not compressed
-    except (struct.error, DecodeError):
-        return 0
-    return width * height
 
 
 class PixelRoom:

@@ -1,4 +1,4 @@
-"""What an image file says of itself, without decoding a pixel: size, components, orientation, frames.
+"""What an image file says of itself, without decoding a pixel: kind, size, components, orientation, frames.
 
 Decoders and who only looks at the header ask `read_orientation` which way up an image is: boxes and crops count in the
 upright image, so that both have to agree. Pillow's own reading stops at whatever is odd in the rest of an EXIF block;
@@ -39,6 +39,10 @@ _STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 _APP1, _SCAN, _END = 0xE1, 0xDA, 0xD9
 END_BYTES = bytes((0xFF, _END))
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
+# No JPEG of fewer bytes has many pixels: a block of 64 of one colour takes six bits and more.
+_SMALL_JPEG_BYTES = 512 * 1024
+# In so many of a WebP's bytes the kind of its pixels shows.
+_WEBP_HEAD_BYTES = 64
 
 
 def is_animated(data: bytes) -> bool:
@@ -274,3 +278,36 @@ def _first_scan_components(data: bytes, frame_at: int) -> int:
             return int(data[position + 4])
         position += 2
     return 0
+
+
+def count_pixels(data: bytes) -> int:
+    """Return width times height of an image file by its first bytes; 0 where they do not tell, or it is small."""
+    width = height = 0
+    try:
+        if is_jpeg(data):
+            if len(data) >= _SMALL_JPEG_BYTES:
+                header = read_jpeg_header(data)
+                width, height = header.width, header.height
+        elif data.startswith(_PNG_HEAD):
+            width, height = struct.unpack_from(">II", data, 16)
+        elif data.startswith(b"GIF8"):
+            width, height = struct.unpack_from("<HH", data, 6)
+        # The three forms of WebP keep their size in three ways: extended, lossless, lossy.
+        elif data[8:16] == b"WEBPVP8X":
+            width, height = (1 + int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+        elif data[8:15] == b"WEBPVP8":
+            if data[15:16] == b"L":
+                bits = int.from_bytes(data[21:25], "little")
+                width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+            else:
+                width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 26))
+        else:
+            width, height = len(data), 1  # no smaller than its pixels, where they are not compressed
+    except (struct.error, DecodeError):
+        return 0
+    return width * height
+
+
+def is_lossy(data: bytes) -> bool:
+    """Return whether an image file keeps the values of its pixels only about."""
+    return is_jpeg(data) or (data[:4] == b"RIFF" and b"VP8 " in data[:_WEBP_HEAD_BYTES])

@@ -9,12 +9,10 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
-from colabstage.images.headers import is_jpeg
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WEBP_HEAD_BYTES = 64
 _INDEX_MODES = ("L", "P", "1", "I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -58,11 +56,6 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
         raise DecodeError(msg)
     foreground: NDArray[np.uint8] = (indices == VOID).astype(np.uint8)
     return foreground
-
-
-def is_lossy(data: bytes) -> bool:
-    """Return whether an image file keeps the values of its pixels only about."""
-    return is_jpeg(data) or (data[:4] == b"RIFF" and b"VP8 " in data[:_WEBP_HEAD_BYTES])
 
 
 def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:

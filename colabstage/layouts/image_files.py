@@ -16,7 +16,8 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.images.geometry import VOID
-from colabstage.images.masks import count_levels, is_lossy
+from colabstage.images.headers import is_lossy
+from colabstage.images.masks import count_levels
 from colabstage.io.units import left_out
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import (

@@ -16,7 +16,7 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import (
     is_whole,
-    manifest_of_bytes,
+    manifest_of_pack,
     place_pack,
     read_manifest,
     write_manifest,
@@ -401,13 +401,12 @@ class _PackRun:
         return final, report
 
     def _publish(self, file: Path, report: PackReport) -> None:
-        manifest = replace(
-            manifest_of_bytes(file),
+        manifest = manifest_of_pack(
+            file,
             key=self.key,
-            identity=dict(self.identity()),
-            samples=dict(report.samples),
+            identity=self.identity(),
+            samples=report.samples,
             skipped=report.skipped,
-            written_by=version("colabstage"),
             shard="" if self.shard is None else str(self.shard),
         )
         write_manifest(file, manifest)

@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.h5.manifest import manifest_of_bytes, place_pack, write_manifest
+from colabstage.h5.manifest import manifest_of_pack, place_pack, write_manifest
 from colabstage.h5.schema import (
     BOXES,
     BYTES,
@@ -274,14 +273,8 @@ def place_joined(
     with typed_write_errors(joined):
         join_shards(shards, joined, splits=tuple(samples), attributes={"source": address})
     # Hashed again: blocks of the joined file begin elsewhere than those of the shards.
-    manifest = replace(
-        manifest_of_bytes(joined),
-        key=key,
-        identity=dict(identity),
-        samples={name: rows for name, rows in samples.items() if rows},
-        skipped=skipped,
-        written_by=version("colabstage"),
-    )
+    stored = {name: rows for name, rows in samples.items() if rows}
+    manifest = manifest_of_pack(joined, key=key, identity=identity, samples=stored, skipped=skipped)
     write_manifest(joined, manifest)
     place_pack(joined, out, staged=bool(key))
     return manifest

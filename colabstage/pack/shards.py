@@ -205,6 +205,12 @@ def made_of(job: PackJob, count: int) -> str:
     return digest.hexdigest()[:16]
 
 
+def shard_names(job: PackJob, count: int) -> list[ShardName]:
+    """Return all shards of the set that a job makes, in order."""
+    made = made_of(job, count)
+    return [ShardName(made, number, count) for number in range(count)]
+
+
 def write_shard(task: ShardTask) -> ShardResult:
     """Write one shard unless it exists. Called in a worker, and again when a worker died.
 
@@ -370,8 +376,7 @@ class SetPlan:
 
     def names(self) -> list[ShardName]:
         """Return all shards of the set, in order."""
-        made = made_of(self.job, self.count)
-        return [ShardName(made, number, self.count) for number in range(self.count)]
+        return shard_names(self.job, self.count)
 
     def execute(self, progress: Progress, began: float) -> PackReport:
         """Write beside the target, then publish; finished shards are kept for the next attempt."""

@@ -29,7 +29,7 @@ from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
-from colabstage.pack.shards import ShardResult, check_set, made_of, shard_job
+from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_names
 from colabstage.pack.stream import MemberRanges
 from colabstage.pack.writer import MixedImagesError
 from colabstage.sources.identity import compare_states
@@ -229,13 +229,12 @@ class _SetOfShards:
         """Plan a set whose shards go to `place`."""
         assert call.request.disk_limit is not None
         sizes = divide(job, call.request.disk_limit, whole_bytes=whole_bytes)
-        made = made_of(job, sizes.count)
-        names = tuple(ShardName(made, number, sizes.count) for number in range(sizes.count))
+        names = tuple(shard_names(job, sizes.count))
         starts_over = call.request.refresh
         if starts_over and not call.request.options.incomparable:
             # Those that an interrupted call with refresh=True has made are what this one would make.
             left = find_orphans(_workspace_of(call.request))
-            starts_over = not any(read_json(folder / _REFRESHING) == made for folder in left)
+            starts_over = not any(read_json(folder / _REFRESHING) == names[0].made_of for folder in left)
         return cls(call, job, sizes, names, place, starts_over)
 
     def _file(self, name: ShardName) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.images.decode import PixelRoom, Scratch, count_pixels
+from colabstage.images.decode import PixelRoom, Scratch
+from colabstage.images.headers import count_pixels
 
 
 def encoded(kind: str, width: int, height: int, **options: object) -> bytes:
