@@ -17,7 +17,7 @@ from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
-from colabstage.sources.transfer.connections import RetryBudget
+from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.folder import GOOGLE_NATIVE
 from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
@@ -270,7 +270,7 @@ class ObjectTree(Tree):
             return b""
         path = self._member(entry).path
         # One byte more than listed: a longer object shows without a further question.
-        data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)))
+        data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)), self._retry)
         if len(data) != entry.size:
             raise self._changed(entry, len(data))
         return data
@@ -281,14 +281,18 @@ class ObjectTree(Tree):
         return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Return a part of one object; that the object is still the listed one is checked with the service after it.
+        """Return a part of one object, of which no byte that came is asked for again where its service breaks off; that
+        the object is still the listed one is checked with the service after it.
 
         Raises:
             SourceChangedError: it is another one.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        file = self._object(entry)
-        return self._patiently(lambda: b"".join(file.read_range(offset, length)))
+        found = read_directly(
+            self._object(entry), offset, length, policy=self._retry, clock=self._clock, tell=self._wait_for
+        )
+        self._wait_for("")
+        return found
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
         """Return the content in pieces of at most a megabyte; verified when the last has come.
@@ -297,17 +301,12 @@ class ObjectTree(Tree):
             SourceChangedError: it is another object than the listed one.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        # One budget for the whole file, which starts over with every byte.
-        file, budget = self._object(entry), RetryBudget(self._retry, self._clock)
-        at = 0
-        while at < entry.size:  # the last piece comes after the question whether it is still the same object
-            try:
-                for piece in file.read_range(at, entry.size - at):
-                    self.waits_for = ""
-                    at += len(piece)
-                    yield piece
-            except TransientError as error:
-                self._rest(error, budget, at)
+        if not entry.size:  # nothing to ask for
+            return
+        # The last piece comes after the question whether it is still the same object.
+        for piece in read_through(self._object(entry), policy=self._retry, clock=self._clock, tell=self._wait_for):
+            self._wait_for("")
+            yield piece
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""
@@ -348,22 +347,20 @@ class ObjectTree(Tree):
             "while being read. Wait until its upload is complete, then stage again."
         )
 
-    def _patiently(self, read: Callable[[], T], policy: RetryPolicy | None = None) -> T:
-        budget = RetryBudget(policy or self._retry, self._clock)
+    def _patiently(self, ask: Callable[[], T], policy: RetryPolicy) -> T:
+        """Return the answer to a question that has to be answered as a whole, asked again where it broke off."""
+        budget = RetryBudget(policy, self._clock)
         while True:
             try:
-                found = read()
+                found = ask()
             except TransientError as error:
-                self._rest(error, budget, 0)
+                budget.rest(error, self.label, arrived=0, sleep=self._clock.sleep, tell=self._wait_for)
             else:
-                self.waits_for = ""
+                self._wait_for("")
                 return found
 
-    def _rest(self, error: TransientError, budget: RetryBudget, arrived: int) -> None:
-        """Wait before the next try; raise what failed when there have been enough."""
-        wait_s = budget.next_wait_s(error, self.label, arrived=arrived)
-        self.waits_for = budget.waits_for
-        self._clock.sleep(wait_s)
+    def _wait_for(self, why: str) -> None:
+        self.waits_for = why
 
 
 def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:

@@ -41,6 +41,7 @@ from colabstage.sources.parse import (
     is_on_drive,
 )
 from colabstage.sources.remote import MountedFile, given_up, pieces_of
+from colabstage.sources.remote_files import open_remote
 from colabstage.sources.transfer.streaming_copy import ALONG_BYTES, ArchiveWalk, StreamingCopy, ends_with_contents
 from colabstage.sources.transfer.whole_file import fetch_file
 from colabstage.sources.tree import SLOW_READERS
@@ -519,13 +520,10 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 require_answer(source.path)
                 part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
-                # Imported where it is needed: each transport brings libraries that local files do without.
-                from colabstage.sources.http_file import open_http
-
                 # The two ends of a zip are read next.
                 is_zip = opening.folder is not None and ends_with_contents(urlsplit(source.url).path)
                 along = ALONG_BYTES if is_zip else 0
-                file = open_http(source.url, checksum=opening.checksum, along_bytes=along)
+                file = open_remote(source, checksum=opening.checksum, along_bytes=along)
                 part = SourcePart(source, "http", slow=True, opening=opening, file=file)
             case ObjectSource():
                 part = _open_object(source, opening)
@@ -574,12 +572,12 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
 
 
 def _open_object(source: ObjectSource, opening: Opening) -> SourcePart:
-    from colabstage.sources.objects_fsspec import ObjectTree, object_kind, open_object
+    from colabstage.sources.objects_fsspec import ObjectTree, object_kind
 
     if object_kind(source.url) == "folder":
         tree = ObjectTree(source.url, workers=SLOW_LISTERS, retry=PATIENT)
         return SourcePart(source, "object store", slow=True, opening=opening, tree=tree)
-    file = open_object(source.url, checksum=opening.checksum)
+    file = open_remote(source, checksum=opening.checksum)
     return SourcePart(source, "object store", slow=True, opening=opening, file=file)
 
 
@@ -606,10 +604,9 @@ def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> S
     """Open one file behind a share link, whose parts are read where they are."""
     if isinstance(source, ShareSource):
         from colabstage.sources.share_download import share_link_facts
-        from colabstage.sources.share_service import open_shared_file
 
         facts = share_link_facts(source.link, cancellation=opening.cancellation)
         if facts is not None and facts.size is not None and facts.ranges:
-            return SourcePart(source, "share link", True, opening, file=open_shared_file(source))
+            return SourcePart(source, "share link", True, opening, file=open_remote(source))
     msg = f"'{source.label}' comes whole or not at all."
     raise ComesWholeError(msg)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.progress import Cancellation
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
-from colabstage.sources.remote import MountedFile, given_up, without_version_check
+from colabstage.sources.remote import MountedFile, given_up, known_bytes, without_version_check
 from colabstage.sources.transfer.connections import read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
@@ -22,12 +21,15 @@ from colabstage.trees.tree import FileEntry, RequestedBytes, Tree, unknown_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
+    from colabstage.io.progress import Cancellation
     from colabstage.sources.identity import SourceIdentity
     from colabstage.sources.parse import SingleSource
-    from colabstage.sources.remote import RemoteFacts, RemoteFile
+    from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
     from colabstage.trees.tree import ByteSource
+
+# What may be one file that has an address.
+FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource
 
 # How many files are asked for their size at once.
 _ASKERS = 16
@@ -143,16 +145,13 @@ class RemoteFileTree(Tree):
         with self._at_service(entry) as file:
             # Some give only the whole, from the beginning.
             skipped = 0 if file.facts.ranges else offset
-            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy, stopped=lambda: False)
+            data = read_directly(file, offset - skipped, length + skipped, policy=self._policy)
         return data[skipped:]
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content in pieces of at most 16 MiB; of a file that is only given whole, as they come."""
-        if self.gives_parts(entry):
-            yield from super().chunks(entry)
-            return
+        """Yield the content in pieces of at most a megabyte, as they come."""
         with self._at_service(entry) as file:
-            yield from read_through(file, policy=self._policy, cancellation=Cancellation())
+            yield from read_through(file, policy=self._policy)
 
     def gives_parts(self, entry: FileEntry) -> bool:
         """Return whether parts of a file can be asked for, or only all of it from its beginning."""
@@ -187,7 +186,7 @@ class RemoteFileTree(Tree):
         try:
             # Nothing but reading it all tells its length, which a plan needs.
             if file.facts.size is None:
-                whole = read_through(file, policy=self._policy, cancellation=Cancellation())
+                whole = read_through(file, policy=self._policy)
                 return replace(file.facts, size=sum(map(len, whole)))
             return file.facts
         finally:
@@ -214,23 +213,56 @@ def list_files(
     return RemoteFileTree(label, entries, cancellation=cancellation)
 
 
-def remote_opener(source: SingleSource) -> Callable[[], RemoteFile]:
-    """Return how to open one file that has an address, any number of times.
+def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:
+    """Return how to open one file that has an address, any number of times; `along_bytes` as of `open_remote`.
 
     Raises:
         OptionError: it is a source of another kind.
     """
+    if isinstance(source, FileSource):
+        return lambda: open_remote(source, along_bytes=along_bytes)
+    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
+    raise OptionError(msg)
+
+
+def open_remote(
+    source: FileSource, *, checksum: Checksum | None = None, policy: RetryPolicy | None = None, along_bytes: int = 0
+) -> RemoteFile:
+    """Open one file that has an address: the only place that knows which source is read by which transport.
+
+    Args:
+        source: where it is.
+        checksum: what a web server's or a bucket's file should have, when the caller knows.
+        policy: how often a web server is asked again.
+        along_bytes: what a web server is asked for at both ends, for `known_bytes`.
+
+    Raises:
+        SourceReadError: it is a folder.
+        As `MountedFile`, `open_http`, `open_object` and `open_shared_file`.
+    """
+    # Imported where they are needed: each transport brings libraries that local files do without.
     match source:
         case LocalSource():
-            return lambda: _mounted(source.path)
-        case WebSource() | ObjectSource():
-            return lambda: open_remote(source)
+            # The first question to a mount, which may have died since it answered.
+            if read_with_retry(source.path.is_dir, str(source.path)):
+                msg = (
+                    f"'{source.path}' is a folder in a list of files that are not archives. Give only files, or only "
+                    "folders."
+                )
+                raise SourceReadError(msg)
+            return MountedFile(source.path)
+        case WebSource():
+            from colabstage.sources.http_file import open_http
+
+            return open_http(source.url, checksum=checksum, policy=policy, along_bytes=along_bytes)
+        case ObjectSource():
+            from colabstage.sources.objects_fsspec import open_object
+
+            return open_object(source.url, checksum=checksum)
         case ShareSource():
             from colabstage.sources.share_service import open_shared_file
 
-            return lambda: open_shared_file(source)
-    msg = f"'{source.label}' cannot be one of a list of single files; give it alone."
-    raise OptionError(msg)
+            return open_shared_file(source)
 
 
 def read_small_file(source: SingleSource) -> bytes:
@@ -239,48 +271,17 @@ def read_small_file(source: SingleSource) -> bytes:
     Whether it changed while it was read is not asked.
 
     Raises:
-        As what `remote_opener` returns, and `RemoteFile.read_range`.
+        OptionError: it is a source of another kind.
+        As `open_remote`, and `RemoteFile.read_range`.
     """
     if isinstance(source, ObjectSource):
         from colabstage.sources.objects_fsspec import read_at_once
 
         if (data := read_at_once(source.url)) is not None:
             return data
-    if isinstance(source, WebSource):
-        from colabstage.sources.http_file import open_http
-
-        with contextlib.closing(open_http(source.url, along_bytes=_SMALL_BYTES)) as page:
-            size = page.facts.size
-            came = None if size is None else page.known(0, size)
-            return _read_all(page) if came is None else came
-    with contextlib.closing(remote_opener(source)()) as file:
-        return _read_all(file)
-
-
-def _read_all(file: RemoteFile) -> bytes:
-    if (size := file.facts.size) is None:
-        return b"".join(file.read_range(0, None))
-    return read_directly(without_version_check(file), 0, size, policy=RetryPolicy(), stopped=lambda: False)
-
-
-def _mounted(path: Path) -> MountedFile:
-    # The first question to a mount, which may have died since it answered.
-    if read_with_retry(path.is_dir, str(path)):
-        msg = f"'{path}' is a folder in a list of files that are not archives. Give only files, or only folders."
-        raise SourceReadError(msg)
-    return MountedFile(path)
-
-
-def open_remote(source: WebSource | ObjectSource, *, policy: RetryPolicy | None = None) -> RemoteFile:
-    """Open one file at an address; its service is asked for the facts.
-
-    Raises:
-        As `open_http` and `open_object`.
-    """
-    if isinstance(source, WebSource):
-        from colabstage.sources.http_file import open_http
-
-        return open_http(source.url, policy=policy)
-    from colabstage.sources.objects_fsspec import open_object
-
-    return open_object(source.url)
+    along_bytes = _SMALL_BYTES if isinstance(source, WebSource) else 0
+    with contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
+        if (size := file.facts.size) is None:
+            return b"".join(read_through(file, policy=RetryPolicy()))
+        came = known_bytes(file, 0, size)
+        return read_directly(without_version_check(file), 0, size, policy=RetryPolicy()) if came is None else came

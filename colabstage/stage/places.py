@@ -350,7 +350,7 @@ class BucketPlace(CachePlace):
             if cancellation is not None:
                 cancellation.check()
             offset, length = manifest.ranges[number]
-            data = read_directly(file, offset, length, policy=RetryPolicy(), stopped=lambda: False)
+            data = read_directly(file, offset, length, policy=RetryPolicy())
             return hash_block(data) == manifest.hashes[number]
 
         with DaemonPool(_READERS, "colabstage-compare") as pool:

@@ -78,6 +78,17 @@ def test_files_are_read_from_any_server(server: WebServer, knobs: WebKnobs) -> N
         assert tree.kind == "folder"
 
 
+def test_a_file_that_is_read_in_order_is_opened_once(server: WebServer) -> None:
+    """However long it is: a look for each part of it would be a round trip each."""
+    content = bytes(40 * 1024 * 1024)
+    server.put("long.bin", content)
+    with RemoteFileTree("one", [RemoteFileEntry("long.bin", lambda: open_http(server.url("long.bin")))]) as tree:
+        server.forget_requests()
+        assert sum(map(len, tree.chunks(tree.entries[0]))) == len(content)
+        # The look, and all of it.
+        assert len(server.requests) == 2
+
+
 def test_a_file_that_changes_is_refused(server: WebServer) -> None:
     """What is read must be what was listed."""
     tree = open_all(server)

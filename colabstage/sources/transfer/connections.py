@@ -435,8 +435,17 @@ class RetryBudget:
         # "At once" is not asked a thousand times a minute.
         return max(error.wait_s, own_s) if self.is_spent else error.wait_s
 
-    def next_wait_s(self, error: TransientError, label: str, *, arrived: int) -> float:
-        """Return as `count`, but a minute at most, for who is the only one that asks: longer would look like hanging.
+    def rest(
+        self,
+        error: TransientError,
+        label: str,
+        *,
+        arrived: int,
+        sleep: Callable[[float], object],
+        tell: Callable[[str], object],
+    ) -> None:
+        """Note a failure as `count`, `tell` what is waited for, and `sleep` until the next try: for the only one who
+        asks. A minute at most, since longer would look like hanging.
 
         Raises:
             OSError: what `final_error` makes of the failure: tries and patience are spent.
@@ -444,7 +453,8 @@ class RetryBudget:
         wait_s = self.count(error, arrived=arrived)
         if self.is_spent and not self.is_patient:
             raise final_error(error, label, self.tries) from error
-        return min(wait_s, _LONGEST_ASKED_WAIT_S)
+        tell(self.waits_for)
+        sleep(min(wait_s, _LONGEST_ASKED_WAIT_S))
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
@@ -488,7 +498,7 @@ def read_directly(
     length: int,
     *,
     policy: RetryPolicy,
-    stopped: Callable[[], bool],
+    stopped: Callable[[], bool] = lambda: False,
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> bytes:
@@ -502,6 +512,12 @@ def read_directly(
     data = io.BytesIO()
     got = 0
     budget = RetryBudget(policy, clock)
+
+    def sleep(seconds: float) -> None:
+        deadline = clock.now() + seconds
+        while (left_s := deadline - clock.now()) > 0 and not stopped():
+            clock.sleep(min(left_s, LOOK_S))
+
     while got < length:
         try:
             with closing_pieces(source.read_range(offset + got, length - got)) as pieces:
@@ -512,18 +528,21 @@ def read_directly(
             if got < length:
                 raise _ended_early(source.facts, offset + got)
         except TransientError as error:
-            wait_s = budget.next_wait_s(error, source.facts.label, arrived=got)
-            tell(budget.waits_for)
-            deadline = clock.now() + wait_s
-            while (left_s := deadline - clock.now()) > 0 and not stopped():
-                clock.sleep(min(left_s, LOOK_S))
+            budget.rest(error, source.facts.label, arrived=got, sleep=sleep, tell=tell)
             if stopped():
                 raise stopped_error(source.facts.label) from error
     return data.getvalue()
 
 
-def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cancellation) -> Iterator[bytes]:
-    """Yield all of a source in one pass; the retry budget starts over with every byte.
+def read_through(
+    source: RemoteFile,
+    *,
+    policy: RetryPolicy,
+    cancellation: Cancellation | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Iterator[bytes]:
+    """Yield all of a source in one pass; the retry budget starts over with every byte. `tell` as of `read_directly`.
 
     Where it breaks off, a source without ranges sends what has come once more. That is compared by its hash, so that it
     need not be kept, and passed over.
@@ -535,7 +554,8 @@ def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cance
     """
     import xxhash
 
-    facts, budget = source.facts, RetryBudget(policy)
+    sleep = clock.sleep if cancellation is None else cancellation.sleep
+    facts, budget = source.facts, RetryBudget(policy, clock)
     seen, done = xxhash.xxh3_64(), 0
     while True:
         begin = at = done if facts.ranges else 0
@@ -544,7 +564,8 @@ def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cance
         try:
             with closing_pieces(source.read_range(begin, length)) as pieces:
                 for piece in pieces:
-                    cancellation.check()
+                    if cancellation is not None:
+                        cancellation.check()
                     known, at = piece[: max(0, done - at)], at + len(piece)
                     again.update(known)
                     if known and at >= done and again.digest() != seen.digest():
@@ -560,4 +581,4 @@ def read_through(source: RemoteFile, *, policy: RetryPolicy, cancellation: Cance
             failure = _ended_early(facts, at)
         except TransientError as error:
             failure = error
-        cancellation.sleep(budget.next_wait_s(failure, facts.label, arrived=done))
+        budget.rest(failure, facts.label, arrived=done, sleep=sleep, tell=tell)

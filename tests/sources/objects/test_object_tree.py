@@ -22,7 +22,9 @@ from colabstage.errors import (
 from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.progress import Cancellation
+from colabstage.sources.object_store import ObjectStore
 from colabstage.sources.objects_fsspec import ObjectTree
+from colabstage.sources.remote import TransientError
 from colabstage.sources.tree import fetch_tree
 from colabstage.trees.tree import FileEntry
 from tests.clocks import ManualClock
@@ -288,6 +290,37 @@ def test_a_connection_that_broke_is_replaced(ftp: FolderService) -> None:
         ftp.server.ioloop.call_later(0, hang_up)
         assert done.wait(5)
         assert read_all(tree) == {"x": b"12345", "y": b"678"}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tree, entry: tree.read_part(entry, 5, entry.size - 5),
+        lambda tree, entry: b"".join(tree.chunks(entry))[5:],
+    ],
+    ids=["part", "chunks"],
+)
+def test_what_broke_off_is_asked_for_from_there(
+    s3: BucketService, monkeypatch: pytest.MonkeyPatch, read: Callable[[ObjectTree, FileEntry], bytes]
+) -> None:
+    """No byte that came is asked for again, and why nothing comes is forgotten once something does."""
+    content = os.urandom(3 * 1024 * 1024)
+    s3.put("set/x", content)
+    whole, asked = ObjectStore.read, list[int]()
+
+    def breaks_off(store: ObjectStore, path: str, begin: int, end: int | None) -> Iterator[bytes]:
+        asked.append(begin)
+        for number, piece in enumerate(whole(store, path, begin, end)):
+            if number == 1 and len(asked) < 3:
+                msg = "The connection was cut."
+                raise TransientError(msg)
+            yield piece
+
+    monkeypatch.setattr(ObjectStore, "read", breaks_off)
+    with ObjectTree("s3://data/set", retry=RetryPolicy(attempts=1, first_wait_s=0.0, patience_s=60.0)) as tree:
+        assert read(tree, tree.entries[0]) == content[5:]
+        assert asked[0] < asked[1] < asked[2]
+        assert tree.waits_for == ""
 
 
 @pytest.mark.parametrize(
