@@ -44,11 +44,11 @@ from colabstage.layouts.image_files import (
     read_images,
     read_pairs,
 )
-from colabstage.layouts.names import count_kinds
+from colabstage.layouts.names import count_kinds, is_note
 from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError, first_that_fits
 from colabstage.layouts.tokens import TokenOptions, read_tokens
-from colabstage.trees.entries import files_ending_in
+from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
@@ -166,28 +166,37 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     foreign = _how_to_read(tree)
     if foreign:
         return LayoutError(foreign)
-    # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy.
-    if all(isinstance(error, EmptySourceError) for _, error in declined):
+    # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy. Tars may be
+    # shards, so that they were looked into.
+    archives = _files_called(tree, _ARCHIVES)
+    others = FileEntries.of(tree.entries).where(lambda name: not is_note(name))
+    is_packed = bool(archives) and len(archives) == len(others)
+    if is_packed or all(isinstance(error, EmptySourceError) for _, error in declined):
         msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
-        return EmptySourceError(" ".join((msg, *_packed_inside(tree), *tree.notes)))
+        return EmptySourceError(" ".join((msg, *_how_to_open(tree, archives), *tree.notes)))
     first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
     return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
 
 
-# Tars may be shards and are asked for samples before.
 _ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
-def _packed_inside(tree: Tree) -> tuple[str, ...]:
-    """Return what to do with archives inside of a tree, none of which is opened."""
-    names = files_ending_in(tree.entries, _ARCHIVES).names
-    if not len(names):
+def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
+    """Return the files of a tree whose names end so, in any case; an end such as .tar.gz is more than an extension."""
+    files = files_ending_in(tree.entries, tuple(map(extension_of, ends)))
+    return files.where(lambda name: name.lower().endswith(ends))
+
+
+def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
+    """Return what to do with archives inside of a tree."""
+    if not archives:
         return ()
+    first = archives.names[0]
     if tree.kind != "folder":
-        return (f"Archives inside an archive are not opened. Extract it first, and give '{names[0]}' as the source.",)
+        return (f"Archives inside an archive are not opened. Extract it first, and give '{first}' as the source.",)
     # A share link of a folder says nothing that could be written before a file's name.
-    path = f"{tree.label}/{names[0]}" if tree.label.startswith("/") else names[0]
-    what = "the archive itself" if len(names) == 1 else "one of them, or a list of them,"
+    path = f"{tree.label}/{first}" if tree.label.startswith("/") else first
+    what = "the archive itself" if len(archives) == 1 else "one of them, or a list of them,"
     return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
 
 
@@ -370,8 +379,8 @@ def _how_to_read(tree: Tree) -> str:
     """Return what to do with files of a tree that are of a kind known to be read by nobody here; "" where there are
     none."""
     for extensions, what, remedy in _UNREAD:
-        names = [entry.name for entry in tree.entries if entry.name.lower().endswith(extensions)]
-        if names:
+        names = _files_called(tree, extensions).names
+        if len(names):
             return (
                 f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}'). Nothing here reads them. {remedy}"
             )

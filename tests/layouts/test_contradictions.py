@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import unicodedata
 from functools import partial
 from typing import TYPE_CHECKING
@@ -229,6 +231,20 @@ def test_archives_in_a_folder_are_told_of(tmp_path: Path) -> None:
         EmptySourceError, match=f"not opened. Give one of them, or a list of them, as the source: '{tmp_path}/test.zip'"
     ):
         detect_layout(tree)
+
+
+@pytest.mark.parametrize("name", ["photos.tar", "photos.tar.gz", "photos.tgz"])
+def test_a_tar_in_a_folder_is_told_of(tmp_path: Path, name: str) -> None:
+    """Although it was looked into, since it might be a shard; what is beside it may still be the dataset."""
+    (tmp_path / "README.md").write_text("Photographs")
+    with tarfile.open(tmp_path / name, "w" if name.endswith(".tar") else "w:gz") as tar:
+        for member in ("cats/0.jpg", "dogs/1.jpg"):
+            tar.addfile(tarfile.TarInfo(member), io.BytesIO())
+    with pytest.raises(EmptySourceError, match=f"Give the archive itself as the source: '{tmp_path}/{name}'"):
+        detect_layout(FolderTree(tmp_path))
+    (tmp_path / "notes.xyz").write_text("of another kind")
+    with pytest.raises(LayoutError, match="is no WebDataset"):
+        detect_layout(FolderTree(tmp_path))
 
 
 def _column(name: str, *cells: str, beside: tuple[str, ...] = ()) -> str:
