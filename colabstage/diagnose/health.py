@@ -355,13 +355,8 @@ def inspect_machine(
         mounts = pool.submit(_probe_mounts, timeout_s)
         gpu = pool.submit(_inspect_gpus, timeout_s)
         here, resources = _inspect_platform(timeout_s), read_resources()
-        # Count the processes that multiprocessing has started here and that still run, `DataLoader` workers as a
-        # rule.
-        workers, workers_from = (
-            (num_workers, "asked")
-            if num_workers is not None
-            else ((len(multiprocessing.active_children()) or None), "running")
-        )
+        # What multiprocessing has started here and still runs is the workers of a `DataLoader`, as a rule.
+        running = len(multiprocessing.active_children()) or None
         return MachineFacts(
             platform=here,
             disk=_inspect_disk(here, timeout_s),
@@ -369,8 +364,8 @@ def inspect_machine(
             memory_bytes=resources.memory_bytes,
             free_memory_bytes=resources.free_memory_bytes,
             shared_memory_bytes=free_shared_memory(),
-            workers=workers,
-            workers_from="asked" if workers_from == "asked" else "running",
+            workers=running if num_workers is None else num_workers,
+            workers_from="running" if num_workers is None else "asked",
             batch_size=batch_size,
             folder=str(folder),
             folder_mount=slow_reason(mount_of(folder)),

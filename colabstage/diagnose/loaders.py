@@ -216,11 +216,14 @@ def h5_behind(dataset: object) -> str | None:
 
 def profiled_torch(loader: Any) -> ProfiledLoader:
     """Look at a `DataLoader`."""
-    machine = getattr(loader, "_machine", None)
+    if getattr(loader, "_machine", None) is not None:
+        return _profiled_ours(loader)
     copied = _copy_loader(loader, {"_iterator": None})
-    if machine is not None:
-        # A copy has a place of its own, so the loader's stays where it is.
-        return _profiled_ours(loader, copy.copy(loader))
+
+    def close() -> None:
+        iterator, copied.__dict__["_iterator"] = copied.__dict__["_iterator"], None
+        end_iterator(iterator)
+
     known = known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     workers = loader.num_workers
@@ -239,7 +242,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         start=lambda: iter(copied),
         # Stacks of other processes cannot be sampled, so the stages are told by a copy that has none.
         alone=(lambda: iter(_copy_loader(loader, _ALONE))) if workers else None,
-        close=lambda: _end_epoch(copied),
+        close=close,
         repeats=lambda: gives_the_same(loader.dataset),
         can_stage=lambda: can_be_staged(source),
         can_pack=lambda: can_be_packed(loader.dataset),
@@ -254,8 +257,9 @@ _KEPT = (
 )
 
 
-def _profiled_ours(loader: Any, copied: Any) -> ProfiledLoader:
-    plan = loader.plan
+def _profiled_ours(loader: Any) -> ProfiledLoader:
+    # A copy has a place of its own, so the loader's stays where it is.
+    plan, copied = loader.plan, copy.copy(loader)
     processes = plan.strategy == "workers"
     setting = Setting(
         "colabstage",
@@ -298,11 +302,6 @@ def _copy_loader(loader: Any, changes: dict[str, Any]) -> Any:
     # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
     copied.__dict__.update(changes)
     return copied
-
-
-def _end_epoch(loader: Any) -> None:
-    iterator, loader.__dict__["_iterator"] = loader.__dict__.get("_iterator"), None
-    end_iterator(iterator)
 
 
 def end_iterator(iterator: Iterator[Any] | None) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import zlib
 from array import array
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
@@ -443,7 +443,8 @@ def measure_handover(batch: Any) -> tuple[float, float]:
     if not tensors:
         return 0.0005, 0.0002
     given, taken = [], []
-    with _tensor_server():
+    was_there = resource_sharer._resource_sharer._thread is not None  # type: ignore[attr-defined]
+    try:
         for _ in range(_TRIALS):
             began = time.perf_counter()
             pickled = ForkingPickler.dumps([tensor.clone() for tensor in tensors])
@@ -451,19 +452,12 @@ def measure_handover(batch: Any) -> tuple[float, float]:
             began = time.perf_counter()
             pickle.loads(pickled)
             taken.append(time.perf_counter() - began)
-    # The shortest of what may be put off; the middle of what the step waits for each time.
-    return _PIPE_S + min(given), _PIPE_S + statistics.median(taken)
-
-
-@contextmanager
-def _tensor_server() -> Iterator[None]:
-    """End the thread that hands over pickled tensors' memory, unless it was there before, for somebody else."""
-    was_there = resource_sharer._resource_sharer._thread is not None  # type: ignore[attr-defined]
-    try:
-        yield
     finally:
+        # The thread that hands over tensors' memory, unless it was there before, for somebody else.
         if not was_there:
             resource_sharer.stop(timeout=5.0)
+    # The shortest of what may be put off; the middle of what the step waits for each time.
+    return _PIPE_S + min(given), _PIPE_S + statistics.median(taken)
 
 
 def measure_pickling(batch: Any) -> float:

@@ -373,8 +373,12 @@ def gather_facts(
     resources = read_resources()
     reader = dataset.reader
     # Devices that do not tell share this computer's memory.
-    needs_memory = None if device is None else free_device_memory(device)
-    free = resources.free_memory_bytes if needs_memory is None else needs_memory
+    own_memory = None if device is None else free_device_memory(device)
+    free = resources.free_memory_bytes if own_memory is None else own_memory
+    # Rows of `train` are in random order where colabstage packed them. Only what reads row by row asks, because looking
+    # means opening the file.
+    asks = reader.engine.name == "read" and reader.split == "train"
+    are_random = asks and read_info(reader.path, reader.fields).format_version is not None
     return LoaderFacts(
         rows=len(reader),
         row_bytes=reader.estimate_row_bytes(),
@@ -388,7 +392,7 @@ def gather_facts(
         target_bytes=max(8, reader.target_bytes or 0),
         decodes_targets=reader.decodes_targets,
         uniform=reader.target_bytes is not None and reader.row_shape is not None,
-        random_rows=_rows_are_random(reader),
+        random_rows=are_random,
         epoch_rows=epoch_rows,
         shard=shard,
         device=None if device is None else DeviceFacts(device.type, free),
@@ -447,14 +451,6 @@ def _rng_restored() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
-
-
-def _rows_are_random(reader: SplitReader) -> bool:
-    """Tell whether the rows of the file are in random order: those of `train` are that colabstage packs."""
-    # Nobody else needs to know, and looking means opening the file.
-    if reader.engine.name != "read" or reader.split != "train":
-        return False
-    return read_info(reader.path, reader.fields).format_version is not None
 
 
 def _pickle_problem(dataset: dataset_h5) -> str | None:
