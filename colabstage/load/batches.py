@@ -226,13 +226,14 @@ class WindowReader:
 
     def __init__(
         self,
-        dataset: dataset_h5,
+        reader: SplitReader,
+        inputs: SplitReader | CroppedInputs,
         pool: ThreadPool,
         windows: list[NDArray[np.intp]],
-        inputs: SplitReader | CroppedInputs | None = None,
     ) -> None:
-        self._reader = dataset.reader
-        self._inputs = dataset.reader if inputs is None else inputs
+        """Take `inputs`, what x is read by; y is read by `reader`."""
+        self._reader = reader
+        self._inputs = inputs
         self._pool = pool
         self._windows = windows
         self._buffers: list[NDArray[Any] | None] = [None, None]
@@ -304,21 +305,23 @@ def window_batches(
     workers: int,
     buffers: BufferPool,
     ragged: Ragged,
-    inputs: SplitReader | CroppedInputs | None = None,
-    cancellation: Cancellation | None = None,
+    inputs: SplitReader | CroppedInputs,
+    cancellation: Cancellation,
 ) -> Generator[tuple[Any, Any] | Heartbeat]:
     """Make batches out of windows: as `host_batches`, for batches in the order of `WindowOrder`.
 
     Args:
         rows_before: how many rows of the epoch come before these batches.
         window_rows: how many rows make up a window.
-        inputs: what x is read by; the dataset's own reader by default.
+        inputs: what x is read by.
         cancellation: stops the reading, also inside a window.
     """
-    inputs = dataset.reader if inputs is None else inputs
     groups = group_by_window(batches, rows_before, window_rows)
     windows = [np.sort(np.concatenate(group)) for group in groups]
-    with ThreadPool(workers, cancellation) as pool, closing(WindowReader(dataset, pool, windows, inputs)) as ahead:
+    with (
+        ThreadPool(workers, cancellation) as pool,
+        closing(WindowReader(dataset.reader, inputs, pool, windows)) as ahead,
+    ):
         waiting = iter(groups)
         for window in ahead.windows():
             if isinstance(window, Heartbeat):

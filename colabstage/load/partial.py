@@ -11,7 +11,7 @@ import re
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -305,7 +305,7 @@ def open_partial(
     check_files(files)
     limit = parse_bytes(disk_limit, "disk_limit")
     wanted_files = find_files(files)
-    sources = [one.source for one in wanted_files]
+    sources = [source for source, _ in wanted_files]
     first, remote = remote_opener(sources[0]), _UnclaimedFile()
     try:
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
@@ -455,17 +455,9 @@ def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> Pa
         raise
 
 
-class WantedFile(NamedTuple):
-    """A packed file, and where its manifest is."""
-
-    source: SingleSource
-    """The file."""
-    manifest: SingleSource
-    """What describes it; a file on this machine or a mount is its own, since its manifest is found by its path."""
-
-
-def find_files(files: Files) -> list[WantedFile]:
-    """Find the files of a pack; a link to a shared folder is opened for that.
+def find_files(files: Files) -> list[tuple[SingleSource, SingleSource]]:
+    """Find the files of a pack, each with its manifest; a link to a shared folder is opened for that. With a file on
+    this machine or a mount it is the file once more, since its manifest is found by its path.
 
     Raises:
         OptionError: an address does not name a file, or a folder holds several packs.
@@ -476,7 +468,7 @@ def find_files(files: Files) -> list[WantedFile]:
     sources = [source_of(address) for address in addresses]
     if len(sources) == 1 and isinstance(sources[0], ShareSource):
         return _find_shared(sources[0])
-    return [WantedFile(source, _beside(source, address)) for source, address in zip(sources, addresses, strict=True)]
+    return [(source, _beside(source, address)) for source, address in zip(sources, addresses, strict=True)]
 
 
 def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
@@ -523,7 +515,7 @@ def _beside(source: SingleSource, address: str | os.PathLike[str]) -> SingleSour
     return source_of(f"{before}.json{mark}{query}")
 
 
-def _find_shared(source: ShareSource) -> list[WantedFile]:
+def _find_shared(source: ShareSource) -> list[tuple[SingleSource, SingleSource]]:
     """Find the one pack in a shared folder, or all shards of the one set."""
     from colabstage.sources.share_service import list_shared
 
@@ -541,11 +533,11 @@ def _find_shared(source: ShareSource) -> list[WantedFile]:
         msg = f"'{source.label}' holds several packs ({some}). Share a folder that holds one, and give its link."
         raise OptionError(msg)
     in_order = sorted(packs, key=lambda name: PartName.of(Path(name)))
-    return [WantedFile(packs[name], shared[f"{name}.json"]) for name in in_order]
+    return [(packs[name], shared[f"{name}.json"]) for name in in_order]
 
 
-def find_manifest(wanted: WantedFile) -> Manifest:
-    """Read the manifest of a packed file.
+def find_manifest(wanted: tuple[SingleSource, SingleSource]) -> Manifest:
+    """Read the manifest of a packed file, as `find_files` found both.
 
     Raises:
         SourceNotFoundError: there is no such file, or no manifest beside it.

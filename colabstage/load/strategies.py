@@ -102,6 +102,7 @@ class FileSource(BatchSource):
         if plan.keep is not None and plan.keep.most_bytes:
             self.kept = reader.keep_images(plan.keep.most_bytes)
         crops = None if self._crop is None else CroppedInputs(reader, self._crop, self._seed, epoch)
+        inputs = reader if crops is None else crops
         made: Generator[tuple[Any, ...] | Heartbeat]
         if plan.order.window_rows and plan.strategy == "direct":
             made = window_batches(
@@ -112,7 +113,7 @@ class FileSource(BatchSource):
                 workers=plan.workers.value,
                 buffers=self._pool,
                 ragged=self._ragged,
-                inputs=crops,
+                inputs=inputs,
                 cancellation=cancellation,
             )
         else:
@@ -124,7 +125,7 @@ class FileSource(BatchSource):
                 targets=self._targets,
                 ragged=self._ragged,
                 together=plan.together,
-                inputs=crops,
+                inputs=inputs,
                 cancellation=cancellation,
             )
         if crops is None and not self._dataset.return_index:
@@ -407,7 +408,7 @@ def make_source(
     *,
     ragged: Ragged,
     seed: int,
-    crop: FirstCrop | None = None,
+    crop: FirstCrop | None,
 ) -> tuple[BatchSource, BatchDataset]:
     """Make what a plan's strategy reads from, read into memory or onto the device now where it says so; and a view of
     the same rows for frameworks. `crop`: what the plan has cut out of images while they are decoded."""

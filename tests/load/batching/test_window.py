@@ -145,7 +145,8 @@ def test_two_buffers_hold_all_windows(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "file.h5", "w") as file:
         file["X_train"] = np.arange(1000 * 64, dtype=np.uint8).reshape(1000, 64)
         file["Y_train"] = np.arange(1000)
-    reader = WindowReader(dataset_h5(tmp_path / "file.h5"), SOLO, [np.arange(n, n + 100) for n in range(0, 1000, 100)])
+    rows = SplitReader(tmp_path / "file.h5")
+    reader = WindowReader(rows, rows, SOLO, [np.arange(n, n + 100) for n in range(0, 1000, 100)])
     places = set()
     for window in reader.windows():
         if isinstance(window, Window):
@@ -171,8 +172,8 @@ def test_reading_goes_on_while_nobody_asks_for_the_window_that_is_there(tmp_path
             assert number != 1 or may_end.wait(20)
             return super().read_x(indices, out, pool=pool)
 
-    dataset = dataset_h5(tmp_path / "file.h5")
-    reader = WindowReader(dataset, SOLO, [np.arange(n, n + 10) for n in range(0, 40, 10)], Slow(dataset.reader.path))
+    slow = Slow(tmp_path / "file.h5")
+    reader = WindowReader(slow, slow, SOLO, [np.arange(n, n + 10) for n in range(0, 40, 10)])
     windows = reader.windows()
     try:
         assert any(isinstance(next(windows), Window) for _ in range(100))
