@@ -83,6 +83,8 @@ def ended(text: str) -> str:
 
 def error_to_json(error: BaseException) -> list[str]:
     """Return what another process needs to raise the same: the name of ours, or `""`, and what it says."""
+    # Who asked for nothing to be stopped is told why it was.
+    error = getattr(error, "because", None) or error
     kind = type(error)
     return [kind.__name__ if issubclass(kind, ColabstageError) else "", said_by(error)]
 
@@ -162,7 +164,12 @@ class MissingDependencyError(ColabstageError, ImportError):
 
 
 class CancelledError(ColabstageError, RuntimeError):
-    """The caller asked to stop; what was there before is untouched."""
+    """The caller asked to stop; what was there before is untouched.
+
+    `because`: the error for which work was stopped that nobody waits for any more, where it is one.
+    """
+
+    because: ColabstageError | None = None
 
 
 class WorkersLostError(ColabstageError, RuntimeError):

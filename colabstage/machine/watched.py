@@ -78,7 +78,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
             pool.close(abandon=True)
     if silence is not None:
         # The thread cannot be joined; if its call ever returns, it stops there.
-        errand.interrupt(CancelledError)
+        errand.interrupt(_stopped_by(silence))
         raise silence
     return errand.future.result()
 
@@ -99,6 +99,17 @@ def _wait_for(
         if silence is not None and not errand.attended_until_end(_DIES_S):
             return silence
     return None
+
+
+def _stopped_by(silence: DriveDisconnectedError) -> type[CancelledError]:
+    """Return the class of the errors that stop work for this reason: a class alone can be raised in another thread."""
+
+    # What is done after other errors, such as to read the source in place of the cache, nobody waits for any more. But
+    # whoever reads what the work brings is told the reason.
+    class StoppedError(CancelledError):
+        because = silence
+
+    return StoppedError
 
 
 class _Errand(Generic[T]):

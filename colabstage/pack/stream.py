@@ -265,7 +265,10 @@ class PackStream:
                 left = self._order.units_left()
                 # What is packed need not be fetched again; telling the source so frees its connections for the rest.
                 units = units[left[units]]
-            self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]])
+            # What is in between has come by then, or is of no sample; after a kill that is most of the archive, which
+            # would come while the last samples are decoded.
+            alone = self._order is not None
+            self._source.prefer([bounds for unit in units.tolist() for bounds in self._ranges[unit]], alone=alone)
 
     def _first_positions(self) -> NDArray[np.int64] | None:
         """Return the positions of the rows that are read one by one before whole units are; `None` where none is."""

@@ -264,11 +264,12 @@ class OpenList(Closing):
         if len(self.parts) == 1:
             self.parts[0].read_members(byte_ranges, readers=readers)
 
-    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Copy these byte ranges `(begin, end)` of a single remote archive first."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Copy these byte ranges `(begin, end)` of a single remote archive first, and with `alone` no others until
+        somebody waits for them."""
         # The archives of a list have positions of their own, and are copied in order.
         if len(self.parts) == 1:
-            self.parts[0].prefer(byte_ranges)
+            self.parts[0].prefer(byte_ranges, alone=alone)
 
     def discard(self) -> None:
         """Remove copies that were made only in order to read them."""

@@ -447,10 +447,11 @@ class SourcePart(Closing):
         if self._copy is not None and self.in_place:
             self._copy.read_members(byte_ranges, readers=readers)
 
-    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Copy these byte ranges of a remote archive first; do nothing for any other source."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Copy these byte ranges of a remote archive first, and with `alone` no others until somebody waits for them.
+        Does nothing for any other source."""
         if self._copy is not None:
-            self._copy.prefer(byte_ranges)
+            self._copy.prefer(byte_ranges, alone=alone)
 
     def discard(self) -> None:
         """Remove copies that were made only in order to read them."""

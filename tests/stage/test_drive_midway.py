@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import errno
 import shutil
+import signal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 
 from colabstage import stage_dataset
 from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
+from colabstage.machine import watched
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs, OpFault
 from colabstage.sources.partial.file import BlockwiseFile
 from tests.io.test_board import wait_until
@@ -58,7 +61,18 @@ def fails(drive: SimulatedDrive) -> None:
     drive.set_faults(DriveFaults(ops=(OpFault(op="read", errno=errno.EIO), OpFault(op="open", errno=errno.EIO))))
 
 
+def hangs(drive: SimulatedDrive) -> None:
+    for client in clients():
+        client.send_signal(signal.SIGSTOP)
+
+
+def clients() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "colabstage.simulate.server" in one.cmdline()]
+
+
 def recovers(drive: SimulatedDrive, mountpoint: Path) -> None:
+    for client in clients():
+        client.send_signal(signal.SIGCONT)
     drive.set_faults(DriveFaults())
     if not drive.is_alive():
         drive.unmount()
@@ -68,10 +82,12 @@ def recovers(drive: SimulatedDrive, mountpoint: Path) -> None:
 DIES = dies, DriveDisconnectedError, r"mount_drive\(\)"
 # Of files that were opened before, reads do not fail.
 FAILS = fails, SourceReadError, "Input/output error"
+HANGS = hangs, DriveDisconnectedError, "has not answered"
 
 
 @pytest.mark.parametrize(
-    ("source", "trouble", "kind", "words"), [("folder", *DIES), ("folder", *FAILS), ("zip", *DIES), ("cache", *DIES)]
+    ("source", "trouble", "kind", "words"),
+    [("folder", *DIES), ("folder", *FAILS), ("zip", *DIES), ("cache", *DIES), ("cache", *HANGS)],
 )
 def test_what_is_streamed_from_it(
     source: str,
@@ -86,6 +102,9 @@ def test_what_is_streamed_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By its type, to the loop and to whoever waits; what was verified is kept, and batches are those from before."""
+    # Instead of 45 s.
+    monkeypatch.setattr(watched, "_HANGS_S", 1.0)
+    monkeypatch.setattr(watched, "_ASK_EVERY_S", 0.2)
     cloud, mountpoint = drive.cloud / "MyDrive", my_drive.parent
     images = make_images(tmp_path / "photos", COUNT, size=(100, 100))
     where, cache = my_drive / "photos", None

@@ -138,6 +138,8 @@ class RangeScheduler:
         self._block_bytes = block_bytes
         self._active: list[ByteRange] = []
         self._wanted: deque[tuple[int, int]] = deque()
+        # Whether what nobody prefers is fetched as well, once what is preferred has come.
+        self.brings_rest = True
         self._preferred = self._stretch_bytes = 0
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
@@ -209,11 +211,11 @@ class RangeScheduler:
         return byte_range
 
     def _rests(self, now: float) -> bool:
-        """Tell whether what is left in gaps has to wait: it would share the line with the last of what is preferred.
-
-        After a kill that is most of the file, and of no use: what was made of it before is here.
-        """
-        if not any(one.is_preferred and now - one.heard_at <= self._silent_s for one in self._active):
+        """Tell whether what is left in gaps has to wait: nobody needs it, or it would share the line with the last of
+        what is preferred."""
+        if self.brings_rest and not any(
+            one.is_preferred and now - one.heard_at <= self._silent_s for one in self._active
+        ):
             return False
         return self._preferred_gap() is None
 

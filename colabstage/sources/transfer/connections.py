@@ -82,6 +82,7 @@ class Transfer:
         self._arrived = IntervalSet()
         self._plan: RangeScheduler | None = None
         self._wanted: list[tuple[int, int]] = []
+        self._brings_rest = True
         self._tuner = ConnectionTuner(1, 1)
         self._limit: FlightLimit | None = None
         self._noted = 0
@@ -104,12 +105,14 @@ class Transfer:
         """Return why nothing comes at present although it is still asked for; "" where it does."""
         return self._waits_for
 
-    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes. `alone`:
+        the rest only if somebody waits for all of it, or patiently for a part."""
         with self._lock:
-            self._wanted = list(byte_ranges)
+            self._wanted, self._brings_rest = list(byte_ranges), not alone
             if self._plan is not None:
                 self._plan.prefer(self._wanted)
+                self._plan.brings_rest = self._brings_rest
 
     def close(self) -> None:
         """Stop, and wait for the threads that can."""
@@ -128,6 +131,7 @@ class Transfer:
             BaseException: what ended the transfer.
         """
         with self._lock:
+            self._bring_rest()
             self._wait_until(lambda: self._noted == len(self._blocks), cancellation)
 
     def wait_for(self, begin: int, end: int, *, patient: bool, cancellation: Cancellation | None = None) -> bool:
@@ -145,8 +149,22 @@ class Transfer:
             return missing is None or far
 
         with self._lock:
+            if patient and self._arrived.first_missing(begin, end) is not None:
+                self._bring_rest()
             self._wait_until(here_or_far, cancellation)
         return not far
+
+    def _bring_rest(self) -> None:
+        """Bring what nobody prefers as well from now on, with the lock held."""
+        if self._brings_rest:
+            return
+        self._brings_rest = True
+        # Nothing may have been asked for until now, which is no fault of the source.
+        self._last_moved = self._clock.now()
+        self._window = (self._last_moved, self._arrived.total)
+        if self._plan is not None:
+            self._plan.brings_rest = True
+            self._freed.notify_all()
 
     def _is_far(self, offset: int) -> bool:
         """Return whether a byte that is not here will not be here soon."""
@@ -158,6 +176,8 @@ class Transfer:
         # Whoever reads in the order that was asked for has it sooner than by a request of its own.
         if self._plan.is_preferred(offset, FAR_BYTES * self._connections):
             return False
+        if not self._brings_rest and not self._plan.is_preferred(offset, self._size):
+            return True
         front = self._plan.front
         return front is not None and offset - front > FAR_BYTES
 
@@ -236,6 +256,7 @@ class Transfer:
             connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
             self._plan = RangeScheduler(gaps, connections=connections, block_bytes=BLOCK_BYTES)
             self._plan.prefer(self._wanted)
+            self._plan.brings_rest = self._brings_rest
             self._last_moved = self._clock.now()
             self._window = (self._last_moved, self._arrived.total)
             eager = self._source.facts.eager

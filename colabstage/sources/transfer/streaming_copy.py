@@ -104,6 +104,7 @@ class StreamingCopy(Closing):
         self._partial: PartialFile | None = None
         self._transfer: Transfer | None = None
         self._wanted: list[tuple[int, int]] = []
+        self._alone = False
         # What is read before the copy begins brings so much along, for the next look.
         self._along_bytes = ALONG_BYTES
         # Of what is read in place, what lies close together.
@@ -155,7 +156,7 @@ class StreamingCopy(Closing):
                 stall_timeout_s=self._stall_timeout_s,
                 clock=self._clock,
             )
-            self._transfer.prefer(self._wanted)
+            self._transfer.prefer(self._wanted, alone=self._alone)
             self._transfer.start()
 
     def read_in_place(self) -> None:
@@ -178,12 +179,13 @@ class StreamingCopy(Closing):
         if before is not None:
             before.close()
 
-    def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already."""
+    def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
+        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
+        `alone`: the rest only once somebody waits for it, or for the whole file."""
         with self._lock:
-            self._wanted = list(byte_ranges)
+            self._wanted, self._alone = list(byte_ranges), alone
             if self._transfer is not None:
-                self._transfer.prefer(self._wanted)
+                self._transfer.prefer(self._wanted, alone=alone)
 
     def pread(self, length: int, offset: int) -> bytes:
         """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file.

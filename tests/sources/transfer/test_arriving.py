@@ -110,6 +110,27 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def test_what_nobody_prefers_stays_where_it_is_until_somebody_waits_for_it(
+    open_arriving: Callable[..., StreamingCopy], target: Path, content: bytes
+) -> None:
+    """A read of it is a request of its own; whoever reads from beginning to end, or wants all of it, has it come."""
+    with open_arriving(connections=3) as arriving:
+        arriving.prefer([(3 * MIB, 4 * MIB)], alone=True)
+        assert arriving.pread(100, 0) == content[:100]
+        arriving.start()
+        assert arriving.pread(MIB, 3 * MIB) == content[3 * MIB : 4 * MIB]
+        # Beside what has come, and far from it.
+        for offset in (4 * MIB, 15 * MIB, 0):
+            assert arriving.pread(100, offset) == content[offset : offset + 100]
+        data = data_of(target)
+        assert (data[:MIB].strip(b"\0"), data[4 * MIB :].strip(b"\0")) == (b"", b"")
+        arriving.prefer([(6 * MIB, 7 * MIB)], alone=True)
+        until(lambda: data_of(target)[6 * MIB : 7 * MIB] == content[6 * MIB : 7 * MIB])
+        assert arriving.read_here(100, 10 * MIB) == content[10 * MIB : 10 * MIB + 100]
+        arriving.wait()
+        assert data_of(target) == content
+
+
 def until_done(futures: list[Future[Any]], clock: ManualClock) -> None:
     """Turn the clock until all of them have ended."""
 
