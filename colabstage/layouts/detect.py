@@ -400,8 +400,9 @@ class TableFile:
         Raises:
             LayoutError: it leads to neither.
         """
-        entries = [entry for entry in tree.entries if entry.name == self.name or not is_table(entry.name)]
-        seen = PartOfTree(tree, entries)
+        seen = PartOfTree(
+            tree, FileEntries.of(tree.entries).where(lambda name: name == self.name or not is_table(name))
+        )
         return _either(lambda: read_table(seen), lambda: read_audio(seen))
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.columns import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, folder_of, split_name
-from colabstage.layouts.reading import decode_text, open_unpacked, read_file
+from colabstage.layouts.reading import decode_text, open_unpacked, read_file, read_texts
 from colabstage.layouts.shards import ShardFile, ShardParts
 from colabstage.layouts.stored_arrays import ConvertedRows, HeldRows, StoredArray, fixed_rows, join_sources
 from colabstage.layouts.table import (
@@ -95,13 +95,12 @@ def published_arrays(tree: Tree) -> list[StoredArray]:
     readers = {"idx": _idx_arrays, "pickle": _pickled_arrays, "bin": _cifar_arrays, "stl": _stl_arrays}
     found = [array for kind, read in readers.items() if kind in by_kind for array in read(tree, by_kind[kind])]
     folders = {posixpath.dirname(entry.name) for kind in ("bin", "stl") for entry in by_kind.get(kind, ())}
-    return found + [
-        _known(
-            posixpath.join(posixpath.dirname(entry.name), key), np.array(decode_text(read_file(tree, entry)).split())
-        )
-        for entry in tree.entries
-        if posixpath.dirname(entry.name) in folders and (key := _NAME_LISTS.get(posixpath.basename(entry.name)))
-    ]
+    texts = files_ending_in(tree.entries, (".txt",) if folders else ())
+    lists = texts.where(lambda name: posixpath.dirname(name) in folders and posixpath.basename(name) in _NAME_LISTS)
+    for name, text in read_texts(tree, lists).items():
+        folder, base = posixpath.split(name)
+        found.append(_known(posixpath.join(folder, _NAME_LISTS[base]), np.array(text.split())))
+    return found
 
 
 # By names, because pickles and .bin files begin with nothing that tells whose they are.

@@ -15,10 +15,20 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
-from colabstage.layouts.names import SPLIT_NAMES, count_kinds, folder_of, listed, split_of_path, split_of_word, stem_of
+from colabstage.layouts.names import (
+    SPLIT_NAMES,
+    count_kinds,
+    folder_of,
+    is_note,
+    listed,
+    split_of_path,
+    split_of_word,
+    stem_of,
+)
 from colabstage.layouts.reading import open_member, read_head, spool_folder
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
+from colabstage.trees.entries import FileEntries, files_ending_in
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
@@ -252,9 +262,9 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     if not tokens and not texts:
         msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
         raise EmptySourceError(msg)
-    others = [entry for entry in tree.entries if not entry.name.lower().endswith((*_TOKENS, *_TEXTS, *_BESIDE))]
+    others = FileEntries.of(tree.entries).not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
     # LICENSE and Makefile have no extension and no data.
-    if any("." in posixpath.basename(other.name) for other in others):
+    if any("." in posixpath.basename(name) for name in others.names):
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
     # .bin says nothing of its content, so a name such as train.bin is what tells.
@@ -286,8 +296,8 @@ def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.
         NearMissError: there are such folders; the message names them.
     """
-    texts = [] if _with(tree, _TOKENS) else _with(tree, _TEXTS)
-    folders = {folder_of(entry.name) for entry in texts}
+    texts = _with(tree, () if _with(tree, _TOKENS) else _TEXTS)
+    folders = set(map(folder_of, texts.names))
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):
         msg = (
@@ -299,9 +309,8 @@ def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
     return read_tokens(tree)
 
 
-def _with(tree: Tree, suffixes: tuple[str, ...]) -> list[FileEntry]:
-    names = ((entry, posixpath.basename(entry.name).lower()) for entry in tree.entries)
-    return [entry for entry, base in names if base.endswith(suffixes) and not base.startswith(("readme", "license"))]
+def _with(tree: Tree, extensions: tuple[str, ...]) -> FileEntries:
+    return files_ending_in(tree.entries, extensions).where(lambda name: not is_note(name))
 
 
 def _named_split(name: str) -> str:

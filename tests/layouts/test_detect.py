@@ -14,16 +14,19 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import detect
-from colabstage.layouts.detect import READERS, LayoutReader, check_layout_name, detect_layout
+from colabstage.layouts.detect import READERS, LayoutReader, TableFile, check_layout_name, detect_layout
 from colabstage.layouts.table import Boxes, BrokenDatasetError, NearMissError
+from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import FrameType
+
+    from colabstage.trees.tree import FileEntry
 
 
 @pytest.fixture
@@ -164,3 +167,29 @@ def test_an_empty_source_stays_one(tmp_path: Path) -> None:
     """Callers tell 'nothing there' from 'not understood' by the error's class."""
     with pytest.raises(EmptySourceError):
         detect_layout(FolderTree(tmp_path))
+
+
+@pytest.mark.parametrize("table", ["", "labels.csv"])
+def test_no_object_is_made_for_each_of_many_files(tmp_path: Path, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tree that no layout reads, and of a table's folder: a million of them would take 300 MB, and seconds."""
+    made = 0
+    iterate = FileEntries.__iter__
+
+    def counted(entries: FileEntries) -> Iterator[FileEntry]:
+        nonlocal made
+        made += len(entries)
+        yield from iterate(entries)
+
+    place = tmp_path / "many.zip"
+    with zipfile.ZipFile(place, "w") as archive:
+        for number in range(2000):
+            archive.writestr(f"{number % 7}/{number}.{'jpg' if table else 'dat'}", b"")
+        archive.writestr("labels.csv" if table else "notes.dat", "path,label\n0/0.jpg,cat\n1/1.jpg,dog\n2/2.jpg,cat\n")
+    monkeypatch.setattr(FileEntries, "__iter__", counted)
+    with ZipTree(LocalBytes(place)) as many:
+        if table:
+            assert len(detect_layout(many, TableFile(table))) == 3
+        else:
+            with pytest.raises(LayoutError, match=r"2,001 \.dat"):
+                detect_layout(many)
+    assert made < 100
