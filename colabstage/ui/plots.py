@@ -21,7 +21,9 @@ from colabstage.errors import EmptySourceError, OptionError
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
+from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.stage.dataset import StageReport
+from colabstage.trees.entries import files_ending_in
 from colabstage.trees.open import open_tree, recognise
 from colabstage.ui.samples import channels_first, open_splits, read_labels, sample_kind
 
@@ -43,7 +45,6 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 
 # More bars than this cannot be read on one page.
 _MOST_CLASSES = 40
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"})
 
 _WIDTH = 11.0
 # Finer than a person sees in a figure of minutes, and 600 numbers a minute.
@@ -168,7 +169,7 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
 
     sizes = []
     with tempfile.TemporaryDirectory(prefix="colabstage-") as spool, open_tree(path, spool=Path(spool)) as tree:
-        entries = [entry for entry in tree.entries if Path(entry.name).suffix.lower() in _SUFFIXES]
+        entries = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
         for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
             lies_at = tree.path_of(entries[number])
             try:
