@@ -37,6 +37,7 @@ from colabstage.trees.entries import (
 from colabstage.trees.strings import StringArray, narrowed
 from colabstage.trees.tree import PIECE_BYTES, Tree, cut_while_read, skipped_links, unknown_entry
 from colabstage.trees.zip_directory import ZipDirectory, ZipMember, read_directory
+from colabstage.trees.zip_names import other_readings, undeclared_note, undeclared_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -326,6 +327,10 @@ class ZipTree(Tree):
             files, skipped = _resolve_links(self.source, directory, dict(zip(names, numbers.tolist(), strict=True)))
             self.notes = skipped_links(skipped)
             names, numbers, renamed = StringArray.of(files), np.array(list(files.values()), np.int64), True
+        # Junk and links to nothing do not count.
+        undeclared = np.intersect1d(directory.undeclared, numbers).tolist() if directory.undeclared else []
+        if undeclared:
+            self.notes += (undeclared_note([directory.stored_name(number) for number in undeclared]),)
         facts["executable"] = (facts["mode"] & stat.S_IXUSR) != 0
         self.entries, rows = sorted_by_name(names, facts, rows=numbers)
         self._packing = {name: narrowed(facts.pop(name)[rows]) for name in ("end", "packed_size")}
@@ -381,6 +386,7 @@ def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, 
     renamed: dict[int, str] = {}
     folders: list[str] = []
     facts = directory.facts
+    _check_backslashes(archive, directory)
     # All others are files with names as they should be: nearly all of what may be ten million.
     for number in np.flatnonzero(_needs_a_look(directory)).tolist():
         raw, mode, size = directory.names[number], int(facts["mode"][number]), int(facts["size"][number])
@@ -404,6 +410,26 @@ def _check_members(archive: str, directory: ZipDirectory) -> tuple[StringArray, 
         names = StringArray.of(renamed.get(number, name) for number, name in pairs)
     check_collisions(archive, names, folders)
     return names, numbers, folders, bool(renamed)
+
+
+def _check_backslashes(archive: str, directory: ZipDirectory) -> None:
+    """Refuse names that have a backslash only because their encoding is not declared.
+
+    In cp932, gbk and big5 the second byte of a character may be that of a backslash, so a folder of such names would be
+    told to be unsafe, which it is not.
+
+    Raises:
+        ArchiveError: there is such a name.
+    """
+    stored = [directory.stored_name(number) for number in directory.undeclared]
+    odd = next((name for name in stored if b"\\" in name), None)
+    if odd is None or all("\\" in text for text in other_readings([odd, *stored]).values()):
+        return
+    msg = (
+        f"'{archive}' does not say how its names are encoded. Read as cp437, the format's default, the name "
+        f"{odd.decode('cp437')!r} contains a backslash. {undeclared_remedy([odd, *stored])}"
+    )
+    raise ArchiveError(msg)
 
 
 def _needs_a_look(directory: ZipDirectory) -> NDArray[np.bool_]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import calendar
 import functools
 import struct
-import zlib
 from array import array
 from collections import deque
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.trees.entries import refuse_member
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import HEAD_BYTES, LocalBytes, describe_contents, owners_bytes, truncated
+from colabstage.trees.zip_names import FLAG_UTF8, UNIX_SYSTEMS, decode_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,9 +99,6 @@ _PARSED_TOGETHER = 1 << 15
 
 _EXTRA_ZIP64 = 0x0001
 _EXTRA_UNICODE_PATH = 0x7075
-_FLAG_UTF8 = 0x800
-# Systems in "version made by" whose archivers write names as the file system has them, which is UTF-8.
-_UNIX_SYSTEMS = frozenset({3, 19})
 
 
 @dataclass(slots=True)
@@ -140,6 +137,9 @@ class ZipDirectory:
     """As they stand there, uncleaned."""
     stored_names: dict[int, bytes]
     """The bytes of those, by number, which are not their names in UTF-8."""
+    undeclared: list[int]
+    """The numbers of those of which the archive does not say how they are encoded, and another encoding would make
+    another name."""
     facts: dict[str, NDArray[Any]]
     """By name, each `(N,)`: offset, end, packed_size, size, crc, method, flags, mode, mtime_ns."""
 
@@ -312,6 +312,7 @@ def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> 
     """Return what a directory of `length` bytes says, of which `pieces` follow each other."""
     names: list[StringArray] = []
     stored_names: dict[int, bytes] = {}
+    undeclared: list[int] = []
     facts = {name: np.empty(0, dtype) for name, dtype in _FACTS[_place_type(source)].items()}
     done = room = 0
 
@@ -329,7 +330,7 @@ def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> 
         for first in range(0, len(places), _PARSED_TOGETHER):
             starts = np.array(places[first : first + _PARSED_TOGETHER], np.int64)
             records = _Records(source, piece, starts)
-            names.append(records.names(done, stored_names))
+            names.append(records.names(done, stored_names, undeclared))
             for name, values in records.facts().items():
                 facts[name][done : done + len(starts)] = values
             done += len(starts)
@@ -341,7 +342,7 @@ def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> 
         # In a function, so that what it holds of one piece is gone before the next.
         rest = take_some(at - len(rest) - len(piece), rest + piece)
     return ZipDirectory(
-        StringArray.joined(names), stored_names, {name: column[:done] for name, column in facts.items()}
+        StringArray.joined(names), stored_names, undeclared, {name: column[:done] for name, column in facts.items()}
     )
 
 
@@ -364,29 +365,35 @@ class _Records:
             self._records[name].astype(np.int64) for name in ("name_length", "extra_length")
         )
 
-    def names(self, before: int, stored_names: dict[int, bytes]) -> StringArray:
+    def names(self, before: int, stored_names: dict[int, bytes], undeclared: list[int]) -> StringArray:
         """Return the names; of what is stored otherwise, put the bytes into `stored_names`, by number from `before`
-        on."""
+        on, and the numbers of what may be in another encoding into `undeclared`."""
         records, directory = self._records, self._directory
         begins = self._starts + _MEMBER.size
         plain = StringArray.cut_from(directory, begins, self._lengths)
-        says_utf8 = ((records["flags"] & _FLAG_UTF8) != 0) | np.isin(records["system"], list(_UNIX_SYSTEMS))
+        says_utf8 = ((records["flags"] & FLAG_UTF8) != 0) | np.isin(records["system"], list(UNIX_SYSTEMS))
         extras = StringArray.cut_from(directory, begins + self._lengths, self._extra_lengths)
         # A field's other bytes may be the same two.
         marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
         says_otherwise = any(_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
         if not says_otherwise and plain.is_utf8(only_ascii=not says_utf8.all()):
             return plain
-        decoded: list[str] = []
-        for number, (system, flags) in enumerate(
-            zip(records["system"].tolist(), records["flags"].tolist(), strict=True)
-        ):
-            stored = directory[int(begins[number]) : int(begins[number] + self._lengths[number])]
-            name = _decode_name(stored, self._extra(number), flags, system)
-            if name.encode("utf-8", "surrogatepass") != stored:
-                stored_names[before + number] = stored
-            decoded.append(name)
-        return StringArray.of(decoded)
+        flagged = (records["flags"] & FLAG_UTF8) != 0
+        says: list[bool | None] = [
+            None if unix and not flag else flag for unix, flag in zip(says_utf8.tolist(), flagged.tolist(), strict=True)
+        ]
+        stored = [
+            directory[begin : begin + length]
+            for begin, length in zip(begins.tolist(), self._lengths.tolist(), strict=True)
+        ]
+        fields = [_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) for number in range(len(stored))]
+        decoded = decode_names(stored, fields, says)
+        for number, (raw, name) in enumerate(zip(stored, decoded, strict=True)):
+            if not name.declared:
+                undeclared.append(before + number)
+            if name.text.encode("utf-8", "surrogatepass") != raw:
+                stored_names[before + number] = raw
+        return StringArray.of(name.text for name in decoded)
 
     def _extra(self, number: int) -> bytes:
         begin = int(self._starts[number] + _MEMBER.size + self._lengths[number])
@@ -422,7 +429,7 @@ class _Records:
         if _place_type(self._source) == "<u4":
             # Behind the end of the archive either way.
             found |= {name: np.minimum(found[name], _NARROW_FULL) for name in ("offset", "packed_size")}
-        found["mode"] = np.where(np.isin(records["system"], list(_UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
+        found["mode"] = np.where(np.isin(records["system"], list(UNIX_SYSTEMS)), records["attributes"] >> 16, 0)
         # Files are written in the same seconds, so there are far fewer times than members.
         stamps, of_stamp = np.unique(records["stamp"], return_inverse=True)
         times = [_unix_time_ns(stamp >> 16, stamp & 0xFFFF) for stamp in stamps.tolist()]
@@ -540,21 +547,6 @@ def _wide_fields(source: ByteSource, extra: bytes, *narrow: int) -> list[int]:
         return [next(wide) if value == _NARROW_FULL else value for value in narrow]
     except StopIteration:
         raise _damaged_directory(source, "a zip64 field of its directory is cut") from None
-
-
-def _decode_name(stored: bytes, extra: bytes, flags: int, system: int) -> str:
-    unicode_path = _extra_field(extra, _EXTRA_UNICODE_PATH)
-    if unicode_path is not None and unicode_path[:1] == b"\1":
-        (crc,) = struct.unpack_from("<L", unicode_path.ljust(5, b"\0"), 1)
-        if crc == zlib.crc32(stored):
-            stored, flags = unicode_path[5:], flags | _FLAG_UTF8
-    # macOS's archiver writes UTF-8 without saying so, hence the second condition.
-    if flags & _FLAG_UTF8 or system in _UNIX_SYSTEMS:
-        try:
-            return stored.decode("utf-8")
-        except UnicodeDecodeError:
-            pass
-    return stored.decode("cp437")
 
 
 @functools.lru_cache(maxsize=4096)
