@@ -275,9 +275,9 @@ def judge_residency(facts: MachineFacts) -> Ruling:
 
 
 def judge_pack(facts: MachineFacts) -> Ruling:
-    """Run `colabstage verify FILE` to compare every byte, and stage it again with refresh=True where it is damaged. A
-    copy that was cut off can open without an error and give wrong data: only the manifest (FILE.json), which holds a
-    hash of every block, can tell. Files that others wrote have none; copy the manifest along with a pack."""
+    """Run `colabstage verify FILE` to compare every byte; if it is damaged, delete it and stage or copy it again. A
+    copy that was cut off can open without an error and return wrong data: only the manifest (FILE.json), which holds a
+    hash of every block, can tell. Files that other tools wrote have none; copy the manifest along with a pack."""
     data = facts.dataset
     if data is None or (data.pack is None and data.problem is None) or data.state == "unreachable":
         return Ruling("skip", _why_skipped(data, "an HDF5 file"))

@@ -339,29 +339,37 @@ def manifest_of_pack(
     )
 
 
-def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:
-    """Compare every byte of `file` with its manifest.
+def damage_of(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> str:
+    """Compare every byte of `file` with its manifest, and say how they differ; "" where they do not.
 
-    Raises:
-        SourceNotFoundError: the file is not there.
-        DamagedPackError: its length, or some of its blocks, are not what was written; the message says which.
+    The clause names the file and gives no remedy, because callers put it into sentences of their own.
     """
-    try:
-        size = file.stat().st_size
-    except FileNotFoundError:
-        msg = f"'{manifest_path(file).name}' is there, but not the file '{file}' that it describes."
-        raise SourceNotFoundError(msg) from None
+    size = file.stat().st_size
     bad = damaged_blocks(file, manifest, cancellation)
     if size == manifest.size and not bad:
-        return
+        return ""
     wrong = [f"it has {size:,} bytes instead of {manifest.size:,}"] if size != manifest.size else []
     if bad:
         wrong.append(
             f"{len(bad)} of its {format_count(len(manifest.hashes), 'blocks')} differ from what was written, the first "
             f"at byte {bad[0] * manifest.block_bytes:,}"
         )
-    msg = (
-        f"'{file}' is damaged: {' and '.join(wrong)}. Stage it again with refresh=True; what it was made from is "
-        "untouched."
-    )
-    raise DamagedPackError(msg)
+    return f"'{file}' is damaged: {' and '.join(wrong)}"
+
+
+def check_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> None:
+    """Refuse a file whose bytes are not those of its manifest.
+
+    Raises:
+        SourceNotFoundError: the file is not there.
+        DamagedPackError: its length, or some of its blocks, are not what was written; the message says which.
+    """
+    try:
+        damage = damage_of(file, manifest, cancellation)
+    except FileNotFoundError:
+        msg = f"'{manifest_path(file).name}' is there, but not the file '{file}' that it describes."
+        raise SourceNotFoundError(msg) from None
+    if damage:
+        # Not refresh=True: a pack that somebody wrote to is never replaced.
+        msg = f"{damage}. Delete it, then stage, copy or publish it again; what it was made from is untouched."
+        raise DamagedPackError(msg)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from colabstage.errors import printable
+from colabstage.errors import TargetExistsError, ended, printable
 from colabstage.h5.info import read_info
+from colabstage.h5.manifest import check_replaceable_pack
 from colabstage.io.arguments import NOTHING_DONE, stops_with, takes
+from colabstage.io.ownership import check_replaceable
 from colabstage.io.page import COLOURS, facts_table, notes, page
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
@@ -36,7 +39,7 @@ from colabstage.stage.request import (
     exceeds,
     make_request,
 )
-from colabstage.stage.run import StageCall, has_to_come, problem_here, staging_figures
+from colabstage.stage.run import FILES_REMEDY, StageCall, has_to_come, problem_here, staging_figures
 from colabstage.stage.shards import plan_shards
 
 if TYPE_CHECKING:
@@ -81,6 +84,9 @@ class StagePlan:
     """Layout, classes and examples, in words by name; empty where they are not known yet."""
     in_part: bool = False
     """Whether it would be opened in part, because it is larger than `disk_limit`."""
+    refused: str = ""
+    """The error that it would raise, because something that is not from colabstage, or was changed since, is where the
+    result goes; "" if there is nothing in the way."""
 
     @property
     def fits(self) -> bool:
@@ -102,17 +108,24 @@ class StagePlan:
             "target": str(self.target),
             "cache": None if self.cache is None else str(self.cache),
             "in_part": self.in_part,
+            "refused": self.refused,
             "samples": self.samples,
             "found": dict(self.found),
         }
 
     def __str__(self) -> str:
-        lines = [self._headline, *(f"  {reason}" for reason in self.reasons)]
+        lines = [self._headline, *(f"  {reason}" for reason in (*self.reasons, *filter(None, (self._refusal,))))]
         return "\n".join(map(printable, [*lines, *(f"  {name:<9}{value}" for name, value in self._facts())]))
 
     def _repr_html_(self) -> str:
-        mark = "" if self.fits else f"<b style='color:{COLOURS['fail']}'>This does not fit on the disk.</b>"
+        obstacles = [] if self.fits else ["This does not fit on the disk."]
+        obstacles += [html.escape(self._refusal)] if self.refused else []
+        mark = "".join(f"<div><b style='color:{COLOURS['fail']}'>{said}</b></div>" for said in obstacles)
         return page(self._headline, notes(self.reasons) + facts_table(self._facts()) + mark)
+
+    @property
+    def _refusal(self) -> str:
+        return f"It would be refused: {self.refused}" if self.refused else ""
 
     @property
     def _headline(self) -> str:
@@ -192,11 +205,12 @@ def plan_call(call: StageCall) -> StagePlan:
             samples=rows,
             found=found,
             in_part=in_part,
+            # A pack that is opened in part stays where it is, and nothing here is replaced.
+            refused="" if action == "reuse" or (action == "restore" and in_part) else _refusal(request),
         )
 
     with SourceOnce(call) as source:
-        record = None if request.refresh else find_record(request)
-        problem = "it is not staged on this machine" if record is None else problem_here(call, source, record)[0]
+        problem = _why_not_here(call, source)
         if problem is None:
             reasons += ["It is complete and the source has not changed.", *beyond_limit(request)]
             info = read_info(request.pack_path) if request.wants_pack else None
@@ -225,7 +239,7 @@ def plan_call(call: StageCall) -> StagePlan:
                 count=len(cached.files) if cached.in_shards else 0,
                 in_part=in_part,
             )
-        reasons.append(_why_not_cached(cache, cached))
+        reasons.append(_why_not_cached(request, cache, cached))
         if comes_whole(request.source) and request.disk_limit is None:
             reasons.append("It would be downloaded first; what is in it is known only then.")
             return planned("stage", StageFigures(), {})
@@ -235,13 +249,15 @@ def plan_call(call: StageCall) -> StagePlan:
             return planned("stage", staging_figures(request, opened, None, None), {})
         with tempfile.TemporaryDirectory() as spool:
             tree = opened.open_tree(Path(spool))
+            # What would be left out is worth knowing before, not after: these are the report's notes.
+            told = [*opened.notes, *tree.notes]
             free = space_for(request.pack_path)
             job = prepare_pack(tree, request.options, free_bytes=free) if request.wants_pack else None
             if job is not None:
                 reasons.append(f"Pack: {job.plan.encoding}, because {job.plan.reason}.")
                 reasons.extend(_streaming_advice(request, opened, job))
-                # What would be left out is worth knowing before, not after.
-                reasons.extend(job.table.notes)
+                told += job.table.notes
+            reasons.extend(map(ended, told))
             rows = {} if job is None else {split.name: len(split.samples) for split in job.plan.splits}
             found = () if job is None else job.table.summary()
             figures, count = staging_figures(request, opened, tree, job), 0
@@ -256,8 +272,37 @@ def plan_call(call: StageCall) -> StagePlan:
             return planned("stage", figures, rows, found, count=count, in_part=count > 0)
 
 
-def _why_not_cached(cache: Cache, cached: CachedPack | None) -> str:
+def _why_not_here(call: StageCall, source: SourceOnce) -> str | None:
+    """Return why what is staged here would not be used; `None` where it would."""
+    if call.request.refresh:
+        return f"not used, because of {_why_again(call.request)}"
+    record = find_record(call.request)
+    return "it is not staged on this machine" if record is None else problem_here(call, source, record)[0]
+
+
+def _refusal(request: StageRequest) -> str:
+    """Return what `stage_dataset` would raise because of what is in the places of the pack and the plain files; "" if
+    it would raise nothing."""
+    try:
+        if request.wants_pack:
+            check_replaceable_pack(request.pack_path)
+        if request.wants_files:
+            check_replaceable(request.files_path, FILES_REMEDY)
+    except TargetExistsError as error:
+        return str(error)
+    return ""
+
+
+def _why_again(request: StageRequest) -> str:
+    """Name what keeps this call from using what was staged or cached before."""
+    held = ", ".join(request.options.incomparable)
+    return f"what layout= or prepare= holds and cannot be compared ({held})" if held else "refresh=True"
+
+
+def _why_not_cached(request: StageRequest, cache: Cache, cached: CachedPack | None) -> str:
     """Say why the source would be read."""
+    if request.refresh and cache.place is not None:
+        return f"Cache: not used, because of {_why_again(request)}."
     if cached is not None:
         return "Cache: not of this state of the source."
     return "Cache: none is used." if cache.place is None else "Cache: it is not there."

@@ -24,7 +24,7 @@ from colabstage.errors import (
     SourceChangedError,
     SourceError,
 )
-from colabstage.h5.manifest import check_whole, read_manifest
+from colabstage.h5.manifest import damage_of, read_manifest
 from colabstage.io.files import Closing, make_own_folder, read_json, write_json
 from colabstage.io.ownership import look_at
 from colabstage.io.pipeline import in_thread
@@ -168,10 +168,11 @@ def pack_problem(
         if made_of is None or compare_states(made_of, record.identity) == "changed":
             return "its pack is of another state of the source than its record"
         if thorough or file_seal(pack) != record.seal:
-            check_whole(pack, manifest, cancellation)
+            return damage_of(pack, manifest, cancellation) or None
     except CancelledError:
         raise
-    except ColabstageError as error:
+    # It may also have been taken away meanwhile, by another process.
+    except (ColabstageError, FileNotFoundError) as error:
         return str(error).rstrip(".")  # it becomes part of a sentence
     return None
 

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SPOOL = "spool"
+FILES_REMEDY = "Move what is yours out of it, or delete it if nothing there is, then stage again."
 # How long a second notebook waits for one that stages the same dataset; after that it does the work itself.
 _LOCK_TIMEOUT_S = 1800.0
 
@@ -422,9 +423,7 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
         if request.wants_files:
             # A run that died while it exchanged old files for new left the old ones under another name.
             put_back(request.files_path)
-            check_replaceable(
-                request.files_path, "Move what is yours out of it, or delete it if nothing there is, then stage again."
-            )
+            check_replaceable(request.files_path, FILES_REMEDY)
         # Not the leftovers of the pack: packing continues what an interrupted run has finished.
         sweep_orphans(request.folder, name=request.copy_path.name)
         with open_spool(request.folder / _SPOOL) as spool:

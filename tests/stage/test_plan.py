@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import html
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import DecodeError
+from colabstage.errors import DecodeError, TargetExistsError
 from colabstage.stage.plan import StagePlan, plan_stage
 from colabstage.stage.request import StageFigures
 from colabstage.stage.run import stage_dataset
@@ -96,3 +98,67 @@ def test_empty_files_are_told_before_they_stop_the_work(tmp_path: Path) -> None:
     assert [note for note in plan_stage(photos, on_error="skip", **places).reasons if f"{told} leaves" in note]
     with pytest.raises(DecodeError, match=r"8\.png|9\.png"):
         stage_dataset(photos, progress=False, **places)
+
+
+@pytest.fixture
+def cats(tmp_path: Path) -> Path:
+    """Four images of two classes."""
+    for number in range(4):
+        folder = tmp_path / "cats" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * number, 90, 20)).save(folder / f"{number}.png")
+    return tmp_path / "cats"
+
+
+@pytest.mark.parametrize("keep", ["pack", "files"])
+def test_a_plan_says_what_would_be_refused(cats: Path, tmp_path: Path, keep: str) -> None:
+    """A pack that somebody wrote to, or files beside ours, in the words of the error that `stage_dataset` raises."""
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None, "keep": keep}
+    staged = stage_dataset(cats, progress=False, **places)
+    assert plan_stage(cats, **places).refused == ""
+    assert plan_stage(cats, refresh=True, **places).refused == ""
+    if keep == "pack":
+        with h5py.File(staged.path, "a") as file:
+            file["mine"] = 1
+    else:
+        (staged.path / "mine.txt").write_text("notes")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    plan = plan_stage(cats, refresh=True, **places)
+    with pytest.raises(TargetExistsError) as raised:
+        stage_dataset(cats, progress=False, refresh=True, **places)
+    assert plan.refused == str(raised.value) == plan.to_dict()["refused"]
+    for text in (str(plan), html.unescape(plan._repr_html_())):
+        assert f"It would be refused: {plan.refused}" in text
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_pack_is_told_once_and_with_what_works(cats: Path, tmp_path: Path) -> None:
+    """Of a pack that was written to: what is wrong with it, and to delete it; then staging works, as it says."""
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
+    staged = stage_dataset(cats, progress=False, **places)
+    with staged.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"mine")
+    plan = plan_stage(cats, **places)
+    assert "1 of its 1 block differ" in plan.reasons[0]
+    assert "refresh=True" not in str(plan)
+    assert "delete it" in plan.refused
+    staged.path.unlink()
+    assert plan_stage(cats, **places).refused == ""
+    assert stage_dataset(cats, progress=False, **places).report.origin == "source"
+
+
+def test_a_refresh_is_the_reason(cats: Path, tmp_path: Path) -> None:
+    """The plan does not say that what is there is missing."""
+    places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": tmp_path / "cache"}
+    stage_dataset(cats, progress=False, **places)
+    plan = plan_stage(cats, refresh=True, **places)
+    assert plan.reasons[:2] == ("Here: not used, because of refresh=True.", "Cache: not used, because of refresh=True.")
+    lock = threading.Lock()
+
+    def held(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with lock:
+            return x
+
+    plan = plan_stage(cats, prepare=held, **places)
+    assert "not used, because of what layout= or prepare= holds and cannot be compared" in plan.reasons[0]

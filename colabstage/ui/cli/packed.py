@@ -238,7 +238,7 @@ class VerifiedFile:
                 f"{len(self.damaged):,} of {self.blocks:,} blocks of {size} are not what was written: "
                 f"number {join_ranges(self.damaged)}, counted from 0"
             )
-        return f"'{self.path}' is damaged: {' and '.join(faults)}. Stage it again with --refresh, or copy it again."
+        return f"'{self.path}' is damaged: {' and '.join(faults)}. Delete it, then stage, copy or publish it again."
 
 
 def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
