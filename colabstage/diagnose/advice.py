@@ -294,6 +294,11 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
         room = (
             f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
         )
+    if setting.is_stream and workers > 1:
+        room += (
+            ". Each process iterates over the whole IterableDataset: have its __iter__ take a part by "
+            "torch.utils.data.get_worker_info(), or every sample comes once from each"
+        )
     yield Advice(
         f"DataLoader(..., {_pasted(options)})",
         f"{_plural(workers, 'process')} would make batches while the step runs; {room}",

@@ -46,6 +46,8 @@ class Setting:
     """How many batches each worker may be ahead."""
     persistent: bool = False
     """Whether workers outlive an epoch."""
+    is_stream: bool = False
+    """Whether each process iterates over the whole dataset, unless its code takes a part: torch's `IterableDataset`."""
     batches: int | None = None
     """How many batches an epoch has, `None` where nobody knows."""
     batch_samples: int = 1

@@ -216,6 +216,8 @@ def h5_behind(dataset: object) -> str | None:
 
 def profiled_torch(loader: Any) -> ProfiledLoader:
     """Look at a `DataLoader`."""
+    from torch.utils.data import IterableDataset
+
     if getattr(loader, "_machine", None) is not None:
         return _profiled_ours(loader)
     copied = _copy_loader(loader, {"_iterator": None})
@@ -227,9 +229,13 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     known = known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     workers = loader.num_workers
+    # With batch_size=None the dataset's items are handed over as they are. They may be batches or single samples, which
+    # nothing tells, so a pack of them would have rows of either kind.
+    as_they_are = loader.batch_sampler is None
     setting = Setting(
         "torch",
         workers=workers,
+        is_stream=isinstance(loader.dataset, IterableDataset),
         processes=workers > 0,
         prefetch=loader.prefetch_factor or 0,
         persistent=loader.persistent_workers,
@@ -245,12 +251,17 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
         close=close,
         repeats=lambda: gives_the_same(loader.dataset),
         can_stage=lambda: can_be_staged(source),
-        can_pack=lambda: can_be_packed(loader.dataset),
+        can_pack=lambda: not as_they_are and can_be_packed(loader.dataset),
+        notes=[_AS_THEY_ARE] if as_they_are else [],
         known=known,
         roots=(loader.dataset, loader.sampler, loader.batch_sampler, loader.generator, loader.collate_fn),
     )
 
 
+_AS_THEY_ARE = (
+    "With batch_size=None each item of the dataset is taken for a batch, its first axis for the samples. If items are "
+    "single samples, samples/s and the advice count their rows: give a batch_size= and profile again."
+)
 _KEPT = (
     "Decoded images are kept for later epochs (loader.plan.keep), so some of what was measured may come from memory. "
     "The first epoch takes longer, and later ones may take less. memory_budget=0 shows decoding alone."

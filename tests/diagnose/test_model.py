@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import colabstage
 from colabstage import profile_loader
@@ -275,3 +275,36 @@ def test_fetching_is_reading() -> None:
     found: dict[str, Any] = {"sys": sys}
     exec(compile("frame = sys._getframe()", "/x/site-packages/colabstage/sources/partial/fetcher.py", "exec"), found)
     assert StageNames({}).stage_of(found["frame"]) == "read"
+
+
+class _Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+def test_a_stream_is_divided_among_processes_by_its_own_code() -> None:
+    """Two processes give every sample of an `IterableDataset` twice, as torch's documentation says; so does the advice.
+
+    One process needs nothing.
+    """
+    assert sorted(int(item) for item in DataLoader(_Stream(), batch_size=None, num_workers=2)) == sorted(
+        [*range(8)] * 2
+    )
+    setting = profiled_loader(DataLoader(_Stream(), 4)).setting
+    assert setting.is_stream
+    stream = replace(DECODING, setting=replace(DECODING.setting, is_stream=True))
+    several = next(one for one in advise(stream) if one.options.get("num_workers", 0) > 1)
+    assert "get_worker_info" in several.why
+    assert not any("get_worker_info" in one.why for one in advise(DECODING))
+    light = replace(stream, stages=(StageCost("read", 0.02, 0.001),), load_s=0.02, cycle_s=0.04)
+    assert [one.options["num_workers"] for one in advise(light) if "num_workers" in one.options] == [1]
+    assert not any("get_worker_info" in one.why for one in advise(light))
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_items_that_are_handed_over_as_they_are_are_not_packed_as_samples(batch_size: int | None) -> None:
+    """With `batch_size=None` an item may be a batch, of which a pack would make one row."""
+    data = [(np.zeros((16, 8), np.float32), np.zeros(16)) for _ in range(8)]
+    profiled = profiled_loader(DataLoader(data, batch_size=batch_size))  # type: ignore[arg-type]
+    assert profiled.can_pack() == (batch_size is not None)
+    assert any("batch_size=None" in note for note in profiled.notes) == (batch_size is None)
