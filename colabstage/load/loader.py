@@ -256,7 +256,7 @@ def _seed_of(asked: LoaderOptions) -> int:
     if generator is None:
         return _whole_number("seed", asked.seed)
     if not isinstance(generator, torch.Generator):
-        msg = f"generator={generator!r} is none of torch's; expected a torch.Generator, or seed=0."
+        msg = f"generator={generator!r} is not a torch.Generator; expected a torch.Generator, or seed=0."
         raise OptionError(msg)
     if asked.seed:
         msg = f"seed={asked.seed!r} and generator= both say what the order depends on. Leave out one of them."
@@ -650,7 +650,11 @@ class Loader(Iterated, _Base):
 
     def _identity(self, epoch: int) -> dict[str, int]:
         if self._machine is None:
-            msg = "Another framework built this loader; it keeps its place itself, or not at all."
+            msg = (
+                "Another framework built this loader from the parts of one, so it has no state. Save the epoch and the "
+                "number of batches, and continue with loader.set_epoch(epoch) and what the framework has for skipping "
+                "batches: with Accelerate skip_first_batches(loader, done)."
+            )
             raise OptionError(msg)
         return self._machine.identities[min(epoch, 1)]
 

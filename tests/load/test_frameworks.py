@@ -123,6 +123,30 @@ def test_accelerate_prepares_it(make_file: Callable[..., Any]) -> None:
 
 @pytest.mark.long
 @needs_accelerate
+def test_accelerate_continues_by_epoch_and_batches(make_file: Callable[..., Any]) -> None:
+    """As docs/loaders.md says: what `prepare` makes has no `state_dict`, and skips batches of the epoch that it is set
+    to."""
+    from accelerate import Accelerator, skip_first_batches  # type: ignore[import-untyped,unused-ignore]
+
+    dataset = numbered(make_file)
+    prepare = Accelerator(cpu=True).prepare
+    epochs = [visited(prepare(make_loader(dataset, 4, seed=1)))]
+    loader: Any = prepare(make_loader(dataset, 4, seed=1))
+    with pytest.raises(AttributeError, match="state_dict"):
+        loader.state_dict()
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        epochs.append(visited(loader))
+    assert epochs[0] == epochs[1]
+    resumed: Any = prepare(make_loader(dataset, 4, seed=1))
+    resumed.set_epoch(1)
+    assert visited(skip_first_batches(resumed, 2)) == epochs[2][2 * 4 :]
+    resumed.set_epoch(2)
+    assert visited(resumed) == epochs[3]
+
+
+@pytest.mark.long
+@needs_accelerate
 @pytest.mark.parametrize("shared", [False, True])
 def test_accelerates_shards_are_exact(make_file: Callable[..., Any], shared: bool) -> None:
     """Of its own sharding each process gets batches of the whole epoch, also of a loader that shares out itself."""
