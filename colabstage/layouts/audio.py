@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, MissingDependencyError, OptionError
+from colabstage.io.units import format_count
 from colabstage.layouts.class_folders import FileKind, read_class_folders
 from colabstage.layouts.csv_table import TableSearch
 from colabstage.layouts.names import required
@@ -147,7 +148,7 @@ def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
         import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except (ImportError, OSError) as error:  # OSError: the package is there, the library it wraps is not
         msg = (
-            "This sound is no WAV of plain numbers, so soundfile is needed to decode it. Install it with: "
+            "This sound is not a WAV of plain numbers, so soundfile is needed to decode it. Install it with: "
             "pip install soundfile"
         )
         raise MissingDependencyError(msg) from error
@@ -249,7 +250,7 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     decoder = _plan_rows(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
     rows = Arrays(source, decoder.shape, np.dtype(options.dtype), decode=decoder)
-    return rows, f"Clips are stored as {options.dtype}: {sound}, {decoder.channels} channels."
+    return rows, f"Clips are stored as {options.dtype}: {sound}, {format_count(decoder.channels, 'channels')}."
 
 
 class _SeenClip(NamedTuple):
@@ -283,8 +284,8 @@ def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder
     if options.length is None and lengths[0][0] != lengths[-1][0]:
         (short, first), (long, last) = lengths[0], lengths[-1]
         msg = (
-            f"Clips have different lengths ('{first}' {short:,} samples, '{last}' {long:,}). Say which they shall "
-            f"have: {_example(f'length={long}')}."
+            f"Clips have different lengths ('{first}' {short:,} samples, '{last}' {long:,}). Choose one length, to "
+            f"which longer clips are cut and shorter ones padded: {_example(f'length={long}')}."
         )
         raise BrokenDatasetError(msg)
     length = options.length or lengths[0][0]
@@ -292,7 +293,7 @@ def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder
 
 
 def _example(option: str) -> str:
-    return f"layout=audio_clips({option})"
+    return f"layout=audio_clips({option}), from colabstage.options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +327,8 @@ class _ClipDecoder:
             raise DecodeError(msg)
         if self.options.length is None and len(values) != self.length:
             msg = (
-                f"The clip has {len(values):,} samples and the others {self.length:,}. Say which length all shall "
-                f"have: {_example(f'length={self.length}')}."
+                f"The clip has {len(values):,} samples and the others {self.length:,}. Choose one length for "
+                f"all: {_example(f'length={self.length}')}."
             )
             raise DecodeError(msg)
         # Zeros are silence, in either dtype.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
+from colabstage.io.units import format_count
 from colabstage.layouts.names import SPLIT_NAMES, listed
 from colabstage.layouts.reading import decode_text, read_file
 from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
@@ -358,7 +359,7 @@ def is_numeric(cells: Sequence[str]) -> bool:
 
 
 def make_targets(
-    columns: Mapping[str, Sequence[str]], *, separator: str | None = None
+    columns: Mapping[str, Sequence[str]], *, separator: str | None = None, samples: Sequence[str] = ()
 ) -> tuple[Values, tuple[str, ...]]:
     """Return the targets of label columns, and the names of their classes.
 
@@ -370,6 +371,7 @@ def make_targets(
         columns: cells by column name.
         separator: what is between the labels of one cell; "" where each cell is one label, whatever is in it;
             `None` to find out.
+        samples: what each row is of, for messages: a person finds a row by its file and not by a number.
 
     Raises:
         LayoutError: several columns of words; whole numbers that would not stay apart, or are too large; a cell of a
@@ -379,14 +381,14 @@ def make_targets(
     if len(columns) == 1:
         name, cells = next(iter(columns.items()))
         if separator is not None:
-            return _sets(name, cells, separator) if separator else _as_classes(name, cells)
+            return _sets(name, cells, separator, samples) if separator else _as_classes(name, cells, samples)
         if is_numeric(cells):
-            return _as_numbers(name, cells)
+            return _as_numbers(name, cells, samples)
         found = next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), None)
         if found is not None:
-            return _sets(name, cells, found)
+            return _sets(name, cells, found, samples)
         _check_blanks(name, cells)
-        return _as_classes(name, cells)
+        return _as_classes(name, cells, samples)
     words = [name for name, cells in columns.items() if not is_numeric(cells)]
     if words:
         msg = f"Of several label columns each has to be numbers; {listed(words)} have words. Choose one of them."
@@ -400,19 +402,27 @@ def make_targets(
     return Values(np.ascontiguousarray(table.astype(np.float32))), ()
 
 
-def _check_filled(name: str, cells: Sequence[str]) -> None:
+def _check_filled(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
+    """Refuse a column of labels in which some cells are empty, or say that they are. `samples`: what each
+    is called; empty where nobody knows.
+
+    Raises:
+        LayoutError: there is such a cell.
+    """
     missing = [number for number, cell in enumerate(cells) if cell.lower() in _MISSING]
     if missing:
-        written = cells[missing[0]]
+        first, written = missing[0], cells[missing[0]]
+        which = f"that of '{samples[first]}'" if samples else f"number {first + 1}"
         msg = (
-            f"{len(missing):,} of {len(cells):,} rows have no label in '{name}' (the first is number {missing[0] + 1} "
-            f"of those with a file{f': {written!r}' if written else ''}). Fill them in, or take the rows out."
+            f"{len(missing):,} of {format_count(len(cells), 'rows')} {'has' if len(missing) == 1 else 'have'} no label "
+            f"in '{name}' (the first is {which}{f': {written!r}' if written else ''}). Fill them in, or take the rows "
+            "out."
         )
         raise LayoutError(msg)
 
 
-def _as_numbers(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, cells)
+def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, cells, samples)
     if _whole_cells(cells) is not None:
         whole = _exact(name, cells)
         return Values(whole), class_numbers(whole)
@@ -470,8 +480,8 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
     return tuple(str(number) for number in found.tolist())
 
 
-def _as_classes(name: str, cells: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, cells)
+def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, cells, samples)
     values, classes = class_indices(cells)
     # One program takes 01 and 1 for two classes, the next for one.
     seen: dict[int, str] = {}
@@ -513,9 +523,9 @@ def _check_blanks(name: str, cells: Sequence[str]) -> None:
         raise LayoutError(msg)
 
 
-def _sets(name: str, cells: Sequence[str], separator: str) -> tuple[Values, tuple[str, ...]]:
+def _sets(name: str, cells: Sequence[str], separator: str, samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     # An empty cell is a sample without a label; what a program writes for a missing one is not a word.
-    _check_filled(name, [cell or "-" for cell in cells])
+    _check_filled(name, [cell or "-" for cell in cells], samples)
     # A label that is written twice in a cell counts once.
     sets = [{word.strip() for word in cell.split(separator)} - {""} for cell in cells]
     classes = sorted(set().union(*sets))

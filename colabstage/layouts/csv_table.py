@@ -247,7 +247,7 @@ class TableSearch:
             cells = {name: [row.cell(name) for row in rows] for name in roles.labels}
             # A column called "class" has one, although its name may contain a space or a comma.
             separator = "" if self.separator is None and roles.is_one_class else self.separator
-            targets, classes = make_targets(cells, separator=separator)
+            targets, classes = make_targets(cells, separator=separator, samples=[files.names[row.file] for row in rows])
             notes += self._repeated(rows, files, roles.labels, is_class=bool(classes) and targets.values.ndim == 1)
             if len(roles.labels) == 1:
                 notes += note_on_numbers(roles.labels[0], targets, classes)
@@ -367,7 +367,7 @@ class TableSearch:
                 )
             if path is not None:
                 number, leads = path
-                # A first cell that leads to no file, or is called like a column of paths, is a header.
+                # A first cell that leads to no file, or is named like a column of paths, is a header.
                 first = lookup.search(rows[0][number])
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
@@ -467,9 +467,11 @@ class TableSearch:
         if roles.group is not None:
             notes.append(f"Samples with the same '{roles.group}' stay in one split.")
         # Tables of published datasets name a few files that were never published; silence would hide a broken download.
-        missing = sum(len(table.rows) for table in found) - len(rows)
+        kept = {id(row.cells) for row in rows}
+        missing = [cells[table.path] for table in found for cells in table.rows if id(cells) not in kept]
+        first = f"whose {self.kind.noun} are not there (first '{missing[0][:_CELL_SHOWN]}')" if missing else ""
         return notes + left_out_notes(
-            (missing, "rows", f"whose {self.kind.noun} are not there"),
+            (len(missing), "rows", first),
             (files - len({row.file for row in rows}), self.kind.noun, "that no row names"),
         )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.io.units import NAMES_SHOWN
 from colabstage.layouts import (
     arrow,
     audio,
@@ -191,11 +192,15 @@ def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
     """Return what to do with archives inside of a tree."""
     if not archives:
         return ()
-    first = archives.names[0]
+    names = archives.names
     if tree.kind != "folder":
-        return (f"Archives inside an archive are not opened. Extract it first, and give '{first}' as the source.",)
+        # All of them, because several are mostly the parts or the splits of one dataset.
+        inside = ", ".join(f"'FOLDER/{name}'" for name in names[:NAMES_SHOWN])
+        several = f"[{inside}{', …' if len(names) > NAMES_SHOWN else ''}]" if len(names) > 1 else inside
+        how = "Extract it first, extract_archive(source, 'FOLDER'), and give"
+        return (f"Archives inside an archive are not opened. {how} {several} as the source.",)
     # A share link of a folder says nothing that could be written before a file's name.
-    path = f"{tree.label}/{first}" if tree.label.startswith("/") else first
+    path = f"{tree.label}/{names[0]}" if tree.label.startswith("/") else names[0]
     what = "the archive itself" if len(archives) == 1 else "one of them, or a list of them,"
     return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
 

@@ -126,7 +126,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
             the names of all that count have in common.
 
     Raises:
-        LayoutError: no array is called like inputs, or several are for one split.
+        LayoutError: no array is named like inputs, or several are for one split.
     """
     every = list(names)
     if x is not None and (y is not None or _called(every, x)):
@@ -160,13 +160,13 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
 
 
 def is_class_names(name: str) -> bool:
-    """Tell whether an array is called like a list of the names of classes."""
+    """Tell whether an array is named like a list of the names of classes."""
     last = _bare(name.rpartition("/")[2]).lower()
     return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
 
 def has_role(name: str) -> bool:
-    """Tell whether a file is called like the inputs or targets of many samples, or like their classes: X.npy,
+    """Tell whether a file is named like the inputs or targets of many samples, or like their classes: X.npy,
     train_labels.npy."""
     return bool(_split_and_role(name)[1]) or is_class_names(name)
 
@@ -202,7 +202,7 @@ def _given(names: list[str], x: str, y: str | None) -> SplitArrays:
 def _pair_arrays(split: str, xs: list[str], ys: list[str]) -> SplitArrays:
     if len(xs) > 1 or len(ys) > 1:
         msg = (
-            f"Several arrays are called like {'inputs' if len(xs) > 1 else 'targets'}: "
+            f"Several arrays are named like {'inputs' if len(xs) > 1 else 'targets'}: "
             f"{listed(xs if len(xs) > 1 else ys)}. Say which to take: "
             "layout=array_rows(x='NAME', y='NAME'), or array_rows('PART'), what the names of all that count have in "
             "common, such as 'emnist-digits'."
@@ -298,7 +298,8 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     )
     written = next((_as_words(values) for values in texts if len(values) >= len(classes)), ())
     used, told = [one.x for one in chosen], [one.y for one in chosen if one.y is not None]
-    which = f"targets those of {listed(told)}" if len(ys) == len(xs) else "there are no targets for all of them"
+    missing = "there are no targets for all of them" if ys else "there are no targets"
+    which = f"targets those of {listed(told)}" if len(ys) == len(xs) else missing
     notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
     notes += [
         f"The {stored[one.x].shape[0]:,} rows of '{one.x}', which has no targets, were left out." for one in unlabelled

@@ -18,7 +18,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.layouts.columns import check_kept_apart
+from colabstage.layouts.columns import check_kept_apart, class_numbers
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.table import BrokenDatasetError, Values, class_indices, stamp_of
@@ -98,7 +98,7 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     # -1 is what test sets have whose labels are kept secret.
     are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
-    return Labels(Values(values), found)
+    return Labels(Values(values), found if names else class_numbers(values))
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:

@@ -416,14 +416,19 @@ class StagedDataset:
     def __repr__(self) -> str:
         # One line, without touching the disk: a repr also appears in tracebacks when everything else has failed.
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        held = f": {rows}; {format_count(len(self.classes), 'classes')}" if self.info is not None else " (plain files)"
+        held = f": {rows}; {self._classes}" if self.info is not None else " (plain files)"
         return f"StagedDataset('{self.path}'{held})"
 
     def __str__(self) -> str:
         if self.info is None:
             return f"Files in '{self.path}'"
         rows = ", ".join(f"{name} {count:,}" for name, count in self.splits.items())
-        return f"Samples: {rows}; {format_count(len(self.classes), 'classes')} in '{self._place}' ({self._size})"
+        return f"Samples: {rows}; {self._classes} in '{self._place}' ({self._size})"
+
+    @property
+    def _classes(self) -> str:
+        """Return how many classes are named, in words: numbers, boxes and masks may have some without a name."""
+        return format_count(len(self.classes), "classes") if self.classes else "no named classes"
 
     @property
     def _place(self) -> str:

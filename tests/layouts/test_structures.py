@@ -372,11 +372,11 @@ WRONG: dict[str, tuple[Files, str]] = {
     ),
     "an empty label in words": (
         images("img/{}.png") | {"l.csv": csv("path,label", *rows("img/{}.png,{}", ["a", "b", "", "b"]))},
-        r"1 of 4 rows have no label in 'label' \(the first is number 3",
+        r"1 of 4 rows has no label in 'label' \(the first is that of 'img/2\.png'\)",
     ),
     "an empty label in numbers": (
         images("img/{}.png") | {"l.csv": csv("path,label", *rows("img/{}.png,{}", ["1", "0", "", "0"]))},
-        r"1 of 4 rows have no label in 'label'",
+        r"1 of 4 rows has no label in 'label'",
     ),
     "two columns that may be the label": (
         images("img/{}.png")

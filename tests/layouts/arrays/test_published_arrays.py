@@ -322,7 +322,7 @@ def test_tables_that_hold_no_pixels(tmp_path: Path) -> None:
 
 
 def test_an_array_in_each_file_of_class_folders(tmp_path: Path) -> None:
-    """Folders say classes and splits, as of images; files called like inputs and targets are something else."""
+    """Folders say classes and splits, as of images; files named like inputs and targets are something else."""
     values = {name: RNG.normal(size=(2, 3)) for name in ("train/cat/1", "train/dog/2", "test/cat/3", "test/dog/4")}
     for name, one in values.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -348,7 +348,7 @@ def test_a_damaged_array_is_a_broken_sample(tmp_path: Path) -> None:
     held = io.BytesIO()
     np.save(held, np.array([Command()], object), allow_pickle=True)
     for content in (held.getvalue(), (tmp_path / "a" / "1.npy").read_bytes()[:-1], b""):
-        with pytest.raises(DecodeError, match=r"no \.npy file of numbers"):
+        with pytest.raises(DecodeError, match=r"not a \.npy file of numbers"):
             decode(content)
 
 

@@ -373,11 +373,11 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
     ("change", "says"),
     [
         (lambda data: data[:-1], "It was cut"),
-        (lambda data: b"PK" + data[2:], "is no .npy file"),
+        (lambda data: b"PK" + data[2:], "is not a .npy file"),
         (lambda data: data.replace(b"'descr'", b"'dascr'"), "cannot be read"),
         (lambda data: data.replace(b"(30,", b"(-3,"), "It was cut"),
         (lambda data: data[:8] + b"\xff\xff" + data[10:], "65,535 bytes"),
-        (lambda _: b"", "is no .npy file"),
+        (lambda _: b"", "is not a .npy file"),
     ],
     ids=["cut", "magic", "keys", "negative", "long", "empty"],
 )
@@ -581,7 +581,7 @@ def test_files_of_one_header_are_parsed_once(monkeypatch: pytest.MonkeyPatch) ->
         assert decode_npy(written.getvalue())[-1] == 976
     assert len(parsed) <= 1
     for damaged in (written.getvalue()[:-8], b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': O" + bytes(8)):
-        with pytest.raises(DecodeError, match=r"no \.npy file of numbers"):
+        with pytest.raises(DecodeError, match=r"not a \.npy file of numbers"):
             decode_npy(damaged)
 
 

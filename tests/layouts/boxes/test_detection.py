@@ -404,7 +404,7 @@ class TestCoco:
         file = folder / "annotations/instances_val2017.json"
         text = file.read_text()
         file.write_text(text[:-2])
-        with pytest.raises(BrokenDatasetError, match=r"instances_val2017\.json.*no JSON"):
+        with pytest.raises(BrokenDatasetError, match=r"instances_val2017\.json.*not JSON"):
             detect_layout(FolderTree(folder))
         file.write_text(text)
         first, *others = sorted((folder / "val2017").iterdir())
@@ -532,10 +532,10 @@ class TestVoc:
     @pytest.mark.parametrize(
         ("old", "new", "says"),
         [
-            (b"</annotation>", b"", "line 1: it is no XML"),
+            (b"</annotation>", b"", "line 1: it is not XML"),
             (b"<xmin>", b"<xmin>x", "line 1: an object has no readable bndbox"),
-            (b"<ymax>", b"<ymix>", "line 1: it is no XML"),
-            (b"<name>", b"<nome>", "it is no XML"),
+            (b"<ymax>", b"<ymix>", "line 1: it is not XML"),
+            (b"<name>", b"<nome>", "it is not XML"),
             (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b "c">]>\n<annotation>', "line 1: it declares an entity"),
             (b"<annotation>", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]>\n<annotation>', "an entity"),
         ],

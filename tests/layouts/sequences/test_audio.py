@@ -109,7 +109,7 @@ def test_folders_of_classes_become_rows(tmp_path: Path, commands: Path, dtype: A
     layout = functools.partial(read_audio, options=AudioOptions(dtype=dtype))
     report = pack_dataset(commands, tmp_path / "out.h5", layout=layout, progress=False)
     assert report.classes == ("go", "no", "yes")
-    assert "8,000 Hz, 400 samples (0.05 s), 1 channels" in "\n".join(report.notes)
+    assert "8,000 Hz, 400 samples (0.05 s), 1 channel." in "\n".join(report.notes)
     dataset = dataset_h5(tmp_path / "out.h5")
     for row, key in enumerate(dataset.reader.keys()):
         x, y = dataset[row]

@@ -169,7 +169,7 @@ def test_files_of_tfds_are_read(tmp_path: Path) -> None:
     table = detect_layout(FolderTree(tmp_path))
     assert list(zip(contents(table), labels(table), strict=True)) == read_back(path)
     assert table.splits == ("test",) * 6
-    assert table.classes == ()
+    assert table.classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_damaged_images_are_found_by_their_checksum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "kind", "says"),
     [
-        ("a.tfrecord", b"what is this, if not a record?", CorruptArchiveError, "no TFRecord file"),
+        ("a.tfrecord", b"what is this, if not a record?", CorruptArchiveError, "not a TFRecord file"),
         ("train-00000-of-00001", b"what is this, if not a record?", LayoutError, "no TFRecord files"),
         ("a.tfrecord", b"", LayoutError, "have any record"),
         ("a.txt", b"", EmptySourceError, "no TFRecord files"),

@@ -161,12 +161,13 @@ def test_shards_inside_a_zip_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "values", "classes"),
     [
-        ([{"json": {"label": n % 2}} for n in range(4)], [0, 1, 0, 1], ()),
+        ([{"json": {"label": n % 2}} for n in range(4)], [0, 1, 0, 1], ("0", "1")),
+        ([{"json": {"label": 1 + n % 2}} for n in range(4)], [1, 2, 1, 2], ()),
         ([{"json": {"label": n % 2, "class_name": "ab"[n % 2]}} for n in range(4)], [0, 1, 0, 1], ("a", "b")),
         ([{"json": {"label": "cat" if n else "dog"}} for n in range(4)], [1, 0, 0, 0], ("cat", "dog")),
         ([{"json": {"label": n / 4}} for n in range(4)], [0, 0.25, 0.5, 0.75], ()),
         ([{"txt": "dog" if n % 2 else "cat"} for n in range(4)], [0, 1, 0, 1], ("cat", "dog")),
-        ([{"txt": str(n % 2)} for n in range(4)], [0, 1, 0, 1], ()),
+        ([{"txt": str(n % 2)} for n in range(4)], [0, 1, 0, 1], ("0", "1")),
         ([{"cls": 7, "json": {"label": 1}, "txt": "a caption"} for n in range(2)], [7, 7], ()),
     ],
 )
@@ -327,7 +328,7 @@ def test_what_is_said_in_a_clip_is_no_label(tmp_path: Path) -> None:
         for end, content in (("wav", clip(np.zeros(9, np.int16))), ("txt", b"a word"))
     ]
     with open_tree(write_tar(tmp_path / "d" / "a.tar", files), spool=tmp_path) as tree:
-        with pytest.raises(LayoutError, match="no WebDataset"):
+        with pytest.raises(LayoutError, match="not a WebDataset"):
             detect_layout(tree, "webdataset")
         assert detect_layout(tree, "audio").classes == ("no", "yes")
 
@@ -359,9 +360,9 @@ def test_samples_without_an_image_are_left_out(tmp_path: Path) -> None:
 def test_tars_of_other_layouts_are_not_claimed(tmp_path: Path, names: list[str]) -> None:
     """Neither as the tree itself nor inside of one."""
     path = write_tar(tmp_path / "e" / "d.tar", [(name, b"") for name in names])
-    with open_tree(path, spool=tmp_path) as tree, pytest.raises(LayoutError, match="no WebDataset"):
+    with open_tree(path, spool=tmp_path) as tree, pytest.raises(LayoutError, match="not a WebDataset"):
         detect_layout(tree, "webdataset")
-    with pytest.raises(LayoutError, match="no WebDataset"):
+    with pytest.raises(LayoutError, match="not a WebDataset"):
         detect_layout(FolderTree(tmp_path / "e"), "webdataset")
 
 
@@ -393,7 +394,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
     ("files", "says"),
     [
         ([("1.jpg", b""), ("1.cls", b"0"), ("1.jpg", b"")], "'1.jpg' twice"),
-        ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is no JSON"),
+        ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is not JSON"),
         ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is not text"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples have no label"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),

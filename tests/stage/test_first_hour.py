@@ -1,0 +1,92 @@
+"""What a newcomer reads in the first hour: plans with all of the report's notes, and words for what has no name."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.sources.extract.archive import extract_archive
+from colabstage.stage.plan import plan_stage
+from colabstage.stage.run import stage_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Any]:
+    """Where datasets go."""
+    return {"local_dir": tmp_path / "here", "cache_dir": None}
+
+
+def _image(path: Path, shade: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (shade, 90, 20)).save(path)
+
+
+def _folder(root: Path, split: str) -> Path:
+    for number in range(4):
+        _image(root / split / "ab"[number % 2] / f"{number}.png", 40 * number)
+    return root / split
+
+
+def test_a_plan_has_the_notes_of_the_report(tmp_path: Path, places: dict[str, Any]) -> None:
+    """Also those of the tree, such as links that lead nowhere, each ended by a full stop."""
+    root = _folder(tmp_path, "photos")
+    (root / "a" / "lost.png").symlink_to(tmp_path / "nothing.png")
+    (root / "b" / "empty.png").write_bytes(b"")
+    plan = plan_stage(root, on_error="skip", **places)
+    report = stage_dataset(root, on_error="skip", progress=False, **places).report
+    assert len(report.notes) == 2
+    assert set(report.notes) <= set(plan.reasons)
+    assert all(reason.endswith(".") for reason in plan.reasons)
+
+
+def test_archives_in_an_archive_are_all_named(tmp_path: Path, places: dict[str, Any]) -> None:
+    """What the error says to write works, and the two become the splits."""
+    outer = tmp_path / "outer.zip"
+    with zipfile.ZipFile(outer, "w") as archive:
+        for split in ("train", "test"):
+            inner = io.BytesIO()
+            with zipfile.ZipFile(inner, "w") as parts:
+                for path in sorted(_folder(tmp_path, split).rglob("*.png")):
+                    parts.write(path, path.relative_to(tmp_path / split))
+            archive.writestr(f"{split}.zip", inner.getvalue())
+    with pytest.raises(EmptySourceError, match=r"extract_archive\(.*\['FOLDER/test.zip', 'FOLDER/train.zip'\]"):
+        stage_dataset(outer, progress=False, **places)
+    extract_archive(outer, tmp_path / "out", progress=False)
+    found = [tmp_path / "out" / f"{split}.zip" for split in ("test", "train")]
+    staged = stage_dataset(found, progress=False, **places)
+    assert staged.splits == {"train": 4, "test": 4}
+    assert staged.classes == ("a", "b")
+
+
+def test_missing_images_and_labels_are_named_by_their_files(tmp_path: Path, places: dict[str, Any]) -> None:
+    """The first image that a row names and is not there; the first whose label is empty."""
+    root = tmp_path / "faces"
+    for number in range(4):
+        _image(root / f"{number}.png", 40 * number)
+    table = root / "labels.csv"
+    table.write_text("file,label\n" + "".join(f"{number}.png,{'ab'[number % 2]}\n" for number in range(6)))
+    reasons = plan_stage(root, **places).reasons
+    assert "2 rows whose images are not there (first '4.png') were left out." in reasons
+    table.write_text("file,label\n0.png,a\n1.png,\n2.png,a\n3.png,b\n")
+    with pytest.raises(LayoutError, match=r"1 of 4 rows has no label in 'label' \(the first is that of '1\.png'\)"):
+        plan_stage(root, **places)
+
+
+@pytest.mark.parametrize(("labels", "said"), [([0.5, 1.5], "no named classes"), ([0, 1], "2 classes")])
+def test_classes_are_counted_where_they_have_names(
+    tmp_path: Path, places: dict[str, Any], labels: list[float], said: str
+) -> None:
+    """Not as 0 classes, which is nothing that anybody trains on."""
+    np.savez(tmp_path / "lab.npz", x=np.zeros((8, 3), np.float32), y=np.array(labels * 4))
+    staged = stage_dataset(tmp_path / "lab.npz", progress=False, **places)
+    for text in (str(staged), repr(staged)):
+        assert said in text
