@@ -353,7 +353,7 @@ def _check_no_labels(file: Any, x: FieldInfo, path: Path) -> None:
         shape = getattr(file.get(name), "shape", None)
         if shape and shape[0] == x.rows:
             msg = (
-                f"'{path}' has no targets called like {x.name}, and '{name}' with as many rows. Say that these are "
+                f"'{path}' has no targets named like {x.name}, and '{name}' with as many rows. Say that these are "
                 f"they: dataset_h5(path, x='{x.name}', y='{name}'); or that there are none: "
                 f"dataset_h5(path, x='{x.name}')."
             )

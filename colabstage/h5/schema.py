@@ -277,7 +277,7 @@ def _encoded(texts: Sequence[object], length: int) -> NDArray[np.bytes_]:
     from colabstage.trees.strings import StringArray
 
     if isinstance(texts, StringArray):
-        # Once: each question to a selection would gather its bytes anew.
+        # Once: each question to a selection would gather its bytes again.
         texts = texts.packed()
         if texts.is_utf8():
             return texts.padded(length)

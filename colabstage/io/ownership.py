@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _INVENTORY_HEAD = b"colabstage deed 1"
-# How often what others change at the same time is judged anew; each time one of them has got on with its work.
+# How often what others change at the same time is judged again; each time one of them has got on with its work.
 _LOOKS = 8
 # What is answered where something has just come or gone.
 _CAME_OR_WENT = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
@@ -71,7 +71,7 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
     """Do something at places where other processes may do the same at the same time; return what `act` returns.
 
     Between any two steps of `act` another process may put something there, replace it or clear it away. So it is done
-    anew when it misses what it has seen, or meets what was not there, and when it refuses what has changed since.
+    again when it misses what it has seen, or meets what was not there, and when it refuses what has changed since.
 
     Args:
         act: looks at the places and changes them; what it has done already, it can do again.
@@ -213,7 +213,7 @@ def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
 
 
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
-    """Put a finished file, a temporary of ours or in one, in its place, in one step.
+    """Put a finished file, one of our temporaries or in one, in its place, in one step.
 
     Args:
         made: the file.
@@ -353,7 +353,7 @@ def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
 def put_folder(
     made: Path, target: Path, *, overwrite: bool = False, announce: Callable[[str], object] = lambda _: None
 ) -> str:
-    """Put a finished folder, a temporary of ours or in one, in its place, and write its inventory; what was there goes.
+    """Put a finished folder, one of our temporaries or in one, in its place, and write its inventory; what was there goes.
 
     Where the file system can exchange two names there is no moment at which nothing is at `target`; elsewhere, who
     dies in that moment leaves what `put_back` puts back.

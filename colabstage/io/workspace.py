@@ -128,12 +128,12 @@ def name_and_owner(temp: Path) -> tuple[str, str] | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a path is a temporary of ours, or in one."""
+    """Return whether a path is one of our temporaries, or in one."""
     return any(name_and_owner(place) for place in (path, *path.parents))
 
 
 def check_own(path: Path) -> None:
-    """Refuse what is neither a temporary of ours nor in one: a mistake in colabstage, not in how it is used."""
+    """Refuse what is neither one of our temporaries nor in one: a mistake in colabstage, not in how it is used."""
     if not is_own(path):
         msg = f"'{path}' is not a temporary file of colabstage's, and not in one, so it is not removed or changed."
         raise ValueError(msg)
@@ -219,7 +219,7 @@ def last_touched(path: Path) -> float:
 
 
 def remove_own(path: Path, *, empty: bool = False) -> None:
-    """Remove a temporary of ours, or something in one, as far as it goes; nothing there is fine.
+    """Remove one of our temporaries, or something in one, as far as it goes; nothing there is fine.
 
     It never raises for what a disk answers, because it clears up after errors that must not be hidden; a later sweep
     finds what stays. `empty`: empty files first, for Google Drive, whose trash counts against the account; one that has
@@ -298,7 +298,7 @@ def put_back(target: Path) -> bool:
 
 
 def link_own(path: Path, to: Path) -> bool:
-    """Give a file that has one name a second one, in a temporary of ours; whether it has that.
+    """Give a file that has one name a second one, in one of our temporaries; whether it has that.
 
     So it can be gone on with while whoever else looks for it finds it. What has several names already is somebody's
     copy, which must not change; some file systems know no links.
@@ -313,11 +313,11 @@ def link_own(path: Path, to: Path) -> bool:
 
 
 def rename_own(path: Path, to: Path) -> Path:
-    """Give a temporary of ours, or something in one, a name in one too, or one that nothing has; returns that.
+    """Give one of our temporaries, or something in one, a name in one too, or one that nothing has; returns that.
 
     Raises:
         ValueError: it is not a temporary of colabstage; a mistake in colabstage.
-        TargetExistsError: something has that name, and it is not in a temporary of ours.
+        TargetExistsError: something has that name, and it is not in one of our temporaries.
         OSError: as the disk answers.
     """
     check_own(path)
@@ -328,7 +328,7 @@ def rename_own(path: Path, to: Path) -> Path:
 
 
 def cut_own(path: Path, size: int) -> None:
-    """Set the length in bytes of a file in a temporary of ours.
+    """Set the length in bytes of a file in one of our temporaries.
 
     Raises:
         ValueError: it is not a temporary of colabstage; a mistake in colabstage.
@@ -338,7 +338,7 @@ def cut_own(path: Path, size: int) -> None:
 
 
 def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
-    """Begin a journal in a temporary of ours again; it replaces the one that is there when it is whole.
+    """Begin a journal in one of our temporaries again; it replaces the one that is there when it is whole.
 
     Returns:
         Its handle, which appends.
@@ -518,7 +518,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Begin a journal.
 
         Args:
-            path: in a temporary of ours.
+            path: in one of our temporaries.
             head: which work it belongs to.
             kept: the values that it begins with: what an earlier run had noted, and what is still true.
 

@@ -306,7 +306,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
         # Annotators skip tasks; their empty answers stay in the export.
         kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
         if len(kept) > 1:
-            msg = f"task {one.get('id')} has {len(kept)} annotations, of several persons; export one of each task"
+            msg = f"task {one.get('id')} has {len(kept)} annotations, by several annotators; export one for each task"
             raise ValueError(msg)
         shapes, size = [], (0, 0)
         for region in (region for each in kept for region in each["result"]):

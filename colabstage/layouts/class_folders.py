@@ -408,13 +408,13 @@ def read_array_folder(tree: Tree) -> SampleTable:
     All have the shape and dtype of the first, and are stored as they are.
 
     Raises:
-        EmptySourceError: there are no .npy files in folders of classes, or they are called like inputs and targets.
+        EmptySourceError: there are no .npy files in folders of classes, or they are named like inputs and targets.
         LayoutError: the first is not an array of numbers.
     """
     files = required(files_ending_in(tree.entries, (NPY,)), tree, ".npy files")
     role = first_with_role(files)
     if role is not None:
-        msg = f"'{role}' is called like the inputs or targets of many samples, and no sample of its own."
+        msg = f"'{role}' is named like the inputs or targets of many samples, and no sample of its own."
         raise EmptySourceError(msg)
     try:
         found = read_class_folders(tree, FileKind(ARRAY_FOLDER, "arrays", (NPY,)))
@@ -437,10 +437,10 @@ def decode_npy(content: Any) -> NDArray[Any]:
         DecodeError: it is none of numbers.
     """
     try:
-        # Not by numpy's own reader, which parses each header anew.
+        # Not by numpy's own reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
         values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
     except ValueError as error:
-        msg = f"It is no .npy file of numbers: it {error}."
+        msg = f"It is not a .npy file of numbers: it {error}."
         raise DecodeError(msg) from error
     return values.astype(values.dtype.newbyteorder("="), copy=False)

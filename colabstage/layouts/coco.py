@@ -304,7 +304,7 @@ def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
             if not _is_id(number):
                 msg = f"'{one.entry.name}' has a category with the id {str(number)[:60]}; expected a number or a word."
                 raise BrokenDatasetError(msg)
-            # Files of splits that were exported apart may number their categories anew, which would mix up classes.
+            # Files of splits that were exported apart may number their categories again, which would mix up classes.
             if names.setdefault(number, name) != name:
                 msg = f"'{one.entry.name}' calls the category {number} '{name}', another file '{names[number]}'."
                 raise BrokenDatasetError(msg)
@@ -331,7 +331,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     try:
         found = json.loads(content, object_pairs_hook=_slim)
     except (ValueError, RecursionError) as error:
-        msg = f"'{entry.name}' looks like COCO's annotations but is no JSON: {error}."
+        msg = f"'{entry.name}' looks like COCO's annotations but is not JSON: {error}."
         raise BrokenDatasetError(msg) from error
     # The three words may stand in a list of anything.
     if not isinstance(found, dict):

@@ -230,7 +230,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
     try:
         parser.Parse(content, True)
     except expat.ExpatError as error:
-        fail(f"it is no XML ({expat.ErrorString(error.code)})", error.lineno, error)
+        fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
     root = builder.close()
     try:
         height, width = (int(float((root.findtext(f"size/{side}") or "").strip() or 0)) for side in ("height", "width"))

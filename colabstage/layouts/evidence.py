@@ -143,7 +143,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
     odd = _contradicted(found)
     if odd is not None:
         msg = (
-            f"The table beside the images says '{odd[1]}' of '{odd[0]}', and the folder that it is in is called like "
+            f"The table beside the images says '{odd[1]}' of '{odd[0]}', and the folder that it is in is named like "
             'another label. Say which is right: layout="table" or layout="image_folder".'
         )
         raise BrokenDatasetError(msg)
@@ -151,7 +151,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _contradicted(found: SampleTable) -> tuple[str, str] | None:
-    """Return a file and its label where the folder that the file is in is called like another label."""
+    """Return a file and its label where the folder that the file is in is named like another label."""
     if not found.classes or not isinstance(found.targets, Values) or found.targets.values.ndim != 1:
         return None
     classes = set(found.classes)
@@ -356,7 +356,7 @@ class _FolderEvidence:
         self.found = found
         self.is_more = is_more
         source = found.inputs.source
-        # Nearly always samples are called as their files are, whose folders are known.
+        # Nearly always samples are named as their files are, whose folders are known.
         if isinstance(source, TreeFiles) and source.entries.names is found.keys:
             self.folders, self.folder_of = source.entries.folders
         else:

@@ -137,7 +137,7 @@ class _Database:
     def _read_meta(self) -> _Meta:
         first = self.source.pread(_PAGE.size + _META.size, 0)
         if not is_lmdb_head(first) or len(first) < _PAGE.size + _META.size:
-            msg = f"'{self.source.label}' is no LMDB file."
+            msg = f"'{self.source.label}' is not an LMDB file."
             raise CorruptArchiveError(msg)
         # The page size is noted in the file, and need not be this machine's.
         page_bytes = _DATABASE.unpack(_META.unpack_from(first, _PAGE.size)[4])[0]

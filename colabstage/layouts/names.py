@@ -104,7 +104,7 @@ def folder_of(name: str) -> str:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file is called as those are that say nothing of single samples: a readme, a licence."""
+    """Tell whether a file is named as those are that say nothing of single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)
 
 

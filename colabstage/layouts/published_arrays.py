@@ -293,7 +293,7 @@ def _unpickle(content: bytes, name: str) -> dict[str, Any]:
         held = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to say
         msg = (
-            f"'{name}' is called as a file of CIFAR's and cannot be read as one: {error}. Nothing in a pickle that "
+            f"'{name}' has the name of a CIFAR file and cannot be read as one: {error}. Nothing in a pickle that "
             "could run a program is ever loaded here."
         )
         raise LayoutError(msg) from error

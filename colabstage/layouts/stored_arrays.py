@@ -339,7 +339,7 @@ def npy_header(head: bytes) -> NpyHeader:
     """
     # By its content: what is called .npy may be anything.
     if len(head) < 10 or head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3):
-        msg = "is no .npy file of a version known here"
+        msg = "is not a .npy file of a version known here"
         raise ValueError(msg)
     wide = head[6] > 1
     (length,) = struct.unpack_from("<I" if wide else "<H", head, 8)

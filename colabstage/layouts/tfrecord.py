@@ -375,7 +375,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
 
 
 def named_records(tree: Tree) -> FileEntries:
-    """Return the files that are called as TFRecord files are; nothing is read."""
+    """Return the files that are named as TFRecord files are; nothing is read."""
     return files_ending_in(tree.entries, EXTENSIONS).where(lambda name: _NAMED.fullmatch(name) is not None)
 
 
@@ -400,7 +400,7 @@ def _record_files(tree: Tree) -> list[ShardFile]:
         msg = f"'{tree.label}' holds no TFRecord files that have any record."
         raise LayoutError(msg)
     msg = (
-        f"'{wrong.name}' is no TFRecord file, or its beginning is damaged. Of compressed ones those by gzip and "
+        f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Of compressed ones those by gzip and "
         "Zstandard are read, those by ZLIB are not."
     )
     raise CorruptArchiveError(msg)
@@ -533,7 +533,7 @@ class _Example:
         return [_RecordBox(corner, label, text if isinstance(text, str) else None) for corner, label, text in rows]
 
     def _mask(self) -> ByteSpan | None:
-        """Return the first feature that is called like a mask and holds an image file."""
+        """Return the first feature that is named like a mask and holds an image file."""
         found = (next(iter(self._features.get(name, [])), None) for name in _MASKS)
         return next(
             (span for span in found if isinstance(span, ByteSpan) and self._data[slice(*span)].startswith(IMAGE_HEADS)),

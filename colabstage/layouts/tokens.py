@@ -272,7 +272,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     parts = [entry for entry in tokens if _ARRAY_WORDS & set(_name_words(entry.name))]
     if parts:
         msg = (
-            f"'{parts[0].name}' is called like the inputs or labels of arrays (STL10's files are), not like tokens. "
+            f"'{parts[0].name}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. "
             "Read it by numpy.fromfile, and save it as .npy."
         )
         raise NearMissError(msg)

@@ -234,7 +234,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        msg = f"'{address}.json' is no JSON: {error}."
+        msg = f"'{address}.json' is not JSON: {error}."
         raise BrokenDatasetError(msg) from error
     if not isinstance(found, dict):
         return (found, None) if isinstance(found, int | str) else (None, None)
@@ -439,7 +439,7 @@ class _Shards:
                 f"list(webdataset.WebDataset(URL).decode().to_tuple({unread[0]!r}, 'cls'))."
             )
         return LayoutError(
-            f"'{self._tree.label}' is no WebDataset: expected tars in which images, arrays or clips have a .cls, "
+            f"'{self._tree.label}' is not a WebDataset: expected tars in which images, arrays or clips have a .cls, "
             ".json or .txt of the same name beside them, and no images outside of them."
         )
 

@@ -345,7 +345,7 @@ class OneHot(_Placed):
 def _checked_generator(generator: torch.Generator | None) -> torch.Generator | None:
     if generator is not None and generator.device.type != "cpu":
         msg = (
-            f"generator is on {generator.device}; expected one of the processor, torch.Generator(): parameters are "
+            f"generator is on {generator.device}; expected one on the CPU, torch.Generator(): parameters are "
             "drawn there, so that no batch waits for the device."
         )
         raise OptionError(msg)

@@ -351,7 +351,7 @@ class WorkerSource(BatchSource):
         self._view._turn = self._turn
         self._plan = plan
         self._seed = seed
-        # The batches of the epoch that runs; the one `DataLoader` goes through them anew in each.
+        # The batches of the epoch that runs; the one `DataLoader` goes through them again in each.
         self._planned: list[SeededRows] = []
         # Its own, so that starting an epoch draws nothing from the rng that the training uses.
         self._rng = torch.Generator().manual_seed(seed)

@@ -456,7 +456,9 @@ class _FetchCall:
         for part in parts_of(self.source):
             # With links resolved: a target above the source would take it along.
             if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
-                msg = f"'{place}' holds the source '{part.path}', which would go with it. Choose another target."
+                msg = (
+                    f"'{place}' holds the source '{part.path}', which would be removed with it. Choose another target."
+                )
                 raise TargetExistsError(msg)
         if self._may_replace(place):
             return

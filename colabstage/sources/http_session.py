@@ -214,7 +214,7 @@ class HttpSession:
             # Hanging up breaks reads off in many ways; what it was is told once.
             self._check_open()
             if isinstance(error, requests.exceptions.TooManyRedirects):
-                msg = f"'{self.label}' redirects in a circle. Open it in a browser; it may want a login or cookies."
+                msg = f"'{self.label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
                 raise SourceReadError(msg) from None
             raise connection_error(error, self.label) from None
 

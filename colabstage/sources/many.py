@@ -103,7 +103,7 @@ class OpenList(Closing):
         self.files = self._list_files()
         folders = [part for part in self.parts if part.tree is not None]
         tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
-        # Files keep their names at the top, so a folder that is called like one of them gets a number.
+        # Files keep their names at the top, so a folder that is named like one of them gets a number.
         stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
         trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
         joined = list(zip(("", *stems), trees, strict=True))

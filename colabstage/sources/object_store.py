@@ -395,7 +395,7 @@ class ObjectStore:
 
     @property
     def folders_are_prefixes(self) -> bool:
-        """Return whether a folder is no more than the beginning of names, so that a file can be called like one."""
+        """Return whether a folder is no more than the beginning of names, so that a file can be named like one."""
         return isinstance(self.backend.adapter, AsyncAdapter)
 
     def has_ranges(self) -> bool:

@@ -63,7 +63,7 @@ class ObjectFile:
         """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
         size = self._facts.size
         if offset and not self._facts.ranges:
-            msg = f"'{self._facts.label}' can only be read from its beginning; its service knows no ranges."
+            msg = f"'{self._facts.label}' can only be read from its beginning; its service has no range requests."
             raise SourceReadError(msg)
         end = size if length is None else offset + length
         at = offset
@@ -104,7 +104,7 @@ class ObjectFile:
 
     def _check_length(self, at: int, end: int | None) -> None:
         if end is not None and at > end:
-            msg = f"'{self._facts.label}' gave more than was asked for: its service knows no ranges."
+            msg = f"'{self._facts.label}' gave more than was asked for: its service has no range requests."
             raise SourceReadError(msg)
 
     def _check_version(self) -> None:

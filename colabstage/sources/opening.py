@@ -609,5 +609,5 @@ def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> S
         facts = share_link_facts(source.link, cancellation=opening.cancellation)
         if facts is not None and facts.size is not None and facts.ranges:
             return SourcePart(source, "share link", True, opening, file=open_remote(source))
-    msg = f"'{source.label}' comes whole or not at all."
+    msg = f"'{source.label}' can only be downloaded in full."
     raise ComesWholeError(msg)

@@ -396,7 +396,7 @@ def _read_address(text: str) -> ObjectSource | Path:
     if isinstance(source, LocalSource):
         return source.path
     if not isinstance(source, ObjectSource):
-        msg = f"cache_dir='{shown}' is nothing that packs can be written to; {expected}."
+        msg = f"cache_dir='{shown}' is not a place that packs can be written to; {expected}."
         raise OptionError(msg)
     if re.search(r"[?*\[#]", text):
         msg = f"cache_dir='{shown}' has a pattern or a query in it; {expected}."

@@ -492,7 +492,7 @@ def resolve_links(links: Mapping[str, str], files: Collection[str]) -> dict[str,
     found: dict[str, str] = {}
     for name in links:
         target = name
-        # Links may lead to links, also in a circle.
+        # Links may lead to links, also in a loop.
         for _ in range(_MAX_LINK_STEPS):
             if target not in links:
                 break

@@ -213,7 +213,7 @@ class FolderTree(Tree):
     @property
     def empty_folders(self) -> tuple[str, ...]:
         """Return the folders that hold no file at any depth, by name."""
-        # By the folders of files, which others ask for too, and not by each name anew.
+        # By the folders of files, which others ask for too, and not by each name again.
         return without_files(self._stamp, (f"{folder}/" for folder in self.entries.folders[0]))
 
     def listing_stamp(self) -> Mapping[str, tuple[int, int]]:

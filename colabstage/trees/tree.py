@@ -332,7 +332,7 @@ class LocalBytes(Closing):
         self.size = os.fstat(self._handle).st_size
 
     def fileno(self) -> int:
-        """Return the handle, for a process that shall read the same file."""
+        """Return the handle, for a process that is to read the same file."""
         return self._handle
 
     def pread(self, length: int, offset: int) -> bytes:

@@ -367,7 +367,7 @@ class DatasetBrowser:
         except ColabstageError as error:
             self._message.value = f"<b style='color:{COLOURS['fail']}'>{type(error).__name__}</b>{notes([str(error)])}"
         finally:
-            # The notebook's list of widgets keeps this one as long as the kernel lives; it shall not keep files.
+            # The notebook's list of widgets keeps this one as long as the kernel lives; it must not keep files.
             self.state.source.close()
         self._follow()
 

@@ -360,7 +360,7 @@ class TestAmongOthers:
     """Where locks hold nobody off, another process may do the same between any two steps."""
 
     def test_a_refusal_counts_of_what_has_stayed(self, tmp_path: Path) -> None:
-        """What another has put there meanwhile is judged anew; what nobody touched is refused at once."""
+        """What another has put there meanwhile is judged again; what nobody touched is refused at once."""
         target, made = tmp_path / "a.json", workspace.temp_beside(tmp_path / "a.json")
         looks: list[bytes] = []
 

@@ -197,10 +197,10 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
 ) -> None:
     """A server that cannot be written to, a typing error, a bucket that is not there, a cache inside the source."""
     for address, words in {
-        "https://example.org/cache": "nothing that packs can be written to",
-        "s3:/data/cache": "nothing that packs can be written to",
+        "https://example.org/cache": "not a place that packs can be written to",
+        "s3:/data/cache": "not a place that packs can be written to",
         "s3://data/cache-*": "has a pattern",
-        "kaggle://owner/dataset": "nothing that packs can be written to",
+        "kaggle://owner/dataset": "not a place that packs can be written to",
     }.items():
         with pytest.raises(OptionError, match=words):
             staged(photos, tmp_path / "local", cache_dir=address)

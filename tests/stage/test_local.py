@@ -454,7 +454,7 @@ def test_addresses_are_not_taken_for_folders(photos: Path) -> None:
     with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
         stage(photos, local_dir="s3://bucket")
     with pytest.raises(
-        OptionError, match=r"cache_dir='https://example\.org/cache' is nothing that packs can be written"
+        OptionError, match=r"cache_dir='https://example\.org/cache' is not a place that packs can be written"
     ):
         stage(photos, cache_dir="https://example.org/cache")
 

@@ -200,7 +200,7 @@ def extract_archive(
         _check_file(archive)
         # With overwrite, what is at the target goes, and this archive with it.
         if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
-            msg = f"'{place}' holds the archive '{archive}', which would go with it. Choose another target."
+            msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
             raise TargetExistsError(msg)
         with _opened(archive, place, shown) as (source, mtime_ns):
             return extract_bytes(

@@ -394,7 +394,7 @@ class BlockwiseFile:
             raise self._with_what_is_here(SourceReadError(words))
 
     def _failed(self, blocks: NDArray[np.int64], failures: NDArray[Any]) -> int | None:
-        """Return one of `blocks` that has failed since `failures` were counted, which are counted anew."""
+        """Return one of `blocks` that has failed since `failures` were counted, which are counted again."""
         now = self._part.failures[blocks]
         failed = blocks[now != failures].tolist()
         failures[:] = now

@@ -249,7 +249,7 @@ def train(
 
 @torch.no_grad()
 def _accuracy(network: nn.Module, batches: Batches) -> float:
-    # Its batch norms shall not learn from the test images.
+    # Its batch norms must not learn from the test images.
     network.eval()
     right = seen = 0
     for x, y in batches:
