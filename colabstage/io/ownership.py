@@ -353,7 +353,7 @@ def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
 def put_folder(
     made: Path, target: Path, *, overwrite: bool = False, announce: Callable[[str], object] = lambda _: None
 ) -> str:
-    """Put a finished folder, one of our temporaries or in one, in its place, and write its inventory; what was there goes.
+    """Put a finished folder, one of our temporaries or in one, in its place, and write its inventory.
 
     Where the file system can exchange two names there is no moment at which nothing is at `target`; elsewhere, who
     dies in that moment leaves what `put_back` puts back.
