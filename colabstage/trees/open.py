@@ -22,6 +22,7 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.files import RetryPolicy, read_with_retry
+from colabstage.io.workspace import is_our_name
 from colabstage.trees.decompress import open_stream, unpack_into
 from colabstage.trees.entries import (
     DEFAULT_LIMITS,
@@ -367,7 +368,7 @@ def _what_is_in(folder: Path, wanted: str) -> str:
     names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as scan:
         # Bounded: a folder of a Drive may hold a hundred thousand names.
-        names = [entry.name for _, entry in zip(range(2000), scan, strict=False)]
+        names = [entry.name for _, entry in zip(range(2000), scan, strict=False) if not is_our_name(entry.name)]
     if not names:
         return f"The folder '{folder}' is empty."
     # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.errors import EmptySourceError, LayoutError, SourceNotFoundError
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
@@ -90,3 +90,13 @@ def test_classes_are_counted_where_they_have_names(
     staged = stage_dataset(tmp_path / "lab.npz", progress=False, **places)
     for text in (str(staged), repr(staged)):
         assert said in text
+
+
+def test_what_colabstage_left_beside_data_is_not_listed(tmp_path: Path, places: dict[str, Any]) -> None:
+    """The error of a misspelt path shows the files that people have."""
+    (tmp_path / "photos.zip").write_bytes(b"")
+    (tmp_path / ".colabstage-out.0955f25b-4905-1510042.3.deed").write_bytes(b"")
+    (tmp_path / ".out.colabstage.json").write_bytes(b"")
+    with pytest.raises(SourceNotFoundError, match=r"holds 'photos\.zip'; no 'fotos'") as raised:
+        stage_dataset(tmp_path / "fotos", progress=False, **places)
+    assert "colabstage-out" not in str(raised.value)

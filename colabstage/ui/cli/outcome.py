@@ -59,6 +59,8 @@ _VERBS = {
     "profile_loader": "profile",
     "doctor": "doctor",
 }
+# A dict of fractions is written on the command line as `--splits` takes it.
+_FRACTIONS = re.compile(r"\{(?P<pairs>'\w+': [\d.]+(?:, '\w+': [\d.]+)*)\}")
 _CALL = re.compile(rf"\b(?P<verb>{'|'.join(_VERBS)})\b(?:\([^()]*\))?(?! \()")
 
 
@@ -106,6 +108,8 @@ def in_shell_words(message: str) -> str:
     'Neither out nor --append-to says where, and --shards 9 is too many.'
     >>> in_shell_words("Copy it with fetch_files, or with stage_dataset(path, keep='files').")
     'Copy it with `colabstage fetch`, or with `colabstage stage`.'
+    >>> in_shell_words("The fractions in splits add up to 1.1; expected 1, as in {'train': 0.8, 'test': 0.2}.")
+    'The fractions in splits add up to 1.1; expected 1, as in train=0.8,test=0.2.'
     """
 
     def option(match: re.Match[str]) -> str:
@@ -119,6 +123,7 @@ def in_shell_words(message: str) -> str:
         value = value.replace(" ", "")
         return f"{name} {value.strip(_QUOTES).lower() if value == 'None' else value.strip(_QUOTES)}"
 
+    message = _FRACTIONS.sub(lambda found: re.sub("'(\\w+)': ", r"\1=", found["pairs"]).replace(", ", ","), message)
     return _ARGUMENT.sub(option, _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message))
 
 
