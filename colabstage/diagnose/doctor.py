@@ -452,14 +452,14 @@ def doctor(
 ) -> DoctorReport:
     """Find out what is wrong here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's place.
 
-    Nothing is changed, and a mount that hangs costs the deadline, no more: it is asked from a child process.
+    Nothing is changed, and a mount that hangs costs no more than the deadline: a child process asks it.
 
     Args:
         path: a dataset: a folder, an archive or an HDF5 file. `None` looks at the machine alone.
-        num_workers: of a loader of yours, to be held against the cores and `/dev/shm`; `None` for the worker processes
+        num_workers: of your loader, to be compared with the cores and `/dev/shm`; `None` for the worker processes
             that run now, if any.
         batch_size: of that loader.
-        timeout_s: seconds that each look may take; they are taken beside each other.
+        timeout_s: seconds that each look may take; they run in parallel.
 
     Returns:
         The findings: `print` it, or let a notebook show it. `.exit_code` is 1 where something is broken.

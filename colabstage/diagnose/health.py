@@ -345,7 +345,7 @@ def inspect_machine(
         path: of the dataset; `None` for the machine alone.
         num_workers: of the loader that is asked about; `None` for the worker processes that run now.
         batch_size: samples of one batch.
-        timeout_s: deadline of each look, in seconds; they are taken beside each other.
+        timeout_s: deadline of each look, in seconds; they run in parallel.
     """
     folder = current_folder() or Path.cwd()
     # In threads of their own, because each waits for somebody else: a child, the mounts, the driver.

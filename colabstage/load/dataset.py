@@ -67,7 +67,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
     >>> train = dataset_h5("data.h5")  # doctest: +SKIP
     >>> x, y = train[0]  # doctest: +SKIP
 
-    Whoever knows torchvision's datasets finds their `targets`, `classes`, `class_to_idx` and `samples`.
+    It has torchvision's attributes `targets`, `classes`, `class_to_idx` and `samples` as well.
 
     Attributes:
         transform: called with each x, `(H, W, C)` as stored, uint8 of images; with a PIL image instead where it is

@@ -346,11 +346,11 @@ class CudaDataLoader(Iterated, Generic[T]):
     ...     train_step(x, y)
 
     A batch may nest lists, tuples, named tuples and mappings; every tensor in it arrives on the device with its dtype,
-    shape and memory format, detached from any graph. What has a method `to` of its own (`PackedSequence`) is moved by
-    that when it is handed out; everything else stays as it is. The loader needs no `pin_memory`: copies start from
-    pinned memory of our own. On a CPU device batches are only prepared ahead. A loader may fill the same memory for
-    each batch: arrays, and tensors that are on the device already, are copied where it is not a `DataLoader` that makes
-    new ones.
+    shape and memory format, detached from any graph. An object with a method `to` (`PackedSequence`) is moved by that
+    when it is handed out; everything else stays as it is. The loader needs no `pin_memory`: copies start from
+    colabstage's own pinned memory. On a CPU device batches are only prepared ahead. A loader may fill the same memory
+    for each batch: arrays, and tensors that are on the device already, are copied where it is not a `DataLoader` that
+    makes new ones.
 
     Each batch is the caller's own and may be used on the stream that is current when it is taken. On the device
     `queue_size` batches wait, one is on its way, and those are kept that the caller keeps.

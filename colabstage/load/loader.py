@@ -79,7 +79,7 @@ def make_loader(
     options: LoaderOptions | None = None,
     **arguments: Unpack[LoaderArguments],
 ) -> Loader:
-    """Make batches of a dataset, the fastest way this machine has; `loader.plan` says which and why.
+    """Make batches of a dataset in the fastest way for this machine; `loader.plan` says which, and why.
 
     >>> loader = make_loader(dataset_h5("data.h5"), 64, device="cuda", dtype="float32")  # doctest: +SKIP
     >>> for x, y in loader:  # doctest: +SKIP
@@ -88,15 +88,15 @@ def make_loader(
     A batch is `(x, y)`, or `((x, y), index)` for a dataset with `return_index`:
 
     - `x`: `(B, C, H, W)` for images, in `channels_last` memory, of the stored dtype (uint8) or of `dtype`. Inputs that
-      are no images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
+      are not images (three axes, the last at most 4 long) keep their axes. Encoded images of many sizes are a list of
       tensors `(C, H, W)`, rows of any length a list of tensors `(M,)` or a dict of padded ones, texts a list of `str`.
     - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a list of B
       dicts of tensors, as torchvision's detection models take them, or one dict of padded ones. Rows of any length and
       texts are as in x.
     - `index`: int64 `(B,)`, the rows.
 
-    Each batch is the caller's own: it may be kept and changed. Its memory is used again once nothing refers to it, or
-    to any of the batches that were gathered together with it, where they are small (2 MiB together at the most). On a
+    Each batch is the caller's own: it may be kept and changed. Its memory is reused once nothing refers to it, or
+    to any of the batches that were gathered together with it, where they are small (2 MiB together at most). On a
     GPU it may be used on the stream that is current when it is taken.
 
     In a distributed run each rank gets its part: every sample is visited once an epoch, by one rank, and all ranks
@@ -114,7 +114,7 @@ def make_loader(
 
     Raises:
         OptionError: an argument that cannot work.
-        TypeError: an argument that there is not.
+        TypeError: an argument is unknown.
         NotEnoughSpaceError: with `strategy="memory"` or `"device"`, when the split does not fit; nothing has been
             read.
     """

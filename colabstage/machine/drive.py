@@ -151,7 +151,7 @@ def mount_drive(
         DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
-        TargetExistsError: something else stands at the mount point; nothing there is touched.
+        TargetExistsError: something else is at the mount point; nothing there is touched.
         DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
     """
     place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below

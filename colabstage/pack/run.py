@@ -186,7 +186,7 @@ def pack_dataset(
             length whose items are `(x, y)`, images, arrays or numbers.
         target: the file to make. Its manifest `TARGET.json` is written beside it; without that it does not count. With
             `shards` or `executor` also an address that fsspec writes to, such as `"s3://bucket/set.h5"`: each shard is
-            made on the disk of who writes it, and uploaded.
+            made on its writer's disk, then uploaded.
         append_to: in place of `target`: a dataset `NAME.h5` that was packed before, in one file or in shards. The
             samples are written to `NAME-append-00001.h5` beside it (or 00002, …), and `dataset_h5("NAME*.h5")` reads
             all as one, what was appended last. Options that are left at their defaults are those of `NAME.h5`; a source
@@ -194,10 +194,10 @@ def pack_dataset(
         shards: write so many files `TARGET-00000-of-00008.h5`, … in place of one. They hold the rows that one would,
             and `report.path` is a pattern by which `dataset_h5` reads them as one.
         executor: a `concurrent.futures.Executor` whose workers write one shard each; without `shards`, about one for
-            each GB, and 8 at the least where there are samples for them. Workers on other machines, as those behind
+            each GB, and at least 8 if there are samples for them. Workers on other machines, as those behind
             dask's `Client.get_executor()`, must see source and `target` under the same names. Shards of workers that
             die are written again. The files are the same, byte for byte, whoever writes them.
-        overwrite: replace what stands at `target`.
+        overwrite: replace what is at `target`.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
         options: the arguments below in one value, for several packs; those that are given by name replace its own.
         **arguments: those of `colabstage.options.PackOptions`.

@@ -116,7 +116,7 @@ def fetch_files(
         fetch_files("s3://bucket/train", "/content/train")
 
     A large file comes in several parts at once, many small ones come tens at once, each tried again where that helps.
-    `target` appears when all of it is here and verified; until then what stood there stays. A call that was interrupted
+    `target` appears when all of it is here and verified; until then, what was there stays. A call that was interrupted
     continues where it stopped. When neither source nor target has changed since, a second call returns at once: a
     hidden record beside the target says what was fetched.
 

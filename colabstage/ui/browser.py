@@ -288,13 +288,13 @@ class Bars:
 
 
 def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 24) -> DatasetBrowser:
-    """Look at a dataset's samples in a notebook: page by page, by split and class, each large at a click.
+    """Look at a dataset's samples in a notebook: page by page, by split and class, each enlarged by a click.
 
     >>> browse_dataset(data)  # doctest: +SKIP
 
     Images of any dtype are shown, masks and boxes drawn over them in the colours of their classes; sounds as waves,
     tokens and numbers as text. Only the rows of a page are read, and to find classes only the targets, once for each
-    split: 200,000 samples turn as quickly as 200.
+    split: 200,000 samples are as quick to browse as 200.
 
     Args:
         data: what `stage_dataset` returns, a `dataset_h5` (its split), or the path of an HDF5 file with `X_<split>`;

@@ -315,7 +315,7 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
 
         train = form.dataset.loader("train", batch_size=64)
 
-    The form shows the line of Python that does the same, so it is for finding out; what is kept is that line.
+    The form shows the line of Python that does the same, so that you leave with code.
 
     Args:
         source: where the dataset is, as of `stage_dataset`: what that field holds at first.
@@ -324,7 +324,7 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
     Raises:
         MissingDependencyError: ipywidgets is not installed.
         OptionError: a size or fractions that cannot work.
-        TypeError: an argument that there is not.
+        TypeError: an argument is unknown.
     """
     try:
         widgets = import_module("ipywidgets")

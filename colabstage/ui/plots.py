@@ -74,10 +74,10 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
         title: the headline.
 
     Returns:
-        A matplotlib figure on white that a notebook shows; of more than 40 classes the most and the least frequent.
+        A matplotlib figure on white that a notebook shows; of more than 40 classes, the most and the least frequent.
 
     Raises:
-        OptionError: targets are no classes; the message says what they are.
+        OptionError: targets are not classes; the message says what they are.
         MissingDependencyError: matplotlib is not installed.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
@@ -131,7 +131,7 @@ def plot_image_sizes(
         A matplotlib figure on white that a notebook shows.
 
     Raises:
-        OptionError: samples are no images, or `most` is less than one.
+        OptionError: samples are not images, or `most` is less than one.
         EmptySourceError: the folder or archive has no images. ArchiveError: the archive cannot be read.
         SplitNotFoundError: there is no such split.
         MissingDependencyError: matplotlib is not installed.
@@ -289,7 +289,7 @@ class RecordedStep:
 
 
 class ThroughputRecorder:
-    """A `Progress` that notes how far each step was when, ten times a second at the most, and shows it as well.
+    """A `Progress` that notes how far each step was when, at most ten times a second, and shows it as well.
 
     >>> recorder = ThroughputRecorder()  # doctest: +SKIP
     >>> data = stage_dataset("photos.zip", progress=recorder)  # doctest: +SKIP

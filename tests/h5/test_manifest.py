@@ -202,3 +202,15 @@ def test_a_manifest_that_goes_while_it_is_looked_at_is_in_nobodys_way(
     with pytest.raises(TargetExistsError, match="not a manifest"):
         check_place_of_manifest(pack)
     assert beside.read_text() == "a list of mine"
+
+
+def test_the_advice_on_a_damaged_pack_is_what_works(pack: Path) -> None:
+    """A pack that somebody wrote to is refused to `refresh=True`; deleted, it is made again."""
+    manifest = manifest_of(pack)
+    with pack.open("ab") as handle:
+        handle.write(b"more")
+    with pytest.raises(
+        DamagedPackError, match=r"is damaged: .* Delete it, then stage, copy or publish it again"
+    ) as hit:
+        check_whole(pack, manifest)
+    assert "refresh" not in str(hit.value)

@@ -105,7 +105,7 @@ class ArrayBatches:
             split: which one, where `source` is files; `"train"` by default.
 
         Raises:
-            OptionError: an argument that cannot work, or data that have no arrays of one shape.
+            OptionError: an argument that cannot work, or the data has no arrays of one shape.
             SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
         """
         self._dataset, reader = _resolved(source, split)
@@ -514,7 +514,7 @@ def to_keras(
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         split: which one, where `dataset` is files: `"train"` by default.
         shuffle: visit the samples in a random order, another one each epoch. Without it, `fit(shuffle=True)`, which is
-            Keras's default, still has the batches come in random order, but for TensorFlow's backend.
+            Keras's default, still gives the batches in random order, except on TensorFlow's backend.
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
         dtype: floating-point dtype of x; uint8 and uint16 become [0, 1].
@@ -530,7 +530,7 @@ def to_keras(
 
     Raises:
         MissingDependencyError: keras, or its backend, is not installed.
-        OptionError: an argument that cannot work, or data that have no arrays of one shape.
+        OptionError: an argument that cannot work, or the data has no arrays of one shape.
         SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
     """
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)

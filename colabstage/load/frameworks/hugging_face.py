@@ -29,7 +29,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
     >>> rows = to_hf(data["train"])  # doctest: +SKIP
     >>> rows[0]["image"], rows.features["label"].names  # doctest: +SKIP
 
-    Images become PNGs, which loses nothing; `datasets` decodes them when a row is read. A transform of the dataset's is
+    Images become PNGs, which loses nothing; `datasets` decodes them when a row is read. The dataset's transform is
     left out: `rows.with_transform` takes one. For batches of tensors `make_loader` is quicker.
 
     Args:
@@ -39,7 +39,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
 
     Raises:
         MissingDependencyError: `datasets` is not installed.
-        OptionError: `dataset` is no `dataset_h5`, or both columns have one name.
+        OptionError: `dataset` is not a `dataset_h5`, or both columns have one name.
         NotEnoughSpaceError: it does not fit into memory; raised before the first row is read.
     """
     try:

@@ -86,7 +86,7 @@ def to_tf_data(
 
     Raises:
         MissingDependencyError: tensorflow is not installed.
-        OptionError: an argument that cannot work, or data that have no arrays of one shape.
+        OptionError: an argument that cannot work, or the data has no arrays of one shape.
         SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
     """
     try:

@@ -154,11 +154,11 @@ def extract_archive(
 ) -> ExtractReport:
     """Extract an archive into a folder of its own.
 
-    What kind of archive it is, its content tells, never its name: zip, tar (also compressed by gzip, bzip2, xz or
-    Zstandard), 7z and rar where a tool or package for them is there, or one file compressed by itself. What no honest
-    archive holds refuses the whole archive before anything is written. The folder appears when it is complete and
-    every member has been verified; until then what stood there stays. A call that was interrupted continues where it
-    stopped; the same archive into the same folder again does nothing.
+    The kind of archive is told by its content, never by its name: zip, tar (also compressed by gzip, bzip2, xz or
+    Zstandard), 7z and rar where a tool or package for them is there, or one file compressed by itself. An archive that
+    holds what no honest one does is refused as a whole, before anything is written. The folder appears when it is
+    complete and every member has been verified; until then, what was there stays. A call that was interrupted continues
+    where it stopped; the same archive into the same folder again does nothing.
 
     Files get the mode 0644, or 0755 where the archive marks them as programs, and the archive's times. Links to files
     of the archive become those files; links that lead nowhere are left out, with a note. Folders without files and
