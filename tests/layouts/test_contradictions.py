@@ -243,7 +243,7 @@ def test_a_tar_in_a_folder_is_told_of(tmp_path: Path, name: str) -> None:
     with pytest.raises(EmptySourceError, match=f"Give the archive itself as the source: '{tmp_path}/{name}'"):
         detect_layout(FolderTree(tmp_path))
     (tmp_path / "notes.xyz").write_text("of another kind")
-    with pytest.raises(LayoutError, match="is no WebDataset"):
+    with pytest.raises(LayoutError, match="is not a WebDataset"):
         detect_layout(FolderTree(tmp_path))
 
 
