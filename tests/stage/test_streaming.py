@@ -32,6 +32,7 @@ from colabstage.io.page import Board
 from colabstage.io.progress import TqdmProgress
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
+from colabstage.load.strategies import FileSource
 from colabstage.sources.transfer.connections import Transfer
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.stage.streaming import _UntilHandedOut
@@ -443,6 +444,30 @@ def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follow
     assert len(data["train"]) == good
     stage(folder, tmp_path / "b", on_error="skip")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_decoded_images_are_kept_while_rows_arrive_and_some_are_left_out(folder: Path, tmp_path: Path) -> None:
+    """Rows have the numbers of the plan as long as the loader lives, also once the pack has closed its gaps: what was
+    kept of one is never taken for another, in any epoch."""
+    broken = sorted(folder.glob("train/*/*.png"))[3:60:11]
+    for path in broken:
+        path.write_bytes(b"no image")
+    epochs: list[list[list[int]]] = []
+    for place, budget in (("a", None), ("b", 0)):
+        data = stage(folder, tmp_path / place, streaming=True, on_error="skip", encoding="encoded", image_size=None)
+        loader = data.loader("train", BATCH, memory_budget=budget, num_workers=2)
+        epochs.append([[int(image.flatten()[0]) for image in x] for x, _ in loader])
+        data.wait(progress=False)
+        epochs.append([[int(image.flatten()[0]) for image in x] for x, _ in loader])
+        machine = loader._machine
+        assert machine is not None
+        assert isinstance(machine.source, FileSource)
+        kept = machine.source.kept
+        assert (0 if kept is None else len(kept)) == (0 if budget == 0 else 80 - len(broken))
+        good = sorted(int(x.flatten()[0]) for x, _ in data["train"][:])
+        for epoch in epochs[-2:]:
+            assert sorted(number for batch in epoch for number in batch) == good
+    assert epochs[:2] == epochs[2:]
 
 
 def test_who_cancels_keeps_what_is_packed(gated: GatedTree, tmp_path: Path) -> None:
