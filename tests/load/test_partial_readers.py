@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from colabstage.load.loader import Loader
     from tests.nurseries import Nurseries
 
 # Longer than any of it takes on a busy machine.
@@ -174,6 +176,51 @@ def test_a_disk_that_hangs_in_a_write_is_not_waited_for(
     again = dataset_h5(pack.path, disk_limit=LIMIT, local_dir=tmp_path, return_index=True)
     assert sorted(check_epoch(make_loader(again, 64), pack)) == list(range(ROWS))
     part_of(again).close()
+
+
+def next_rows(loader: Loader, state: dict[str, Any], pack: Pack) -> list[int]:
+    """Return the rows of the batch that follows a state, compared with the file."""
+    loader.load_state_dict(state)
+    # After the last batch of an epoch nothing is left of it, and the first of the next one follows.
+    rows = next(filter(None, (check_epoch(islice(loader, 1), pack) for _ in range(2))))
+    loader.close()
+    return rows
+
+
+TRAINS = """
+import json, sys
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.loader import make_loader
+loader = make_loader(dataset_h5(sys.argv[1], disk_limit=int(sys.argv[2]), local_dir=sys.argv[3]), 120, seed=5)
+for _ in range(2):
+    for _ in loader:
+        print(json.dumps(loader.state_dict()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_state_after_any_batch_continues_with_the_next(pack: Pack, server: WebServer, tmp_path: Path) -> None:
+    """In another process after a kill, whatever was evicted by then, with other threads, and by two ranks whose steps
+    have as many samples."""
+    command = [sys.executable, "-c", TRAINS, server.url("data.h5"), str(LIMIT), str(tmp_path)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdin is not None
+    states = [json.loads(child.stdout.readline()) for _ in range(2 * ROWS // 120)]
+    child.kill()
+    child.wait(30)
+    child.stdout.close()
+    child.stdin.close()
+    dataset = opened(server, tmp_path)
+    loader = make_loader(dataset, 120, seed=5)
+    straight = [check_epoch([batch], pack) for _ in range(3) for batch in loader]
+    alone = [make_loader(dataset, 120, seed=5, num_workers=count) for count in (0, 3)]
+    ranks = [make_loader(dataset, 60, seed=5, rank=rank, world_size=2) for rank in range(2)]
+    for number, state in enumerate(states, 1):
+        assert next_rows(alone[number % 2], state, pack) == straight[number], number
+        together = [row for rank in ranks for row in next_rows(rank, state, pack)]
+        assert sorted(together) == sorted(straight[number]), number
+    part_of(dataset).close()
 
 
 RANK = """
