@@ -23,6 +23,7 @@ from colabstage.io.arguments import defaults, takes
 from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
+from colabstage.io.units import parse_bytes
 from colabstage.pack.options import split_fractions, square
 from colabstage.stage.request import FormArguments, Keep, Verify, make_request
 
@@ -92,6 +93,15 @@ def write_splits(splits: Mapping[str, float] | None) -> str:
 def read_place(text: str) -> str | None:
     """Read a folder, or `auto`; nothing as `None`."""
     return text.strip() or None
+
+
+def read_limit(text: str) -> str | None:
+    """Read the most bytes of the disk, such as `20GB`; nothing as `None`."""
+    limit = read_place(text)
+    # Said where it is typed, as of sizes of images, and not first where it is staged.
+    if limit is not None:
+        parse_bytes(limit, "disk_limit")
+    return limit
 
 
 def write_place(place: Any) -> str:
@@ -194,7 +204,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
         "cache_dir": text("cache_dir", "nowhere", read_place, write_place),
         "verify": choice("verify", get_args(Verify)),
         "hash": text("hash", "e.g. sha256:…", read_place, write_place),
-        "disk_limit": text("disk_limit", "none; e.g. 20GB", read_place, write_place),
+        "disk_limit": text("disk_limit", "none; e.g. 20GB", read_limit, write_place),
         "refresh": FormField(widgets.Checkbox(value=start["refresh"], **look("refresh")), bool),
     }
 

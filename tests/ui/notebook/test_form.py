@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colabstage.errors import OptionError
-from colabstage.ui.form import Worker, python_of, read_size, read_source, read_splits, write_size, write_splits
+from colabstage.ui.form import (
+    Worker,
+    python_of,
+    read_limit,
+    read_size,
+    read_source,
+    read_splits,
+    write_size,
+    write_splits,
+)
 from tests.kernels import errors_in, run_cells, text_in, widgets_7
 from tests.ui.conftest import write_images
 
@@ -103,12 +112,15 @@ def test_fields_read_as_the_command_line_does() -> None:
     assert [read_size(text) for text in ("", "64", "48x64")] == [None, (64, 64), (48, 64)]
     assert read_splits("train=0.8,test=0.2") == {"train": 0.8, "test": 0.2}
     assert read_splits(" ") is None
+    assert [read_limit(text) for text in (" ", " 20GB ", "6000000")] == [None, "20GB", "6000000"]
     assert read_source("a.zip\n\n b.zip ") == ["a.zip", "b.zip"]
     assert read_size(write_size((48, 64))) == (48, 64)
     assert read_splits(write_splits({"train": 0.75, "dev": 0.25})) == {"train": 0.75, "dev": 0.25}
 
 
-@pytest.mark.parametrize(("read", "text"), [(read_size, "big"), (read_splits, "train"), (read_source, "\n")])
+@pytest.mark.parametrize(
+    ("read", "text"), [(read_size, "big"), (read_splits, "train"), (read_source, "\n"), (read_limit, "lots")]
+)
 def test_what_cannot_be_read_is_said(read: object, text: str) -> None:
     """A field's text that means nothing is an error of options."""
     assert callable(read)
