@@ -3,6 +3,7 @@ process of its own, because both are imported for real."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -52,6 +53,15 @@ def of_part(pack: Path, limit: int, place: Path, keras: Any) -> dict[str, Any]:
     found["fit"] = record.epochs
     batches = to_tf_data(dataset, BATCH, seed=SEED)
     found["tf_data"] = [[y.numpy().tolist() for _, y in batches] for _ in range(2)]
+    # Loops that are left in the middle, and those that follow.
+    left = to_tf_data(dataset, BATCH, seed=SEED)
+    found["left"] = [y.numpy().tolist() for _, y in itertools.islice(left, 7)]
+    found["after_left"] = [y.numpy().tolist() for _, y in left]
+    stopped, model = to_keras(dataset, BATCH, seed=SEED, dtype="float32"), constant_model(keras)
+    model.fit(stopped, epochs=2, verbose=0, callbacks=[recorder(keras, stop_after=7)])
+    record = recorder(keras)
+    model.fit(stopped, epochs=1, verbose=0, callbacks=[record])
+    found["after_stop"] = record.epochs[0]
     found["evicted"] = part.figures["evicted"]
     part.close()
     return found

@@ -68,7 +68,7 @@ def facts(place: Path, nurseries: Nurseries) -> dict[str, Any]:
 
 
 def test_a_part_gives_every_row_once_an_epoch_in_the_order_of_a_loader(facts: dict[str, Any], place: Path) -> None:
-    """To `fit`, and to a loop over `tf.data`, while blocks come and go."""
+    """To `fit`, and to a loop over `tf.data`, while blocks come and go; also after one that was left in the middle."""
     dataset = dataset_h5(place / "data.h5", disk_limit=LIMIT, local_dir=place / "other")
     loader = make_loader(dataset, BATCH, seed=SEED)
     epochs = [[y.tolist() for _, y in loader] for _ in range(2)]
@@ -78,6 +78,9 @@ def test_a_part_gives_every_row_once_an_epoch_in_the_order_of_a_loader(facts: di
     assert found["tf_data"] == epochs
     for means, epoch in zip(found["fit"], epochs, strict=True):
         np.testing.assert_allclose(means, running_means(epoch), rtol=1e-5)
+    assert found["left"] == epochs[0][:7]
+    assert found["after_left"] == epochs[1]
+    np.testing.assert_allclose(found["after_stop"], running_means(epochs[1]), rtol=1e-5)
     assert found["evicted"] > 0
     part = dataset.reader.arrival
     assert isinstance(part, PartialPack)
