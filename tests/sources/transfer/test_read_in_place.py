@@ -9,7 +9,7 @@ import pytest
 
 from colabstage.errors import CancelledError, SourceReadError
 from colabstage.io.progress import Cancellation
-from colabstage.sources.transfer.neighbours import CoalescedRange, Neighbours, coalesce
+from colabstage.sources.transfer.streaming_copy import CoalescedRange, Neighbours, coalesce
 
 SIZE = 4_000_000
 CONTENT = bytes(range(256)) * (SIZE // 256 + 1)
