@@ -268,7 +268,7 @@ class _PackRun:
         # for other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]
         for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
-            digest.update(np.ascontiguousarray(rows).tobytes())
+            digest.update(np.ascontiguousarray(rows))
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:

@@ -147,7 +147,7 @@ def split_rows(
         _check_shares(fractions, np.bincount(assigned, minlength=len(names)))
     else:
         names = ["train"]
-        assigned = np.zeros(len(table), dtype=np.int64)
+        assigned = np.zeros(len(table), np.uint8)
     rows: dict[str, NDArray[np.int64]] = {}
     for number, name in enumerate(names):
         members = np.flatnonzero(assigned == number)
@@ -155,8 +155,8 @@ def split_rows(
         # usually submitted.
         if name == "train":
             own = keys if len(members) == len(keys) else take_strings(keys, members)
-            hashes = key_hashes(own, seed=seed, purpose="row")
-            members = members[np.argsort(hashes, kind="stable")]
+            # In one expression, so that the hashes of millions are gone before the rows are there twice.
+            members = members[np.argsort(key_hashes(own, seed=seed, purpose="row"), kind="stable")]
         rows[name] = members
     return rows
 
@@ -267,6 +267,8 @@ def _check_shares(fractions: Sequence[tuple[str, float]], counts: NDArray[np.int
             raise OptionError(msg)
 
 
+# Enough that a step costs nothing beside its samples.
+_PLACED_TOGETHER = 1 << 14
 # Left free on the disk: the rest of the session needs some, and a full disk fails in ways that nobody has tested.
 _SPARE_FRACTION = 0.05
 # A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
@@ -339,10 +341,16 @@ class StoredField:
         """
         places = np.zeros(count, dtype=np.int64)
         for split in splits:
-            lengths = self.lengths_of(split.samples)
+            at = offsets.get(self.reserve(split).name, 0)
             # Final before the first sample is decoded, so that threads write each one straight into its place, in any
-            # order, without HDF5's lock.
-            places[split.samples] = offsets.get(self.reserve(split).name, 0) + np.cumsum(lengths) - lengths
+            # order, without HDF5's lock. Some at a time: the columns on the way, of all samples at once, would be the
+            # most memory that packing takes.
+            for first in range(0, len(split.samples), _PLACED_TOGETHER):
+                samples = split.samples[first : first + _PLACED_TOGETHER]
+                lengths = self.lengths_of(samples)
+                ends = at + np.cumsum(lengths)
+                places[samples] = ends - lengths
+                at = int(ends[-1])
         return places
 
 

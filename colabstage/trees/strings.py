@@ -26,6 +26,8 @@ _CODEC, _ERRORS = "utf-8", "surrogatepass"
 _PAGE_STRINGS = 2048
 # Searched together: enough that the cost of each step vanishes, without a copy of all.
 _FOUND_TOGETHER = 1 << 16
+# Given to a digest at once.
+_FED_BYTES = 1 << 20
 # Up to this length of the longest string, all are sorted as bytes of one width.
 _WIDE = 128
 
@@ -274,8 +276,11 @@ class StringArray(Sequence[str]):
     def feed(self, take: Callable[[bytes], object]) -> None:
         """Call `take` with bytes that are the same for the same strings only, as for a digest."""
         whole = self.packed()
-        take(bytes(whole._data))
-        take(whole.lengths.tobytes())
+        # Piece by piece, which is the same to a digest, and never another copy of all names.
+        for first in range(0, len(whole._data), _FED_BYTES):
+            take(bytes(whole._data[first : first + _FED_BYTES]))
+        for _, starts, ends in whole._bounds():
+            take((ends - starts).tobytes())
 
     def encoded(self) -> Iterator[bytes]:
         """Return the bytes of each."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,14 @@ import pytest
 
 from benchmarks.pack_memory import PackMemory, measure, memory_holds
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
+from colabstage.layouts.table import Images, NumberedRows, SampleTable, Values
 from colabstage.load.reading.reader import SplitReader
+from colabstage.pack import plan as plan_module
+from colabstage.pack.plan import SplitPlan, StoredField, split_rows
+from colabstage.trees.strings import StringArray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MIB = 1024 * 1024
@@ -26,6 +33,32 @@ def test_peak_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> 
     assert (few.samples, many.samples) == (2000, 20_000)
     assert few.peak_bytes > 20 * MIB, "that is no peak of a process with numpy in it"
     assert memory_holds(few, many), f"\n{few}\n{many}"
+
+
+def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where samples go takes the memory of its result, which splits have them two columns more, and what tells one plan
+    from another hardly any: each more would be eight bytes of every sample at the moment when packing takes most."""
+    count = 100_000
+    monkeypatch.setattr(plan_module, "_PLACED_TOGETHER", 1000)
+    names = StringArray.of(f"{number:06}.jpg" for number in range(count))
+    rows = SampleTable("image_folder", names, Images(NumberedRows("x", "", count, 10)), Values(np.zeros(count, int)))
+    splits = split_rows(rows, None, seed=0)
+    field = StoredField("x", (4,), np.dtype(np.uint8))
+    plans = [SplitPlan(name, samples) for name, samples in splits.items()]
+    digest = hashlib.sha256()
+    assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count
+    assert _peak_of(lambda: field.places(plans, {"X_train": 4096}, count)) < 10 * count
+    assert _peak_of(lambda: names.feed(digest.update)) < 12 * count
+
+
+def _peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that a call has at a time, its result included."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def test_growth_is_judged_by_share_and_by_bytes() -> None:

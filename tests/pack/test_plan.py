@@ -10,6 +10,7 @@ import pytest
 from colabstage.errors import LayoutError
 from colabstage.images.decode import ImageFacts
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
+from colabstage.pack import plan as plan_module
 from colabstage.pack.options import PackOptions
 from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, pack_content, plan_pack
 from colabstage.trees.tree import FileEntry
@@ -96,9 +97,12 @@ def test_images_are_looked_at_only_where_their_shape_is_open(options: PackOption
     assert needs_facts(_table(), options) is needed
 
 
+@pytest.mark.parametrize("together", [1, 3, 1000])
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
-def test_places_follow_the_rows_of_each_split(encoding: str) -> None:
-    """Every sample has a place of exactly its length, in row order, inside its split's dataset."""
+def test_places_follow_the_rows_of_each_split(monkeypatch: pytest.MonkeyPatch, encoding: str, together: int) -> None:
+    """Every sample has a place of exactly its length, in row order, inside its split's dataset, however many are placed
+    at once."""
+    monkeypatch.setattr(plan_module, "_PLACED_TOGETHER", together)
     table = _table((100, 7, 50, 60, 1, 30, 2, 9))
     options = PackOptions(encoding=encoding, splits=(("train", 0.5), ("test", 0.5)))
     plan = plan_pack(table, options, facts=ONE_SIZE, free_bytes=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from colabstage.trees import strings as strings_module
 from colabstage.trees.strings import StringArray, first_repeated, folders_of, narrowed, take_strings
 
 # Lone surrogates are how Python shows a file name that is no UTF-8; "\uffff" sorts before "\U00010000" there.
@@ -110,8 +111,9 @@ def test_numbers_are_narrowed_only_where_all_fit() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 700], ids=["one page", "several"])
-def test_bytes_of_all_texts_at_once_are_those_of_each(times: int) -> None:
-    """As bytes, padded, translated and fed to a digest; selections as well."""
+def test_bytes_of_all_texts_at_once_are_those_of_each(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """As bytes, padded, translated and fed to a digest, in pieces of whatever length; selections as well."""
+    monkeypatch.setattr(strings_module, "_FED_BYTES", 100)
     paths = [path for path in PATHS if len(path) < 100] * times
     texts = StringArray.of(["-", *paths]).take(np.arange(1, len(paths) + 1))
     encoded = [path.encode() for path in paths]
@@ -123,7 +125,8 @@ def test_bytes_of_all_texts_at_once_are_those_of_each(times: int) -> None:
     fed = [b"", b""]
     for number, strings in enumerate((texts, StringArray.of(paths))):
         strings.feed(lambda part, number=number: fed.__setitem__(number, fed[number] + part))  # type: ignore[misc]
-    assert fed[0] == fed[1]
+    lengths = np.array([len(text) for text in encoded], np.int64)
+    assert fed[0] == fed[1] == b"".join(encoded) + lengths.tobytes()
 
 
 def test_hashes_tell_texts_apart() -> None:
