@@ -11,6 +11,7 @@ import ctypes
 import math
 import mmap
 import os
+import sys
 import threading
 import time
 import weakref
@@ -309,6 +310,38 @@ def map_memory(nbytes: int, *, huge_pages: bool = True) -> mmap.mmap:
     return block
 
 
+# Linux 5.14 and later; Python 3.11 has no name for it.
+_POPULATE_WRITE = 23
+
+
+def touch_pages(memory: NDArray[np.uint8]) -> None:
+    """Have the system provide all pages of fresh memory by one call, right before they are filled.
+
+    A page that is touched first by what is written to it costs an interrupt, of all 140 of a photograph a third of
+    what it takes to zero and fill them. What is there already is left as it is. Does nothing where the system cannot.
+
+    Args:
+        memory: uint8 `(n,)`, contiguous and writable, inside one private mapping.
+    """
+    advise = _madvise() if len(memory) else None
+    if advise is None:
+        return
+    start, end = memory.ctypes.data, memory.ctypes.data + len(memory)
+    start -= start % mmap.PAGESIZE
+    # An answer is of no use: pages that are still missing come as they are written to. By `ctypes`, because mmap's own
+    # method holds the interpreter lock meanwhile.
+    advise(start, -(-(end - start) // mmap.PAGESIZE) * mmap.PAGESIZE, _POPULATE_WRITE)
+
+
+@cache
+def _madvise() -> Any:
+    # Elsewhere the number may mean something else.
+    function = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+    if function is not None:
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
 # Mapped at once, and given back at once: enough images that what is left at the end does not count.
 _SLAB_BYTES = 32 * 1024 * 1024
 # Asking for the free memory takes 0.1 ms, and a batch perhaps one.
@@ -394,6 +427,8 @@ class KeptImages:
         if taken is None:
             return
         slab, memory = taken
+        # Not of the whole slab at once: these are in the processor's cache when they are filled.
+        touch_pages(memory)
         copy = memory.view(pixels.dtype).reshape(pixels.shape)
         copy[...] = pixels
         with self._lock:

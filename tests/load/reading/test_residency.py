@@ -1,19 +1,21 @@
-"""What the system says about its page cache."""
+"""What the system says about its page cache, and memory that is asked for before it is filled."""
 
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from colabstage.load.reading.memory import FileStamp, MappedFile, resident_part
+from colabstage.load.reading.memory import FileStamp, MappedFile, map_memory, resident_part, touch_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
 PAGES = 20_000
@@ -68,3 +70,18 @@ def test_any_range_of_bytes_may_be_asked_about(cold: Path, start: int, stop: int
 def test_nothing_is_all_there(cold: Path) -> None:
     """An empty range counts as resident, so nothing is done about it."""
     assert resident_part(mapped(cold)[:0]) == 1
+
+
+def test_pages_that_are_asked_for_are_there_before_they_are_filled() -> None:
+    """Those that some bytes are in, and no others; what was written before stays."""
+    page = mmap.PAGESIZE
+    memory = np.frombuffer(map_memory(12 * page, huge_pages=False), np.uint8)
+    memory[3 * page] = 7
+    touch_pages(memory[2 * page + 5 : 5 * page + 1])
+    assert memory[3 * page] == 7
+    touch_pages(memory[:0])
+    # Before Linux 5.14, and elsewhere, nothing is done.
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    there = [resident_part(memory[number * page : (number + 1) * page]) for number in range(12)]
+    if sys.platform == "linux" and release >= (5, 14):
+        assert there == [number in range(2, 6) for number in range(12)]
