@@ -34,7 +34,7 @@ from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import KEPT_AFTER, RECORD, PackJournal, SampleFacts, Spool
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
-from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, write_samples
+from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.strings import StringArray
 
@@ -268,7 +268,7 @@ class _PackRun:
         # for other samples.
         lengths = [part.lengths for part in plan.fields if part.lengths is not None]
         for rows in (order, *lengths, *target_arrays(table), *(split.samples for split in plan.splits)):
-            digest.update(np.ascontiguousarray(rows))
+            digest.update(array_bytes(rows))
         return digest.hexdigest()
 
     def _fill(self, workspace: Path, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
@@ -320,6 +320,7 @@ class _PackRun:
             needed = content.nbytes + copied + 2 * plan.open_bytes + OVERHEAD_BYTES
             check_space(self.out.parent, max(0, needed - disk_use(workspace)), f"The pack of '{self.job.label}'")
             if offsets is None:
+                release_freed_memory()  # of finding and sorting samples: from here on packing takes most
                 offsets = create_pack(data, content)
             del content  # which is in the file now, and has the keys of all samples
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
