@@ -142,8 +142,8 @@ _TICK_S = 0.01
 _REST_S = 5.0
 # How long a block stays for somebody who waited for it and has not taken it.
 _WISH_S = 5.0
-# How long the end waits for a disk that is taking a block.
-_WRITE_S = 10.0
+# How long the end waits for the thread that looks what is wanted, and for a disk that is taking a block.
+_LOOK_ENDS_S, _WRITE_S = 1.0, 10.0
 # Readings of a block whose hash is wrong, before the source counts as damaged.
 _BLOCK_TRIES = 3
 # Part of the room that is for what is read now, and next: the rest keeps what the next epoch needs.
@@ -188,9 +188,10 @@ class Fetcher:
         self._pid = os.getpid()
         part.begin()
         # It holds the fetcher weakly: the last reader of this process that goes ends it.
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_run, args=(weakref.ref(self), self._stop, self._wake), name="colabstage-blocks", daemon=True
-        ).start()
+        )
+        self._thread.start()
 
     def wake(self) -> None:
         """Look for what is wanted now."""
@@ -209,6 +210,9 @@ class Fetcher:
         self._stop.set()
         self._wake.set()
         self._pool.close(abandon=True)
+        # It may be in the middle of a look, and the table belongs to others afterwards. Garbage may be collected in it.
+        if self._thread is not threading.current_thread():
+            self._thread.join(_LOOK_ENDS_S)
         # Whoever fetches next gives back what is not noted: nothing may be written and noted once it can begin.
         if self._writing.acquire(timeout=_WRITE_S):
             self._writing.release()
