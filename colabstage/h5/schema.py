@@ -266,7 +266,7 @@ def _longest(texts: Sequence[object]) -> int:
     from colabstage.trees.strings import StringArray
 
     if isinstance(texts, StringArray) and texts.is_utf8():
-        return int(texts.lengths.max(initial=0))
+        return texts.longest
     return max((len(_encode(text)) for text in texts), default=1)
 
 

@@ -72,7 +72,7 @@ class StringArray(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | StringArray:
         if isinstance(index, slice):
-            return self.take(np.arange(len(self))[index])
+            return self.take(np.arange(*index.indices(len(self))))
         ends = self._ends
         row = (range(len(ends)) if self._rows is None else self._rows)[index]
         return self._data[ends.item(row - 1) if row else 0 : ends.item(row)].decode(_CODEC, _ERRORS)
@@ -85,10 +85,22 @@ class StringArray(Sequence[str]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Return int64 `(N,)`, a new array: the length of each in UTF-8."""
+        rows = self._rows
+        if rows is not None:
+            # No string ends before the first one. (Numbers of rows may be unsigned, so none is taken from 0.)
+            before = np.where(rows > 0, self._ends[np.maximum(rows, 1) - 1], 0)
+            return self._ends[rows].astype(np.int64) - before
         lengths = np.empty(len(self._ends), np.int64)
         lengths[:1] = self._ends[:1]
         np.subtract(self._ends[1:], self._ends[:-1], out=lengths[1:], casting="unsafe")
-        return lengths if self._rows is None else lengths[self._rows]
+        return lengths
+
+    @property
+    def longest(self) -> int:
+        """Return the length of the longest in UTF-8, 0 where there is none."""
+        # Page by page: a column of all lengths, and one of those selected, would be ten times a split's own bytes.
+        pages = range(0, len(self), _PAGE_STRINGS)
+        return max((int(self[first : first + _PAGE_STRINGS].lengths.max()) for first in pages), default=0)
 
     @classmethod
     def cut_from(cls, data: bytes | bytearray, starts: NDArray[Any], lengths: NDArray[Any]) -> StringArray:

@@ -56,6 +56,13 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
     assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count
     assert _peak_of(lambda: field.places(plans, {"X_train": 4096}, count)) < 10 * count
     assert _peak_of(lambda: names.feed(digest.update)) < 12 * count
+    # What is written with a pack and said of it: all of this takes pages, and flags for one class.
+    selected = names.take(splits["train"])
+    assert _peak_of(lambda: selected.longest) < 2 * count
+    assert _peak_of(lambda: selected[1000:2000]) < count
+    labelled = replace(rows, classes=("a", "b"))
+    assert labelled.summary()[1] == ("classes", "2: a ('x[0]'), b")
+    assert _peak_of(labelled.summary) < 3 * count
 
 
 def _peak_of(call: Callable[[], object]) -> int:

@@ -33,6 +33,10 @@ def test_some_texts_of_some_texts_are_the_right_ones() -> None:
     assert some == [names[row] for row in rows]
     assert some.take(np.arange(6999, 0, -7)) == [names[row] for row in rows[6999:0:-7]]
     assert some.packed() == some
+    for number_type in (np.int64, np.uint32):
+        again = StringArray.of(ODD).take(np.array([7, 0, 2], number_type))
+        assert (again.lengths.tolist(), again.longest) == ([5000, 1, 3], 5000)
+    assert StringArray.of([]).longest == 0
     assert take_strings(tuple(names), rows) == take_strings(StringArray.of(names), rows)
 
 
