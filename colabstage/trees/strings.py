@@ -88,8 +88,9 @@ class StringArray(Sequence[str]):
         rows = self._rows
         if rows is not None:
             # No string ends before the first one. (Numbers of rows may be unsigned, so none is taken from 0.)
-            before = np.where(rows > 0, self._ends[np.maximum(rows, 1) - 1], 0)
-            return self._ends[rows].astype(np.int64) - before
+            selected: NDArray[np.int64] = self._ends[rows].astype(np.int64)
+            selected -= np.where(rows > 0, self._ends[np.maximum(rows, 1) - 1], 0)
+            return selected
         lengths = np.empty(len(self._ends), np.int64)
         lengths[:1] = self._ends[:1]
         np.subtract(self._ends[1:], self._ends[:-1], out=lengths[1:], casting="unsafe")
