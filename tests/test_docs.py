@@ -110,7 +110,7 @@ def test_the_code_of_a_page_runs_in_order(name: str, here: Path, monkeypatch: py
     prepare = {"formats": prepare_formats, "diagnose": prepare_diagnose}
     names = prepare[name](here) if name in prepare else {}
     run_page(name, names, {"s3://bucket": f"file://{here}/bucket"})
-    if missing := [block.missing for block in blocks(page(name), "python") if block.missing]:
+    if missing := dict.fromkeys(block.missing for block in blocks(page(name), "python") if block.missing):
         pytest.skip(f"all but the blocks that need {' and '.join(missing)} ran: pip install {' '.join(missing)}")
 
 

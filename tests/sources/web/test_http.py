@@ -650,7 +650,7 @@ def test_an_expired_target_is_looked_up_anew(
 def test_redirects_in_a_circle_end(server: WebServer, look: Callable[..., HttpFile]) -> None:
     """After ten of them."""
     server.set_faults(WebFault(kind="redirect", location="/data.bin"))
-    with pytest.raises(SourceReadError, match="circle"):
+    with pytest.raises(SourceReadError, match="in a loop"):
         look()
 
 
