@@ -523,7 +523,7 @@ def limited(bench: Bench) -> None:
             wanted = next(going)[1]
             # As after a kill: an iterator that is left alive would go on fetching, and share the line with what comes.
             del going, loader
-            dataset.close()
+            part.close()
         told = bench.check("most that the disk held, over the limit", max(taken) / limit, 1.0)
         print(f"most that the disk held, over the limit: {told}")
         began = time.perf_counter()

@@ -47,7 +47,8 @@ def decode_names(
     """
     # Unix's archivers write names as the file system has them, macOS's without saying so. One name in UTF-8 may be
     # chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
-    silent = b"".join(name for name, said in zip(stored, is_utf8, strict=True) if said is None)
+    # Each ends where it ends: half a character of one must not be completed by the next.
+    silent = b"\0".join(name for name, said in zip(stored, is_utf8, strict=True) if said is None)
     unix_is_utf8 = _decoded(silent) is not None
     return [
         _decode_name(name, field, unix_is_utf8 if said is None else said)

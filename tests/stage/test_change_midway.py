@@ -18,7 +18,7 @@ from colabstage.sources.remote import MountedFile
 from tests.load.test_partial import LIMIT, ROWS, check_epoch, make_pack, part_of
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
-from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
+from tests.support.numbered import SIDE, note_numbers, numbers_of, stream_archive, write_archive
 from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
@@ -37,18 +37,7 @@ def test_an_archive_of_the_web_that_becomes_another(told: bool, tmp_path: Path) 
     assert before.stat().st_size == after.stat().st_size
     knobs = WebKnobs(bytes_per_s=1e6, etag="strong" if told else "none", last_modified=told)
     with WebServer({"data.zip": before.read_bytes()}, knobs=knobs) as server:
-
-        def stage() -> Any:
-            return stage_dataset(
-                server.url("data.zip"),
-                local_dir=tmp_path / "fast",
-                cache_dir=None,
-                progress=False,
-                image_size=(SIDE, SIDE),
-                streaming=True,
-            )
-
-        data = stage()
+        data = stream_archive(server, tmp_path / "fast")
         batches = iter(data.loader("train", BATCH))
         seen = numbers_of([next(batches)])
         server.put("data.zip", after.read_bytes())
@@ -57,7 +46,7 @@ def test_an_archive_of_the_web_that_becomes_another(told: bool, tmp_path: Path) 
         assert set(seen) < set(range(COUNT))
         with pytest.raises(ColabstageError):
             data.wait(progress=False)
-        again = stage()
+        again = stream_archive(server, tmp_path / "fast")
         assert sorted(numbers_of(again.loader("train", BATCH))) == list(range(100, 100 + COUNT))
         again.wait(progress=False)
 

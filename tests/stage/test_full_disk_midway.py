@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import shutil
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.sources.remote import MountedFile
 from tests.support.http_knobs import WebKnobs
 from tests.support.http_server import WebServer
-from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
+from tests.support.numbered import SIDE, note_numbers, numbers_of, stream_archive, write_archive
 from tests.support.staged import use_small_blocks
 
 if TYPE_CHECKING:
@@ -71,17 +72,7 @@ def check_that_it_comes_whole(stage: Stage, seen: list[int]) -> None:
 def test_while_an_archive_of_the_web_is_packed(archive: Path, make_disk: Callable[[int], Path]) -> None:
     disk = make_disk(48)
     with WebServer({"data.zip": archive}, knobs=WebKnobs(bytes_per_s=4e5)) as server:
-
-        def stage() -> StagedDataset:
-            return stage_dataset(
-                server.url("data.zip"),
-                local_dir=disk / "fast",
-                cache_dir=None,
-                progress=False,
-                image_size=(SIDE, SIDE),
-                streaming=True,
-            )
-
+        stage = partial(stream_archive, server, disk / "fast")
         seen, words = left_in_the_middle(stage, disk)
         assert "packs them again" in words
         # What readers still hold takes its room as long as they do.

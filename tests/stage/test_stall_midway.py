@@ -8,12 +8,11 @@ import socket
 import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
 
-from colabstage import stage_dataset
 from colabstage.errors import SourceReadError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.files import RetryPolicy
@@ -26,7 +25,7 @@ from tests.load.test_partial import BLOCK, LIMIT, ROWS, Pack, check_epoch, make_
 from tests.sources.servers import BucketService, use_login
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
-from tests.support.numbered import SIDE, note_numbers, numbers_of, write_archive
+from tests.support.numbered import note_numbers, numbers_of, stream_archive, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,18 +57,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
     with WebServer({"data.zip": archive}, knobs=WebKnobs(bytes_per_s=5e5)) as server:
-
-        def stage() -> Any:
-            return stage_dataset(
-                server.url("data.zip"),
-                local_dir=tmp_path,
-                cache_dir=None,
-                progress=False,
-                image_size=(SIDE, SIDE),
-                streaming=True,
-            )
-
-        data = stage()
+        data = stream_archive(server, tmp_path)
         batches = iter(data.loader("train", BATCH))
         seen = numbers_of([next(batches)])
         server.set_faults(STALL)
@@ -81,7 +69,7 @@ def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
             data.wait(progress=False)
         here = data.ready.rows
         server.set_faults()
-        again = stage()
+        again = stream_archive(server, tmp_path)
         # Of each unit that was begun up to seven samples are packed again.
         assert here >= again.ready.rows > here // 2
         assert numbers_of(again.loader("train", BATCH))[: len(seen)] == seen

@@ -16,7 +16,7 @@ from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
-from colabstage.trees.zip_names import other_readings
+from colabstage.trees.zip_names import decode_names, other_readings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,3 +119,10 @@ def test_readings_are_words() -> None:
     assert set(other_readings(["Käse".encode("cp437")])) <= {"cp932", "gbk", "big5", "cp949", "cp866"}
     assert other_readings(["猫".encode()])["utf-8"] == "猫"
     assert other_readings([]) == {}
+
+
+def test_half_a_character_is_not_completed_by_the_next_name() -> None:
+    """Names that are UTF-8 only one behind the other are not: then no name of that archive is taken for it."""
+    stored = [b"a\xe3", b"\x81\x82b", "ä".encode()]
+    names = decode_names(stored, [None] * 3, [None] * 3)
+    assert [name.text for name in names] == [name.decode("cp437") for name in stored]

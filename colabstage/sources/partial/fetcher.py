@@ -309,8 +309,9 @@ class Fetcher:
             return block if self._make_room(block, outlook, wanted, needed_now=True) else None
         now = time.monotonic()
         # A copy, because blocks fail in other threads meanwhile.
-        for block in [block for block, until in list(self._rest.items()) if until <= now]:
-            self._rest.pop(block, None)
+        for block, until in list(self._rest.items()):
+            if until <= now:
+                self._rest.pop(block, None)
         missing[list(self._rest)] = False
         ahead = outlook.first_missing(missing)
         if ahead is None:

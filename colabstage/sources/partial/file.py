@@ -420,7 +420,7 @@ class BlockwiseFile:
         if self.limit is not None:
             # Under a limit whoever reads goes on by reading.
             words = f"are here ({size}); when you go on, they are not fetched again."
-        elif issubclass(type(error), KEPT_AFTER):
+        elif isinstance(error, KEPT_AFTER):
             words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
         else:
             words = f"were here ({size}), and are not kept. {_remedy_of(type(error))}"
