@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -52,7 +54,6 @@ from tests.support.staged import disk_sampled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -250,6 +251,27 @@ def test_a_source_that_lies_or_changes_is_an_error_at_its_batch(pack: Pack, tmp_
             loader.load_state_dict(loader.state_dict())
             assert got + [index.tolist() for _, index in loader] == whole
             part_of(dataset).close()
+
+
+def test_a_file_that_is_cut_meanwhile_is_not_held(pack: Pack, tmp_path: Path) -> None:
+    """It is opened again to see what it has become, and closed again each time; with the file back rows come, and
+    closing a second time ends that too."""
+    place = tmp_path / "data.h5"
+    content = pack.path.read_bytes()
+    place.write_bytes(content)
+    shutil.copy(manifest_path(pack.path), manifest_path(place))
+    dataset = dataset_h5(place, disk_limit=LIMIT, local_dir=tmp_path / "local", return_index=True)
+    loader = make_loader(dataset, 50)
+    batches = iter(loader)
+    next(batches)
+    place.write_bytes(content[:-1])
+    with pytest.raises(SourceChangedError, match="are here"):
+        list(batches)
+    part_of(dataset).close()
+    assert str(place) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    place.write_bytes(content)
+    assert sorted(check_epoch(loader, pack)) == list(range(ROWS))
+    part_of(dataset).close()
 
 
 class Silent:

@@ -459,6 +459,8 @@ class Fetcher:
                 remote = self._openers[number]()
                 size, expected = remote.facts.size, self._part.files.files[number].manifest.size
                 if size is not None and size != expected:
+                    # Nobody else knows of it yet.
+                    remote.close()
                     msg = f"'{remote.facts.label}' has {size:,} bytes; expected {expected:,}: it is another file now."
                     raise SourceChangedError(msg)
                 many = self._part.gives_back or remote.facts.eager

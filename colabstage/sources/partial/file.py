@@ -111,8 +111,7 @@ class BlockwiseFile:
         self._pid, self._looked_at = os.getpid(), 0.0
         # In a list, for whoever takes over later is closed with this object too.
         self._fetchers: list[Fetcher] = []
-        self._close = weakref.finalize(self, _release, self._fetchers)
-        self._close.atexit = False
+        weakref.finalize(self, _release, self._fetchers).atexit = False
         self._take_over()
         # Whoever fetches has given back what nobody vouches for.
         self._kept = self.figures["here"]
@@ -346,8 +345,9 @@ class BlockwiseFile:
                 pins.__exit__(None, None, None)
 
     def close(self) -> None:
-        """Stop fetching. What is here stays for the next time."""
-        self._close()
+        """Stop fetching, until somebody reads again. What is here stays for the next time."""
+        # Not by the finalizer, which acts once: whoever reads again fetches again, and is closed again.
+        _release(self._fetchers)
 
     def _missing(self, blocks: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
         state = self._part.state
