@@ -529,11 +529,8 @@ class FuseDrive:
             return 0
         if mtime_ns == _UTIME_NOW:
             mtime_ns = time.time_ns()
-        pending = self.queue.by_path.get(path)
-        if pending is not None:
-            with contextlib.suppress(FileNotFoundError):  # it arrives in the cloud in this very moment
-                os.utime(pending.data, ns=(mtime_ns, mtime_ns))
-                return 0
+        if self.queue.set_time(path, mtime_ns):
+            return 0
         file = Path(self._folders.cloud_path(path))
         before = file.stat()
         os.utime(file, ns=(mtime_ns, mtime_ns))

@@ -251,6 +251,15 @@ class UploadQueue:
         if not pending.dropped:
             pending.write_label()
 
+    def set_time(self, path: str, mtime_ns: int) -> bool:
+        """Set the modification time of the pending file at `path`; return whether there is one."""
+        with self.lock:
+            pending = self.by_path.get(path)
+            if pending is None:
+                return False
+            os.utime(pending.data, ns=(mtime_ns, mtime_ns))
+            return True
+
     def inside(self, folder: str) -> list[str]:
         """Return the names of the pending files directly in `folder`."""
         prefix = f"{folder}/"
@@ -310,11 +319,12 @@ class UploadQueue:
     def _deliver(self, pending: Pending, generation: int, copy: Path) -> None:
         # What is renamed into the cloud must not share its bytes with the cache, hence a real copy.
         shutil.copyfile(pending.data, copy)
-        stat = pending.data.stat()
-        os.utime(copy, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
         with self.lock:
             # Asked again with the lock held: it may have been opened, replaced or removed while the copy was made.
             if self._is_current(pending, generation):
+                # Here too, for a time that somebody sets meanwhile would be lost.
+                stat = pending.data.stat()
+                os.utime(copy, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
                 self._finish(pending, copy)
                 self._stats.uploads_done += 1
                 self.by_path.pop(pending.path)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.simulate.knobs import DriveFaults, DriveKnobs
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs, DriveStats
+from colabstage.simulate.uploads import UploadQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,3 +208,37 @@ def test_uploaded_file_is_warm_here_and_cold_elsewhere(drive: SimulatedDrive, mo
     drive.new_machine()
     drive.mount(mountpoint)
     assert read_all() == (2, 0)
+
+
+def test_a_time_that_is_set_while_a_file_arrives_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the copy that is uploaded and its arrival, as `shutil.copy2` may set it right after closing the file."""
+    arrived: list[int] = []
+    copied, held = threading.Event(), threading.Event()
+    queue = UploadQueue(
+        tmp_path / "uploads",
+        knobs=DriveKnobs.quick(),
+        stats=DriveStats(),
+        finish=lambda _, copy: arrived.append(copy.stat().st_mtime_ns),
+        is_dropped=lambda _: False,
+        is_stalled=lambda: False,
+    )
+    copyfile = shutil.copyfile
+
+    def slowly(source: Path, target: Path) -> None:
+        copyfile(source, target)
+        copied.set()
+        assert held.wait(10)
+
+    monkeypatch.setattr(shutil, "copyfile", slowly)
+    pending = queue.new("/MyDrive/copy")
+    queue.reopen(pending)
+    pending.dirty = True
+    queue.done_writing(pending)
+    assert copied.wait(10)
+    with queue.lock:
+        held.set()
+        time.sleep(0.1)  # until it waits for the lock
+        assert queue.set_time("/MyDrive/copy", 10**18 + 123)
+    queue._pool.shutdown()
+    assert arrived == [10**18 + 123]
+    assert not queue.set_time("/MyDrive/copy", 10**18)
