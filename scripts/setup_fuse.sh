@@ -3,7 +3,9 @@
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
-have_fuse() { command -v fusermount3 >/dev/null && ldconfig -p | grep -q 'libfuse\.so\.2'; }
+# Not `ldconfig -p | grep -q`: grep leaves at the first match, and a busy machine then counts ldconfig's broken pipe as
+# a failure.
+have_fuse() { command -v fusermount3 >/dev/null && [[ $(ldconfig -p) == *libfuse.so.2* ]]; }
 have_fuse && exit 0
 
 if [ "$(id -u)" = 0 ]; then
