@@ -17,16 +17,16 @@ PAGE = ROOT / "docs/datasets.md"
 _SPELLED = {
     "image_folder": "folders of classes",
     "table": "a table",
-    "file_names": "names of files",
+    "file_names": "file names",
     "pairs": "images and masks",
     "detection": "boxes",
     "images": "images without labels",
     "coco_classes": "classes in COCO's JSON",
     "arrays": "arrays",
     "pixel_table": "pixels in a table",
-    "audio": "clips of sound",
+    "audio": "audio clips",
     "tokens": "tokens",
-    "webdataset": "tars",
+    "webdataset": "tar shards",
     "tfrecord": "TFRecords",
     "lmdb": "LMDB",
 }
@@ -51,7 +51,7 @@ def _row(one: Known) -> str:
     if one.write:
         write = "`layout={}`".format(one.write.replace("|", r"\|"))
     elif one.error:
-        read, write = "not read by itself", "the error says what is missing"
+        read, write = "not read automatically", "the error says what is missing"
     return f"| {one.name} | {shown} | {read} | {write} |"
 
 
