@@ -251,7 +251,7 @@ class _Need:
 
 
 _HEAD_BYTES = 16_384
-_OWNER_AT, _ERROR_AT = 64, 1024
+_KEPT_AT, _OWNER_AT, _ERROR_AT = 8, 64, 1024
 _LONGEST_MESSAGE = 2_000
 
 
@@ -291,6 +291,7 @@ class RowMap:
         with path.open("r+b") as file:
             self._bytes = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         self.rows: NDArray[np.uint8] = self._bytes[_HEAD_BYTES:]
+        self._kept: NDArray[np.int64] = self._bytes[_KEPT_AT : _KEPT_AT + 8].view(np.int64)
 
     @classmethod
     def create(cls, path: Path, rows: int) -> RowMap:
@@ -324,6 +325,17 @@ class RowMap:
         """Return how many rows cannot be used."""
         return int(np.count_nonzero(self.rows == RowState.LEFT_OUT))
 
+    @property
+    def kept(self) -> int:
+        """Return how many of the rows that are here the next run will not pack again."""
+        return int(self._kept[0])
+
+    def keep(self, rows: int) -> None:
+        """Count so many more rows that the next run will not pack again; one thread at a time."""
+        # Counted here because a reader, who may outlive the packing process, cannot see which blocks of the journal
+        # are complete.
+        self._kept[0] += rows
+
     def set_placed(self) -> None:
         """Record that the file is complete and in its place."""
         self._bytes[0] = PackState.PLACED
@@ -342,10 +354,15 @@ class RowMap:
         """Return the error for readers of rows that will not come: what happened, and how much is there."""
         text = self._read_text(_ERROR_AT)
         raw, kept = json.loads(text) if text else ([], True)
-        here = f"{self.here:,} of {len(self.rows):,} {unit} " if self.here else "Nothing is here yet"
-        again = "Call stage_dataset with the same arguments again"
-        if self.here:
-            here += "are here, and are kept" if kept else "were here, and are not kept"
+        total, again = f"{len(self.rows):,} {unit}", "Call stage_dataset with the same arguments again"
+        if not self.here:
+            here = "Nothing is here yet"
+        elif not kept:
+            here = f"{self.here:,} of {total} were here, and are not kept"
+        elif self.kept:
+            here = f"{self.kept:,} of {total} are here, and are kept"
+        else:
+            here = f"{self.here:,} of {total} are here, too few to be kept"
         again += ": it continues from there." if kept else ": it packs them again."
         if not text:
             return NotStagedError(f"The process that packed has ended before all was here. {here}. {again}")

@@ -154,12 +154,15 @@ class PackJournal(Closing):
             return range(self._samples)
         return array("q", (position for position in range(self._samples) if not self.is_finished(position)))
 
-    def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> None:
+    def finish(self, position: int, *, skipped: str | None = None, animated: bool = False) -> range:
         """Record that a sample is in its place, or was left out for the reason `skipped`; once for each sample.
 
-        `animated`: whether only its first frame is stored. May be called from any thread.
+        Return the positions that the next run will not pack again because of this one: those of a whole block with its
+        last sample, none with every other. `animated`: whether only its first frame is stored. May be called from any
+        thread.
         """
         block = position // BLOCK_SAMPLES
+        first = block * BLOCK_SAMPLES
         with self._lock:
             if animated:
                 self.animated.add(position)
@@ -171,6 +174,8 @@ class PackJournal(Closing):
             # Workers finish in any order; the line is written by whoever finishes the block's last sample.
             if self._left[block] == 0:
                 self._lines.append({"block": block, "stamp": self._block_stamp(block)})
+                return range(first, min(first + BLOCK_SAMPLES, self._samples))
+        return range(first, first)
 
     def a_reason(self) -> str:
         """Return why one of the samples was left out."""

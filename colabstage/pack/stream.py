@@ -162,6 +162,7 @@ class PackStream:
         done[np.asarray(left, np.int64)] = False
         rows = self._positions_to_rows[done]
         self._rows.rows[rows[rows >= 0]] = RowState.HERE
+        self._rows.keep(int(np.count_nonzero(rows >= 0)))
         for position in journal.skipped:
             self._note(position, RowState.LEFT_OUT)
         self._kept_bytes = self._bytes_of_rows()
@@ -196,9 +197,17 @@ class PackStream:
         assert self._order is not None
         return self._order
 
-    def arrived(self, position: int, *, left_out: bool) -> None:
-        """Record that a sample is in its place, or left out; from any thread."""
+    def arrived(self, position: int, *, left_out: bool, kept: range) -> None:
+        """Record that a sample is in its place, or left out; from any thread.
+
+        `kept`: the positions that the next run will not pack again, now that this one is there.
+        """
         self._note(position, RowState.LEFT_OUT if left_out else RowState.HERE)
+        if kept:
+            assert self._rows is not None
+            rows = int(np.count_nonzero(self._positions_to_rows[kept.start : kept.stop] >= 0))
+            with self._lock:
+                self._rows.keep(rows)
 
     def _bytes_moved(self) -> dict[str, int]:
         assert self._source is not None

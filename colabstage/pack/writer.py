@@ -338,9 +338,9 @@ def write_samples(
                 # One huge image would otherwise keep its memory in each thread until the end.
                 memory.scratch.forget_huge()
             # Last, because a sample that is in the journal but not in its place would be lost.
-            journal.finish(position, skipped=why, animated=animated)
+            kept = journal.finish(position, skipped=why, animated=animated)
             if stream is not None:
-                stream.arrived(position, left_out=why is not None)
+                stream.arrived(position, left_out=why is not None, kept=kept)
             step.advance()
             # After each sample, so that a folder of something else entirely is noticed within seconds.
             check_share(coder.options, journal.skipped, len(job.order), journal.a_reason)

@@ -77,6 +77,7 @@ def test_a_row_that_was_left_out_is_no_sample(workspace: Path) -> None:
 def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(why: str, workspace: Path) -> None:
     arrival, rows = begin(workspace)
     rows.rows[0] = RowState.HERE
+    rows.keep(1)
     rows.set_failed(SourceReadError(why))
     with arrival.hold("train", ALL[:1]):
         pass
@@ -88,6 +89,26 @@ def test_who_waits_for_what_does_not_come_hears_why_and_what_is_here_stays(why: 
     rows.set_failed(ValueError("odd"))
     with pytest.raises(NotStagedError, match="Packing has ended: odd"), arrival.hold("val", ALL[:1]):
         pass
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (0, "3 of 6 images are here, too few to be kept"),
+        (2, "2 of 6 images are here, and are kept"),
+    ],
+)
+def test_who_hears_what_is_kept_hears_of_the_rows_alone_that_are_not_packed_again(
+    workspace: Path, kept: int, told: str
+) -> None:
+    """Also in another process than the one that packed."""
+    arrival, rows = begin(workspace)
+    rows.rows[:3] = RowState.HERE
+    rows.keep(kept)
+    rows.set_failed(SourceReadError("'a.zip' stalls."))
+    for one in (arrival, pickle.loads(pickle.dumps(arrival))):
+        with pytest.raises(SourceReadError, match=rf"stalls\. {told}\. Call"), one.hold("train", ALL):
+            pass
 
 
 def test_a_full_disk_is_told_without_a_promise_that_anything_is_kept(workspace: Path) -> None:

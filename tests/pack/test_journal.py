@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from colabstage.io.workspace import temp_beside
 from colabstage.pack.journal import BLOCK_SAMPLES, PackJournal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 N = 5 * BLOCK_SAMPLES + 3
 
@@ -46,6 +46,22 @@ def test_finished_blocks_are_remembered_and_others_are_not(workspace: Path) -> N
         finished = {position for position in range(N) if journal.is_finished(position)}
         assert set(journal.unfinished()) == set(range(N)) - finished
     assert finished == set(range(BLOCK_SAMPLES, 2 * BLOCK_SAMPLES)) | set(range(5 * BLOCK_SAMPLES, N))
+
+
+@given(order=st.permutations(range(N)), count=st.integers(0, N), start=st.integers(0, 5))
+def test_what_is_told_to_be_kept_is_what_the_next_run_finds(order: list[int], count: int, start: int) -> None:
+    """In whichever order samples are finished, and wherever that ends, an earlier run's blocks included."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = temp_beside(Path(folder) / "pack")
+        place.mkdir()
+        with _open(place / "journal") as journal:
+            _finish(journal, *range(start))
+        with _open(place / "journal") as journal:
+            kept = set(range(N)) - set(journal.unfinished())
+            for position in [one for one in order if one not in kept][:count]:
+                kept.update(journal.finish(position))
+        with _open(place / "journal") as journal:
+            assert kept == set(range(N)) - set(journal.unfinished())
 
 
 def test_several_interruptions_add_up(workspace: Path) -> None:

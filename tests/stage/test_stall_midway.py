@@ -3,6 +3,7 @@ batch that needs what did not come, with what is here, within the deadline; the 
 
 from __future__ import annotations
 
+import re
 import selectors
 import socket
 import threading
@@ -62,7 +63,8 @@ def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
         seen = numbers_of([next(batches)])
         server.set_faults(STALL)
         began = time.monotonic()
-        with pytest.raises(SourceReadError, match=r"of 120 images are here, and are kept\. .* continues from there"):
+        told = r"(\d+) of 120 images are here, and are kept\. .* continues from there"
+        with pytest.raises(SourceReadError, match=told) as failed:
             note_numbers(batches, seen)
         assert time.monotonic() - began < DEADLINE_S
         with pytest.raises(SourceReadError):
@@ -73,6 +75,9 @@ def test_a_streamed_archive_of_the_web(archive: Path, tmp_path: Path) -> None:
         # Of each unit that was begun up to seven samples are packed again.
         assert here >= again.ready.rows > here // 2
         assert numbers_of(again.loader("train", BATCH))[: len(seen)] == seen
+        again.wait(progress=False)
+        (kept,) = re.findall(told, str(failed.value))
+        assert f"{kept} were already in place" in str(again.report)
     assert again.figures["kept"] > 0
 
 
