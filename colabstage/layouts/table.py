@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import LayoutError
-from colabstage.io.units import NAMES_SHOWN, format_names, left_out
+from colabstage.io.units import NAMES_SHOWN, format_count, format_names, left_out
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.strings import first_repeated
 
@@ -361,7 +361,7 @@ class SampleTable:
         return len(self.keys)
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Say by name what was found: the layout, the classes with the first sample of each, or one sample."""
+        """Say by name what was found: the layout, the classes with the first sample of each, boxes, or one sample."""
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
         # A path beside each class lets people see at a glance whether labels were read in the right way.
@@ -372,9 +372,19 @@ class SampleTable:
                 for number, one in enumerate(self.classes[:NAMES_SHOWN])
             ]
             facts.append(("classes", format_names(shown, len(self.classes))))
+        if isinstance(self.targets, Boxes):
+            facts.append(("boxes", self._boxes_counted(self.targets)))
         if len(self) and not firsts:
             facts.append(("example", f"'{name(0)}'"))
         return tuple(facts)
+
+    def _boxes_counted(self, boxes: Boxes) -> str:
+        """Say how many boxes there are, in how many images, and that those without any are kept."""
+        # They are samples of nothing to find. Whoever did not expect them lost boxes on the way here, and would not
+        # notice it in a loss.
+        bare = int(np.count_nonzero(np.diff(boxes.offsets) == 0))
+        counted = f"{len(boxes.boxes):,} in {len(self) - bare:,} of {format_count(len(self), self.unit)}"
+        return f"{counted}, and {bare:,} {'is' if bare == 1 else 'are'} kept without any" if bare else counted
 
     def _first_of_each(self) -> dict[int, int]:
         """Return the first sample of each class that is shown, by its number; of samples that are in no classes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import time
 import xml.etree.ElementTree as ET
 import zipfile
@@ -11,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
 from colabstage.layouts.box_tools import parse_class_file
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.detection import POSES, read_detection
+from colabstage.layouts.image_boxes import LabelledImage, detection_table
 from colabstage.layouts.table import Boxes, BrokenDatasetError
 from colabstage.pack.run import pack_dataset
 from colabstage.trees.folder import FolderTree
-from colabstage.trees.tree import LocalBytes
+from colabstage.trees.tree import FileEntry, LocalBytes
 from colabstage.trees.zip import ZipTree
 
 if TYPE_CHECKING:
@@ -30,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.trees.tree import FileEntry
 
 COUNT = 12
 NAMES = ("zebra", "car", "big dog", "bus")
@@ -74,6 +77,20 @@ def read(folder: Path, layout: str = "auto") -> SampleTable:
     found = detect_layout(FolderTree(folder), layout)
     assert found.layout == "detection"
     return found
+
+
+@given(counts=st.lists(st.integers(0, 3), min_size=1, max_size=8))
+def test_what_is_found_says_how_many_images_have_no_boxes(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int]
+) -> None:
+    """They are kept, as images of nothing to find, whichever format the boxes come from."""
+    entries = [FileEntry(f"{number}.jpg", 9, 0, number) for number in range(len(counts))]
+    every = [LabelledImage(entry, [[0, 0, 1, 1, 0]] * count, "") for entry, count in zip(entries, counts, strict=True)]
+    tree = FolderTree(tmp_path_factory.getbasetemp())
+    said = dict(detection_table(tree, every, ["dog"]).summary())["boxes"]
+    assert said.startswith(f"{sum(counts)} in {len(counts) - counts.count(0)} of {len(counts)} image")
+    assert (counts.count(0) > 0) == ("kept without any" in said)
+    assert int((re.findall(r"and (\d+) (?:is|are) kept", said) or [0])[0]) == counts.count(0)
 
 
 def boxes_in(found: SampleTable, key: str) -> dict[str, NDArray[Any]]:
@@ -341,6 +358,8 @@ class TestCoco:
         found = read(folder)
         assert found.classes == ("car", "bus", "big dog", "zebra")
         assert len(found) == COUNT
+        bare = sum(not list(boxes_of(number)) for number in range(COUNT))
+        assert f"of {COUNT} images, and {bare} are kept without any" in dict(found.summary())["boxes"]
         assert found.splits is not None
         for split in ("train", "val"):
             own = coco.COCO(folder / f"annotations/instances_{split}2017.json")
