@@ -24,7 +24,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.trees.entries import refuse_member
 from colabstage.trees.strings import StringArray
 from colabstage.trees.tree import HEAD_BYTES, LocalBytes, describe_contents, owners_bytes, truncated
-from colabstage.trees.zip_names import FLAG_UTF8, UNIX_SYSTEMS, decode_names
+from colabstage.trees.zip_names import FLAG_UTF8, UNIX_SYSTEMS, UnixNames, decode_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -188,13 +188,21 @@ def read_directory(source: ByteSource) -> ZipDirectory:
         raise truncated(source, "its directory should be beyond the file's end")
     if shift % (1 << 32):
         raise truncated(source, "its last bytes are the end of another archive")
-    if start >= tail_at:
-        members = _parse_members(source, iter([tail[start - tail_at : end.position - tail_at]]), end.size)
-    else:
+
+    def parse(unix: UnixNames) -> ZipDirectory:
+        if start >= tail_at:
+            return _parse_members(source, iter([tail[start - tail_at : end.position - tail_at]]), end.size, unix)
         # A disk has no round trips to share, and each thread keeps the memory of what it has read.
         readers = 1 if isinstance(owners_bytes(source), LocalBytes) else _PIECES_AHEAD
         with DaemonPool(readers, "colabstage-directory") as pool:
-            members = _parse_members(source, _pieces_of(source, start, end.position, pool), end.size)
+            return _parse_members(source, _pieces_of(source, start, end.position, pool), end.size, unix)
+
+    members = parse(unix := UnixNames())
+    if unix.were_taken and not unix.are_utf8:
+        # Hardly ever: names are in another encoding, and those before them could all be read as UTF-8. To remember
+        # which those are would take memory of every archive.
+        del members
+        members = parse(UnixNames(are_utf8=False))
     if shift > 0:
         # Offsets are modulo 4 GiB, as macOS writes them into large archives.
         turns = np.cumsum(members.facts["offset"] < np.concatenate([[0], members.facts["offset"][:-1]]))
@@ -308,7 +316,7 @@ def _pieces_of(source: ByteSource, begin: int, end: int, pool: DaemonPool) -> It
         yield piece
 
 
-def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> ZipDirectory:
+def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int, unix: UnixNames) -> ZipDirectory:
     """Return what a directory of `length` bytes says, of which `pieces` follow each other."""
     names: list[StringArray] = []
     stored_names: dict[int, bytes] = {}
@@ -330,7 +338,7 @@ def _parse_members(source: ByteSource, pieces: Iterator[bytes], length: int) -> 
         for first in range(0, len(places), _PARSED_TOGETHER):
             starts = np.array(places[first : first + _PARSED_TOGETHER], np.int64)
             records = _Records(source, piece, starts)
-            names.append(records.names(done, stored_names, undeclared))
+            names.append(records.names(done, stored_names, undeclared, unix))
             for name, values in records.facts().items():
                 facts[name][done : done + len(starts)] = values
             done += len(starts)
@@ -365,29 +373,33 @@ class _Records:
             self._records[name].astype(np.int64) for name in ("name_length", "extra_length")
         )
 
-    def names(self, before: int, stored_names: dict[int, bytes], undeclared: list[int]) -> StringArray:
+    def names(self, before: int, stored_names: dict[int, bytes], undeclared: list[int], unix: UnixNames) -> StringArray:
         """Return the names; of what is stored otherwise, put the bytes into `stored_names`, by number from `before`
-        on, and the numbers of what may be in another encoding into `undeclared`."""
+        on, and the numbers of what may be in another encoding into `undeclared`. `unix`: what is known of names that
+        say nothing, which takes these into account."""
         records, directory = self._records, self._directory
         begins = self._starts + _MEMBER.size
         plain = StringArray.cut_from(directory, begins, self._lengths)
-        says_utf8 = ((records["flags"] & FLAG_UTF8) != 0) | np.isin(records["system"], list(UNIX_SYSTEMS))
+        flagged = (records["flags"] & FLAG_UTF8) != 0
+        silent = np.isin(records["system"], list(UNIX_SYSTEMS)) & ~flagged
+        may_be_utf8 = bool((flagged | silent).all()) and (unix.are_utf8 or not silent.any())
         extras = StringArray.cut_from(directory, begins + self._lengths, self._extra_lengths)
         # A field's other bytes may be the same two.
         marked = np.flatnonzero(extras.containing(struct.pack("<H", _EXTRA_UNICODE_PATH))).tolist()
         says_otherwise = any(_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) is not None for number in marked)
-        if not says_otherwise and plain.is_utf8(only_ascii=not says_utf8.all()):
+        if not says_otherwise and plain.is_utf8(only_ascii=not may_be_utf8):
+            # Of some that say nothing, and others of another alphabet that say it, it is taken for granted.
+            unix.were_taken |= bool(silent.any()) and not plain.is_utf8(only_ascii=True)
             return plain
-        flagged = (records["flags"] & FLAG_UTF8) != 0
         says: list[bool | None] = [
-            None if unix and not flag else flag for unix, flag in zip(says_utf8.tolist(), flagged.tolist(), strict=True)
+            None if nothing else flag for nothing, flag in zip(silent.tolist(), flagged.tolist(), strict=True)
         ]
         stored = [
             directory[begin : begin + length]
             for begin, length in zip(begins.tolist(), self._lengths.tolist(), strict=True)
         ]
         fields = [_extra_field(self._extra(number), _EXTRA_UNICODE_PATH) for number in range(len(stored))]
-        decoded = decode_names(stored, fields, says)
+        decoded = decode_names(stored, fields, says, unix)
         for number, (raw, name) in enumerate(zip(stored, decoded, strict=True)):
             if not name.declared:
                 undeclared.append(before + number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from colabstage.io.units import format_count
@@ -35,8 +36,30 @@ class DecodedName(NamedTuple):
     """Whether the archive says how it is encoded, or there is only one reading of it."""
 
 
+@dataclass(slots=True)
+class UnixNames:
+    """Whether the names that a Unix wrote into an archive, without saying how they are encoded, are UTF-8.
+
+    Unix's archivers write names as the file system has them, macOS's without saying so. One name in UTF-8 may be
+    chance, as of two Chinese characters in GBK: either all of an archive are, or none is taken for it.
+    """
+
+    are_utf8: bool = True
+    """Whether all that have been seen are."""
+    were_taken: bool = False
+    """Whether some beyond ASCII have been read as UTF-8. Where `are_utf8` is found to be wrong after that, the archive
+    has to be read again."""
+
+    def see(self, names: Iterable[bytes]) -> None:
+        """Take the names of some more members into account, before they are read."""
+        # Each ends where it ends: half a character of one must not be completed by the next.
+        joined = b"\0".join(names)
+        self.are_utf8 = self.are_utf8 and _decoded(joined) is not None
+        self.were_taken |= self.are_utf8 and not joined.isascii()
+
+
 def decode_names(
-    stored: Sequence[bytes], fields: Sequence[bytes | None], is_utf8: Sequence[bool | None]
+    stored: Sequence[bytes], fields: Sequence[bytes | None], is_utf8: Sequence[bool | None], unix: UnixNames
 ) -> list[DecodedName]:
     """Decode the names of some members.
 
@@ -44,14 +67,11 @@ def decode_names(
         stored: their bytes in the directory.
         fields: of each, Info-ZIP's field with the name in UTF-8, `None` without one.
         is_utf8: of each, whether the archive says that it is UTF-8; `None` where it says nothing, but a Unix made it.
+        unix: what is known of the latter, which takes these into account.
     """
-    # Unix's archivers write names as the file system has them, macOS's without saying so. One name in UTF-8 may be
-    # chance, as of two Chinese characters in GBK: either all are, or none is taken for it.
-    # Each ends where it ends: half a character of one must not be completed by the next.
-    silent = b"\0".join(name for name, said in zip(stored, is_utf8, strict=True) if said is None)
-    unix_is_utf8 = _decoded(silent) is not None
+    unix.see(name for name, said in zip(stored, is_utf8, strict=True) if said is None)
     return [
-        _decode_name(name, field, unix_is_utf8 if said is None else said)
+        _decode_name(name, field, unix.are_utf8 if said is None else said)
         for name, field, said in zip(stored, fields, is_utf8, strict=True)
     ]
 

@@ -7,7 +7,10 @@ import re
 import zipfile
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import ArchiveError, UnsafeArchiveError
@@ -16,7 +19,8 @@ from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.tree import LocalBytes
 from colabstage.trees.zip import ZipTree
-from colabstage.trees.zip_names import decode_names, other_readings
+from colabstage.trees.zip_directory import read_directory
+from colabstage.trees.zip_names import UnixNames, decode_names, other_readings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,5 +128,53 @@ def test_readings_are_words() -> None:
 def test_half_a_character_is_not_completed_by_the_next_name() -> None:
     """Names that are UTF-8 only one behind the other are not: then no name of that archive is taken for it."""
     stored = [b"a\xe3", b"\x81\x82b", "ä".encode()]
-    names = decode_names(stored, [None] * 3, [None] * 3)
+    names = decode_names(stored, [None] * 3, [None] * 3, UnixNames())
     assert [name.text for name in names] == [name.decode("cp437") for name in stored]
+
+
+_WORDS = ("cat", "猫", "Käse", "кошки")
+
+
+@given(
+    names=st.lists(
+        st.tuples(st.sampled_from(_WORDS), st.sampled_from(["utf-8", "cp866"]), st.sampled_from([0, 3])), min_size=1
+    ),
+    together=st.integers(1, 4),
+    piece=st.integers(64, 400),
+)
+def test_names_are_judged_over_the_whole_archive(
+    tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str, int]], together: int, piece: int
+) -> None:
+    """However many are taken apart together, in whichever order: of what a Unix wrote all names are UTF-8, or none."""
+    path = tmp_path_factory.getbasetemp() / "judged.zip"
+    stored = [
+        (f"{number}/{word}".encode(encoding, "replace"), system)
+        for number, (word, encoding, system) in enumerate(names)
+    ]
+    with zipfile.ZipFile(path, "w") as archive:
+        for raw, system in stored:
+            info = _Undeclared(raw.decode("latin-1"))
+            info.encoding, info.create_system = "latin-1", system
+            # Longer than the tail that is read at once, so that the directory comes in pieces.
+            info.comment = bytes(3000)
+            archive.writestr(info, b"")
+    silent = [raw for raw, system in stored if system == 3]
+    is_utf8 = all(map(_is_utf8, silent))
+    read = [raw.decode("utf-8" if system == 3 and is_utf8 else "cp437") for raw, system in stored]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("colabstage.trees.zip_directory._PARSED_TOGETHER", together)
+        patched.setattr("colabstage.trees.zip_directory._READ_BYTES", 4000 + piece)
+        patched.setattr("colabstage.trees.zip_directory._TAIL_BYTES", 64)
+        found = read_directory(LocalBytes(path))
+    assert list(found.names) == read
+    assert [found.stored_name(number) for number in range(len(found))] == [raw for raw, _ in stored]
+    odd = [not raw.isascii() and not (system == 3 and is_utf8) for raw, system in stored]
+    assert found.undeclared == np.flatnonzero(odd).tolist()
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
