@@ -67,13 +67,14 @@ PHOTOGRAPHS = 40
 WHY = """
 Why parts are less than 1: rows that are only copied are copied by one thread, up to 8 MiB at a time, as a second one
 would take turns with the first at Python's lock; the limit's threads have batches of their own, as threads of a loader
-and of its loop have other work. Rows in chunks, and rows read from the disk, are copied by a call of Python each, those
-that chunks cut through by one for each piece. What is decoded is kept, as far as an eighth of the free memory goes, in
-memory that the kernel hands out page by page; the limit decodes into the same memory again and again. HDF5's
-references to rows of any length are checked before HDF5 follows them, once (see `again`). Of such rows, texts and boxes
-each is an object of Python. JPEG files have their headers read first, and say their own sizes, so each image gets
-memory of its own. Pillow opens PNG files in Python, which for masks as small as these takes as long as decoding, and
-threads take turns at it."""
+and of its loop have other work. A file's pages come into the mapping a few at a time, which the first pass waits for
+(see `again`). Long rows in chunks, and rows read from the disk, are copied by a call of Python each. Chunks that cut
+through rows leave short lines to copy, of h5py's own choice a few bytes each. What is decoded is kept, as far as an
+eighth of the free memory goes, in memory that the kernel hands out page by page; the limit decodes into the same memory
+again and again. HDF5's references to rows of any length are checked before HDF5 follows them, once (see `again`). Of
+such rows, texts and boxes each is an object of Python. JPEG files have their headers read first, and say their own
+sizes, so each image gets memory of its own. Pillow opens PNG files in Python, which for masks as small as these takes
+as long as decoding, and threads take turns at it."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,9 @@ def chunked_cases(folder: Path, images: NDArray[np.uint8], digits: NDArray[np.ui
         Case("chunks of one row", write(folder / "chunked.h5", images, chunks=one), rows),
         Case("chunks of 16 rows", write(folder / "chunks.h5", images, chunks=many), rows),
         Case("chunks of a quarter of a row", write(folder / "parts.h5", images, chunks=parts), rows),
+        Case("chunks of h5py's own choice", write(folder / "own.h5", images, chunks=True), rows),
         Case("digits, chunks of 256 rows", write(folder / "few.h5", digits, chunks=(256, 28, 28)), lines, **few),
+        Case("digits, h5py's own chunks", write(folder / "own_few.h5", digits, chunks=True), lines, **few),
         Case("gzip, chunks of one row", gzip, inflate(gzip, 1)),
         Case("gzip, chunks of 16 rows, in order", gzips, inflate(gzips, 16), shuffled=False),
         Case("gzip, shuffled floats, one row", floats, inflate(floats, 1, SIDE * SIDE * 4, 4)),

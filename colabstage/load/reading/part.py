@@ -511,7 +511,7 @@ class OpenFile:
         # Compact, virtual, external, or empty: HDF5 alone knows where values are.
         if facts.chunks is None or not facts.shape[0]:
             return H5pyEngine(self._h5[facts.name], facts)
-        if choice.name == "chunks" and facts.has_whole_rows:
+        if choice.name == "chunks" and not facts.filters:
             table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
             return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
         return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)

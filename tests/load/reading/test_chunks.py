@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -91,6 +92,45 @@ def test_a_file_that_is_shorter_than_a_row_that_was_never_written(tmp_path: Path
     assert isinstance(got, np.ndarray)
     assert got.shape == (2, 500, 8)
     assert (got == 7).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        pytest.param((3, 300, 200), id="whole rows"),
+        pytest.param((2, 130, 150), id="short pieces"),
+        pytest.param((2, 299, 199), id="long pieces"),
+        pytest.param((4, 290, 7), id="a few values of each line"),
+    ],
+)
+def test_pieces_of_any_length_are_put_together(tmp_path: Path, sides: tuple[int, ...], threads: int) -> None:
+    """Whether they are copied together or one by one, up to the dataset's edge and where nobody wrote a chunk."""
+    path = tmp_path / "pieces.h5"
+    values = np.random.default_rng(0).integers(0, 2**16, (90, 300, 200)).astype(">u2")
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("X_train", values.shape, ">u2", chunks=sides, fillvalue=77)
+        for row in (0, 1, 5, 6, 7, 60, 89):
+            dataset[row] = values[row]
+        wanted = dataset[()].astype("u2")
+    rows = [89, 3, 7, 7, -1, *range(80)]
+    got, _ = dataset_h5(path).read_batch(rows, threads=threads)
+    assert isinstance(got, np.ndarray)
+    assert np.array_equal(got, wanted[rows])
+
+
+def test_a_chunk_that_is_longer_than_the_table_says_is_not_read_beyond_the_file(tmp_path: Path) -> None:
+    """Beyond a mapping's end lies a crash, or what is no part of the file."""
+    path = tmp_path / "damaged.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("X_train", data=np.zeros((8, 8), np.uint8), chunks=(4, 8))
+        place = dataset.id.get_chunk_info(1).byte_offset
+    data = path.read_bytes()
+    entry = struct.pack("<IIQQQQ", 32, 0, 4, 0, 0, place)
+    assert data.count(entry) == 1
+    path.write_bytes(data.replace(entry, struct.pack("<IIQQQQ", 16, 0, 4, 0, 0, len(data) - 16)))
+    with pytest.raises(DamagedPackError, match="cut off"):
+        dataset_h5(path).read_batch([0, 7])
 
 
 @settings(max_examples=200, deadline=None)
