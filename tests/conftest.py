@@ -85,7 +85,9 @@ def small_disk(make_disk: Callable[[int], Path]) -> Path:
 _NO_TORCH = "needs torch: pip install -c constraints.txt torch"
 _NO_GPU = "needs a CUDA device that torch can use"
 # A whole module that needs torch says so by an import or a mark at its top.
-_TORCH_MODULE = re.compile(r"^(?:import torch|from torch|pytestmark\s*=.*\bmark\.(?:torch|gpu)\b)", re.MULTILINE)
+_TORCH_MODULE = re.compile(
+    r"^(?:import torch|from torch|pytestmark\s*=(?:\s*\[[^\]]*)?.*\bmark\.(?:torch|gpu)\b)", re.MULTILINE
+)
 
 
 class _ModuleThatNeedsTorch(pytest.Module):

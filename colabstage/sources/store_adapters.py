@@ -58,6 +58,10 @@ class StoreAdapter:
         fs.invalidate_cache()
         return dict(self.call(fs, "info", lambda info: info(path), seconds=CALL_TIMEOUT_S))
 
+    def exists(self, fs: Any, path: str) -> bool:
+        """Return whether there is such a bucket, even an empty one; `False` also where the service refuses to say."""
+        return bool(self.call(fs, "exists", lambda exists: exists(path), seconds=CALL_TIMEOUT_S))
+
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
         """Return the same for everything directly in one folder."""
         return list(self.call(fs, "ls", lambda ls: ls(path, detail=True), seconds=LISTING_TIMEOUT_S))

@@ -45,11 +45,14 @@ class WritableStore(ObjectStore):
     """
 
     def exists(self, path: str) -> bool:
-        """Return whether there is an object, or a folder."""
+        """Return whether there is an object, a folder, or a bucket."""
         try:
             self._ask(lambda fs: self.backend.adapter.info(fs, path))
         except SourceNotFoundError:
-            return False
+            # The s3fs of Colab's image knows nothing of an empty bucket; asked whether there is one, it looks for it.
+            # Asked last, because fsspec answers no as well where a login is missing, which the first question says.
+            is_bucket = bool(path) and "/" not in path.strip("/")
+            return is_bucket and bool(self._ask(lambda fs: self.backend.adapter.exists(fs, path)))
         return True
 
     def look(self, path: str) -> StoredObject | None:

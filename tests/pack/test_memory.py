@@ -53,7 +53,10 @@ def test_planning_makes_no_columns_on_the_way(monkeypatch: pytest.MonkeyPatch) -
     field = StoredField("x", (4,), np.dtype(np.uint8))
     plans = [SplitPlan(name, samples) for name, samples in splits.items()]
     digest = hashlib.sha256()
-    assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count
+    # Sorting needs half a column beside its result; whether that is counted here depends on the version of numpy.
+    numbers = np.random.default_rng(0).permutation(count)
+    counted = max(0, _peak_of(lambda: np.argsort(numbers, kind="stable")) - 8 * count)
+    assert _peak_of(lambda: split_rows(rows, None, seed=0)) < 28 * count + counted
     assert _peak_of(lambda: field.places(plans, {"X_train": 4096}, count)) < 10 * count
     assert _peak_of(lambda: names.feed(digest.update)) < 12 * count
     # What is written with a pack and said of it: all of this takes pages, and flags for one class.

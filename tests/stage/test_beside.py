@@ -111,6 +111,7 @@ def copied(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*.h5") if ".copy" in str(path) and path.stat().st_blocks]
 
 
+@pytest.mark.torch
 def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
     cached: Callable[..., StagedDataset], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_nothing_is_handed_out_before_the_source_is_known_to_be_the_same(
     assert "names, sizes and times of all files are unchanged" in staged.report.steps[-1].note
 
 
+@pytest.mark.torch
 def test_of_an_earlier_state_nothing_is_handed_out_and_nothing_stays(
     cached: Callable[..., StagedDataset], photos: Path, make_images: MakeImages, tmp_path: Path
 ) -> None:

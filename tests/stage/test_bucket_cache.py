@@ -12,7 +12,6 @@ import pytest
 from colabstage.errors import NotEnoughSpaceError, OptionError, SourceNotFoundError
 from colabstage.h5.manifest import manifest_path
 from colabstage.io.progress import NullProgress
-from colabstage.load.dataset import dataset_h5
 from colabstage.sources.parse import ObjectSource
 from colabstage.stage.places import BucketPlace
 from colabstage.stage.plan import plan_stage
@@ -218,10 +217,13 @@ def test_what_cannot_be_a_cache_says_so_before_anything_is_written(
     assert objects(s3) == {}
 
 
+@pytest.mark.torch
 def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     photos: Path, s3: BucketService, tmp_path: Path
 ) -> None:
     """Names are the same in both; a copy need not keep times."""
+    from colabstage.load.dataset import dataset_h5
+
     folder = tmp_path / "cache"
     first = staged(photos, tmp_path / "one", cache_dir=folder)
     for path in sorted(folder.iterdir(), reverse=True):
@@ -233,8 +235,11 @@ def test_a_bucket_that_is_filled_from_a_folder_is_the_same_cache(
     dataset.close()
 
 
+@pytest.mark.torch
 def test_a_pack_that_is_not_in_the_bucket_is_what_is_missing(s3: BucketService, tmp_path: Path) -> None:
     """The error says whether the bucket, the file or its manifest is missing, and what is there."""
+    from colabstage.load.dataset import dataset_h5
+
     s3.put("packs/other.h5", b"no pack")
     for address, said in {
         "s3://data/packs/none.h5": r"nothing at 's3://data/packs/none.h5'.*In its folder are: other.h5",
