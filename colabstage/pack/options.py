@@ -85,8 +85,8 @@ class PackOptions:
         encoding: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:90"` JPEGs of that quality
             made of the resized images; `"auto"` decides by what fits.
         splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`, for a source without split folders. One
-            number is the part of `train`, and the rest is `test`; two are of `train` and `test`, three of `train`,
-            `val` and `test`. `None` takes the splits as found, and everything is `train` where there are none.
+            number, 0.5 or more, is the part of `train`, and the rest is `test`; two are of `train` and `test`, three of
+            `train`, `val` and `test`. `None` takes the splits as found, and everything is `train` where there are none.
         group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
             finds the same (its first group, where it has one) never end in two splits. `None` for the groups that the
             layout knows, where it does.
@@ -273,12 +273,20 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
     """Return a `splits=` argument as `(name, fraction)` pairs.
 
     Raises:
-        OptionError: it is nothing of that kind.
+        OptionError: it is nothing of that kind; or one number below 0.5, which may be meant as what is held out.
     """
     if splits is None:
         return None
     found: Any = splits
     if isinstance(found, int | float) and not isinstance(found, bool):
+        # Elsewhere the one number is what is held out: Keras's validation_split, scikit-learn's test_size.
+        if 0 < found < 0.5:
+            rest = round(1 - found, 9)
+            msg = (
+                f"splits={splits!r} would train on {100 * found:.4g} % of the samples, and test on the others. Write "
+                f"splits={rest!r} to train on the others, or both parts: splits=({found!r}, {rest!r})."
+            )
+            raise OptionError(msg)
         # The rest to as many digits as people write: 1 - 0.8 is 0.19999999999999996.
         found = (found, round(1 - found, 9)) if 0 < found < 1 else (found,)
     if isinstance(found, Mapping):

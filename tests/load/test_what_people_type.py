@@ -170,6 +170,11 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("make_loader(ds, 4, num_workers=0, strategy='workers')", OptionError, "1 or more"),
     ("stage_dataset('photos', imagesize=224)", TypeError, "Did you mean 'image_size'"),
     ("stage_dataset('photos', image_size='224')", OptionError, "or one number: 224"),
+    (
+        "stage_dataset('photos', splits=0.2)",
+        OptionError,
+        "train on 20 % of the samples, and test on the others. Write sp",
+    ),
     ("stage_dataset('photos', splits='0.8')", OptionError, "expected 0.8, [0.8, 0.1, 0.1]"),
     ("stage_dataset('photos', splits=[0.5, 0.2, 0.2, 0.1])", OptionError, "{'train': 0.8, 'test': 0.2}"),
     (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -78,6 +80,19 @@ def test_fractions_that_cannot_work_are_refused(splits: dict[str, float], says: 
     """Each message has the value and what was expected."""
     with pytest.raises(OptionError, match=says):
         PackOptions(splits=split_fractions(splits))
+
+
+def test_a_number_that_may_be_what_is_held_out_is_asked_about() -> None:
+    """Both lines of the message give what they say, and the smallest part that is taken is a half."""
+    with pytest.raises(OptionError) as caught:
+        PackOptions(splits=0.2)
+    lines = re.findall(r"splits=(0\.8|\(.*\))[. ,]", f"{caught.value} ")
+    assert lines == ["0.8", "(0.2, 0.8)"]
+    assert [dict(PackOptions(splits=ast.literal_eval(line)).fractions or ()) for line in lines] == [
+        {"train": 0.8, "test": 0.2},
+        {"train": 0.2, "test": 0.8},
+    ]
+    assert PackOptions(splits=0.5).fractions == (("train", 0.5), ("test", 0.5))
 
 
 def test_thirds_add_up() -> None:
