@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with
+from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.page import COLOURS, page
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_count, format_duration
@@ -442,6 +442,7 @@ def _wrap(text: str, first: str, further: str) -> list[str]:
     )
 
 
+@takes()
 @stops_with(NOTHING_DONE)
 def doctor(
     path: str | os.PathLike[str] | None = None,

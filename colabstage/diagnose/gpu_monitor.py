@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.page import COLOURS, in_notebook, new_figure, page, plain_axes
 from colabstage.io.units import format_bytes, format_duration
 from colabstage.machine.gpu import gpu_problem, open_gpus
@@ -252,6 +252,7 @@ def draw_svg(values: Sequence[float | None]) -> str:
     )
 
 
+@takes_names
 class GpuMonitor:
     """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
 

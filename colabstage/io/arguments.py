@@ -37,6 +37,7 @@ Kind = Literal["above zero", "function", "number", "path", "switch", "text"]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _Options = TypeVar("_Options")
+_Class = TypeVar("_Class", bound="type[Any]")
 
 # What may be given as one, and what it is called in a message.
 _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
@@ -47,6 +48,44 @@ _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "path": (lambda given: isinstance(given, str | os.PathLike), "a path"),
     "switch": (lambda given: isinstance(given, bool), "True or False"),
     "text": (lambda given: isinstance(given, str), "text in quotes"),
+}
+
+# What arguments are called elsewhere (torch, Keras, fastai, scikit-learn, Hugging Face), where nearness of letters
+# would offer another one or none; the first that a function has is meant.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "batch": ("batch_size",),
+    "bs": ("batch_size",),
+    "dest": ("target",),
+    "errors": ("on_error",),
+    "file": ("in_file", "dataset", "source", "path"),
+    "filename": ("in_file", "dataset", "source", "path"),
+    "force": ("refresh", "overwrite"),
+    "force_download": ("refresh",),
+    "gray": ("color_mode",),
+    "grayscale": ("color_mode",),
+    "imgsz": ("image_size",),
+    "input_size": ("image_size",),
+    "interval": ("interval_s",),
+    "n_jobs": ("num_workers",),
+    "num_classes": ("one_hot",),
+    "out": ("target",),
+    "output_dir": ("target",),
+    "p": ("horizontal",),
+    "path": ("in_file", "dataset", "source", "data"),
+    "random_state": ("seed",),
+    "root": ("in_file", "source", "path"),
+    "size": ("image_size",),
+    "subset": ("split",),
+    "test_size": ("splits",),
+    "timeout": ("timeout_s",),
+    "train": ("split",),
+    "train_size": ("splits",),
+    "transforms": ("transform", "batch_transform"),
+    "url": ("source",),
+    "valid_pct": ("splits",),
+    "validation_split": ("splits",),
+    "verbose": ("progress",),
+    "workers": ("num_workers",),
 }
 
 # The entry of a docstring that stands for all that a verb takes from elsewhere.
@@ -76,13 +115,15 @@ def takes(
         spelt = [one for speller in spellers for one in parameters(speller) if wanted is None or one.name in wanted]
         signature = _spelt_out(inspect.signature(function), spelt)
         known = frozenset(signature.parameters)
+        # A class is called by its own name.
+        shown = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @functools.wraps(function)
         def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             if not kwargs.keys() <= known:
-                _take_over(kwargs, old_names, function.__name__)
-                _refuse_unknown(kwargs, known, hints, function.__name__)
-            _refuse_places(signature, len(args), kwargs, hints, function.__name__)
+                _take_over(kwargs, old_names, shown)
+                _refuse_unknown(kwargs, known, hints, shown)
+            _refuse_places(signature, len(args), kwargs, hints, shown)
             return function(*args, **kwargs)
 
         # `inspect.signature` looks here first, and so do notebooks at the Tab key.
@@ -92,6 +133,12 @@ def takes(
         return call
 
     return decorate
+
+
+def takes_names(kind: _Class) -> _Class:
+    """Let a class refuse arguments that it does not have as functions do that `takes` decorates."""
+    kind.__init__ = takes()(kind.__init__)
+    return kind
 
 
 def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
@@ -175,7 +222,8 @@ def _refuse_unknown(
         if name in remedies:
             msg = f"{function}() has no {name}=. {remedies[name]}"
             raise OptionError(msg)
-        near = difflib.get_close_matches(name, sorted(known), 1)
+        meant = [own for own in _ELSEWHERE.get(name, ()) if own in known]
+        near = meant or difflib.get_close_matches(name, sorted(known - {"self"}), 1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         msg = f"{function}() got an unexpected keyword argument '{name}'.{hint}"
         raise ArgumentError(msg)
@@ -194,7 +242,9 @@ def _refuse_places(
     if given > len(by_place):
         places = ", ".join(one.name for one in by_place if one.name != "self")
         named = [f"{name}=…" for name, one in signature.parameters.items() if one.kind is one.KEYWORD_ONLY]
-        msg = f"{function}({places}) takes its other arguments by name: {', '.join(named[:3])} and so on."
+        more = " and so on" if len(named) > 3 else ""
+        others = f"its other arguments by name: {', '.join(named[:3])}{more}" if named else "no more arguments"
+        msg = f"{function}({places}) takes {others}."
         raise ArgumentError(msg)
 
 

@@ -22,6 +22,7 @@ import torch
 
 from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
+from colabstage.io.arguments import takes_names
 from colabstage.load.batches import WHITE
 from colabstage.load.epoch import BatchPlace, apply_transform, check_batch_transform
 from colabstage.load.geometry import (
@@ -71,6 +72,7 @@ class _Placed:
         raise NotImplementedError
 
 
+@takes_names
 class Compose(_Placed):
     """Apply several batch transforms, one after the other; other callables of `(x, y)` may be among them.
 
@@ -102,6 +104,7 @@ class Compose(_Placed):
         return f"Compose({self.transforms!r})"
 
 
+@takes_names
 @dataclass(frozen=True, eq=False)
 class RandomFlip(_Placed):
     """Mirror each image left to right or top to bottom, each with its probability."""
@@ -134,6 +137,7 @@ class RandomFlip(_Placed):
         return flip(x), move_targets(y, size, flip, boxes)
 
 
+@takes_names
 @dataclass(frozen=True, eq=False)
 class RandomCrop(_Placed):
     """Cut a window out of each image, padded on all sides before.
@@ -181,6 +185,7 @@ class RandomCrop(_Placed):
         return cut(x, corners, size, self.fill), moved
 
 
+@takes_names
 @dataclass(frozen=True, eq=False)
 class RandomResizedCrop(_Placed):
     """Cut a part of random area and shape out of each image and resize it, as torchvision's does.
@@ -243,6 +248,7 @@ class RandomResizedCrop(_Placed):
         return move_targets(y, common, lambda masks: pick_crops(masks, crops, size), boxes)
 
 
+@takes_names
 class Normalize(_Placed):
     """Turn x into floats: bytes to [0, 1], then each channel minus its `mean` and divided by its `std`.
 
@@ -302,6 +308,7 @@ class Normalize(_Placed):
         return f"Normalize({self.mean}, {self.std}, dtype={self.dtype})"
 
 
+@takes_names
 @dataclass(frozen=True, eq=False)
 class OneHot(_Placed):
     """Turn class indices into one channel a class: masks `(B, H, W)` to `(B, K, H, W)`, labels `(B,)` to `(B, K)`.

@@ -19,7 +19,7 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError, said_by
 from colabstage.h5.info import NamedFields, read_info
-from colabstage.io.arguments import check_argument
+from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import SYSTEM_CLOCK
@@ -58,6 +58,7 @@ else:
     _Base = Dataset
 
 
+@takes_names
 class dataset_h5(_Base):  # noqa: N801 - the name that people know from the recipe
     """Read one split of an HDF5 file with `X_<split>` and `Y_<split>`, whoever wrote it.
 
@@ -158,7 +159,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 "epoch, which is many times slower than a local disk. Copy the file to a local disk first "
                 "(stage_dataset does), or pass in_memory=True to read it once.",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
     @property

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.io.arguments import takes_names
 from colabstage.load.batches import map_leaves, moves_itself
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 
@@ -339,6 +340,7 @@ def pinned_block(nbytes: int) -> memoryview:
     return memoryview(memory)
 
 
+@takes_names
 class CudaDataLoader(Iterated, Generic[T]):
     """Run a loader in a background thread and move its batches to a device, a few ahead of the model.
 

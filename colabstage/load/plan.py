@@ -139,6 +139,17 @@ TORCH_REMEDIES = {
     "timeout": f"Leave it out: no wait here is without an end. {_BY_TORCH.format('timeout')}.",
     "pin_memory_device": 'Write device="cuda" for batches on the GPU, or pin_memory=True.',
     "in_order": "Leave it out: batches always come in their order.",
+    "normalize": "Write batch_transform=Normalize(mean, std), of colabstage.transforms.",
+    "one_hot": "Write batch_transform=OneHot(classes), of colabstage.transforms.",
+    "channels_last": "Leave it out: images are (B, C, H, W) in channels_last memory anyway.",
+    **dict.fromkeys(
+        ("augment", "augmentation", "transform", "transforms"),
+        "Write batch_transform= for whole batches; colabstage.transforms has RandomCrop, RandomFlip and others.",
+    ),
+    **{
+        name: f"It is decided when the dataset is staged: stage_dataset(…, {name}=…)."
+        for name in ("color_mode", "encoding", "image_size", "resize", "splits")
+    },
 }
 
 

@@ -39,6 +39,7 @@ from colabstage.errors import (
     OptionError,
     TargetExistsError,
 )
+from colabstage.io.arguments import takes
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.units import format_duration
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
@@ -131,6 +132,7 @@ def list_drives() -> list[Path]:
     return [mount.mountpoint for mount in _drives()]
 
 
+@takes()
 def mount_drive(
     mountpoint: str | os.PathLike[str] = DEFAULT_MOUNTPOINT, *, readonly: bool = False, timeout_s: float = 120.0
 ) -> Path:
@@ -167,6 +169,7 @@ def mount_drive(
     return _mount(client, place, readonly=readonly, timeout_s=timeout_s)
 
 
+@takes()
 def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
 
@@ -199,6 +202,7 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     return _mount_again(client, drive, readonly=readonly)
 
 
+@takes()
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
     """Wait until everything written to Drive on this machine has been uploaded.
 

@@ -35,9 +35,40 @@ RULES_VERSION = 3
 # what they were before the two were told apart.
 _ASKED = "color_mode_asked"
 
+# Of `LoaderOptions`, which is above: what people give where they pack.
+_FOR_BATCHES = (
+    "batch_size",
+    "batch_transform",
+    "device",
+    "drop_last",
+    "dtype",
+    "num_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "sampler",
+    "shuffle",
+    "strategy",
+)
+
 Encoding = Literal["auto", "pixels", "encoded"]
 OnError = Literal["raise", "skip"]
 Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | float
+
+
+def remedies_for_batches(loader: str) -> dict[str, str]:
+    """Return what to write instead of arguments that are those of the loader, of which packing has none.
+
+    Args:
+        loader: the call that makes one, without its last bracket.
+    """
+    remedies = {name: f"It is about batches: {loader}, {name}=…)." for name in _FOR_BATCHES}
+    remedies["batch_size"] = f"It is about batches: {loader})."
+    for name in ("augment", "augmentation", "transform", "transforms"):
+        remedies[name] = (
+            f"What is done once, when the data is packed, is prepare=; what each epoch draws again is {loader}, "
+            "batch_transform=…)."
+        )
+    return remedies
 
 
 class ImageArguments(TypedDict, total=False):

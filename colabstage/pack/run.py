@@ -39,7 +39,7 @@ from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import require_answer, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_samples, plan_job
-from colabstage.pack.options import PackArguments, PackOptions, recorded_image
+from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
 from colabstage.sources.parse import absolute_path
@@ -164,7 +164,11 @@ def _stored_schema(field: StoredField) -> FieldSchema:
     return FieldSchema("encoded images", field.attributes.get(IMAGE_OPTIONS_ATTRIBUTE, {}))
 
 
-@takes(PackOptions, renamed={"out": "target"})
+@takes(
+    PackOptions,
+    renamed={"out": "target"},
+    remedies=remedies_for_batches('make_loader(dataset_h5("file.h5"), 64'),
+)
 @stops_with(GOES_ON)
 def pack_dataset(
     source: PackSource,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
-from colabstage.io.arguments import GOES_ON, stops_with
+from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
@@ -99,6 +99,7 @@ class FetchReport:
 Verify = Literal["fast", "full"]
 
 
+@takes()
 @stops_with(GOES_ON)
 def fetch_files(
     source: SourceArgument,

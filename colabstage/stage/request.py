@@ -17,7 +17,7 @@ from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import detect_platform
-from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments
+from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -40,7 +40,10 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
-SOURCE_REMEDIES = {"source": 'Write the dataset\'s path or address first: "photos.zip".'}
+SOURCE_REMEDIES = {
+    **remedies_for_batches('data.loader("train", 64'),
+    "source": 'Write the dataset\'s path or address first: "photos.zip".',
+}
 # A folder, a prefix in a bucket, wherever this platform keeps things, or none.
 CacheDir = Union[Path, ObjectSource, Literal["auto"], None]  # noqa: UP007 - read at run time
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
+from colabstage.io.arguments import takes, takes_names
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
@@ -64,6 +65,7 @@ def add_title(figure: Figure, title: str, note: str = "") -> None:
         figure.text(0.01, 1 - 0.37 / height, note, color=MUTED, fontsize=9.5, va="top")
 
 
+@takes()
 def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
     """Draw how many samples of each class there are in every split. Only targets are read.
 
@@ -113,6 +115,7 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
     return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
 
 
+@takes()
 def plot_image_sizes(
     data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
 ) -> Figure:
@@ -221,6 +224,7 @@ class SessionTimes:
     """All of the session; `None` if not measured."""
 
 
+@takes()
 def plot_epochs(
     sessions: Mapping[str, SessionTimes | Sequence[float]], *, title: str = "Epochs before and after", note: str = ""
 ) -> Figure:
@@ -288,6 +292,7 @@ class RecordedStep:
     """How many of `unit` were done by then."""
 
 
+@takes_names
 class ThroughputRecorder:
     """A `Progress` that notes how far each step was when, at most ten times a second, and shows it as well.
 
@@ -346,6 +351,7 @@ class _Recording:
         self._step.amounts.append(self._done)
 
 
+@takes()
 def plot_throughput(work: StageReport | ThroughputRecorder, *, title: str = "") -> Figure:
     """Draw how much each step did in a second, over time; one panel for bytes and one for each other unit.
 

@@ -3,6 +3,7 @@ line to write."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -25,10 +26,11 @@ from torch.utils.data import (
 
 import colabstage
 from colabstage import transforms
-from colabstage.errors import OptionError
+from colabstage.errors import ArgumentError, OptionError
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.options import LoaderOptions, PackOptions
+from colabstage.pack.options import remedies_for_batches
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StagedDataset
 
 ROWS = 16
+RETURNED = {"ColabstageError", "LoaderProfile", "StagedDataset"}
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +165,30 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("make_loader(ds, 4, batch_sampler=[[1]])", OptionError, "sampler= gives this loader its rows"),
     ("make_loader(ds, 4, pin_memory_device='cuda')", OptionError, 'device="cuda"'),
     ("make_loader(ds, 4, batchsize=3)", TypeError, "Did you mean 'batch_size'"),
+    ("data.loader('train', bs=4)", TypeError, "Did you mean 'batch_size'"),
+    ("make_loader(ds, 4, transform=abs)", OptionError, "Write batch_transform="),
+    ("make_loader(ds, 4, normalize=True)", OptionError, "Write batch_transform=Normalize(mean, std)"),
+    ("make_loader(ds, 4, image_size=64)", OptionError, "stage_dataset(…, image_size=…)"),
+    ("colabstage.dataset_h5(data.path, train=True)", TypeError, "Did you mean 'split'"),
+    ("colabstage.dataset_h5(data.path, transforms=abs)", TypeError, "Did you mean 'transform'"),
+    ("colabstage.dataset_h5(root=data.path)", TypeError, "Did you mean 'in_file'"),
+    ("colabstage.dataset_h5()", TypeError, "dataset_h5() needs in_file"),
+    ("colabstage.to_keras(ds, 4, label_mode='int')", OptionError, 'Write one_hot="auto" for categorical labels'),
+    ("colabstage.to_keras(ds, 4, num_classes=2)", TypeError, "Did you mean 'one_hot'"),
+    ("colabstage.to_tf_data(ds, 4, preprocessing_function=abs)", OptionError, "dataset_h5(path, transform=…)"),
+    ("stage_dataset('photos', size=224)", TypeError, "Did you mean 'image_size'"),
+    ("stage_dataset('photos', valid_pct=0.2)", TypeError, "Did you mean 'splits'"),
+    ("stage_dataset('photos', force=True)", TypeError, "Did you mean 'refresh'"),
+    ("stage_dataset('photos', batch_size=4)", OptionError, 'data.loader("train", 64).'),
+    ("stage_dataset('photos', num_workers=4)", OptionError, 'data.loader("train", 64, num_workers=…).'),
+    ("stage_dataset('photos', transform=abs)", OptionError, "is prepare="),
+    ("colabstage.pack_dataset('photos', 'a.h5', batch_size=4)", OptionError, 'make_loader(dataset_h5("file.h5"), 64).'),
+    ("transforms.RandomFlip(p=0.5)", TypeError, "Did you mean 'horizontal'"),
+    (
+        "transforms.RandomFlip(0.5, 1, 2, 3)",
+        TypeError,
+        "RandomFlip(horizontal, vertical) takes its other arguments by name: generator=….",
+    ),
     ("make_loader(ds, 4, dtype='int64')", OptionError, "torch.float32"),
     ("make_loader(ds, 4, dtype='float31')", OptionError, "torch.float32"),
     ("make_loader(ds, 4, seed=1, generator=torch.Generator())", OptionError, "Leave out one of them"),
@@ -254,6 +281,28 @@ def test_the_error_shows_the_line(data: StagedDataset, line: str, error: type[Ex
     """Nobody has to look it up."""
     with pytest.raises(error, match=re.escape(says)):
         typed(line, data)
+
+
+# What is called with arguments: not what calls return, nor errors.
+CALLED = [
+    *(getattr(colabstage, name) for name in colabstage.__all__ if name not in RETURNED),
+    *(getattr(transforms, name) for name in transforms.__all__),
+]
+
+
+@pytest.mark.parametrize("called", CALLED, ids=[one.__name__ for one in CALLED])
+def test_every_public_call_suggests_the_name_that_was_meant(called: Any) -> None:
+    """The same error wherever an argument is misspelt, of the name that people call; `help` still shows the others."""
+    name = list(inspect.signature(called).parameters)[-1]
+    with pytest.raises(ArgumentError, match=rf"^{called.__name__}\(\) got .* '{name}q'\. Did you mean '{name}'\?$"):
+        called(**{f"{name}q": 1})
+
+
+def test_arguments_about_batches_are_those_of_loaders() -> None:
+    """Each name that packing sends to the loader is one that the loader has."""
+    pointed = {name for name, says in remedies_for_batches("loader(").items() if f": loader(, {name}=…)." in says}
+    assert pointed <= {one.name for one in fields(LoaderOptions)}
+    assert len(pointed) > 8
 
 
 # What no argument takes that is a size, a name, a function, a path or a switch.

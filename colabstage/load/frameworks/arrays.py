@@ -448,6 +448,20 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     return {**padded, "lengths": lengths}
 
 
+# What users of Keras's own loaders try, and the line that does what they mean.
+KERAS_REMEDIES = {
+    "class_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
+    "label_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
+    "rescale": 'Write dtype="float32" for numbers from 0 to 1, or keras.layers.Rescaling(1 / 255) in the model.',
+    "use_multiprocessing": "Leave it out: threads of this process read ahead.",
+    **dict.fromkeys(
+        ("augment", "preprocessing_function", "transform", "transforms"),
+        "Write layers into the model (keras.layers.RandomFlip and others), or a function of one sample: "
+        "dataset_h5(path, transform=…).",
+    ),
+}
+
+
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     """Turn class indices into one number a class, along a new last axis.
 
@@ -478,7 +492,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
 
 @takes(
     renamed={"prefetch": "prefetch_factor"},
-    remedies={"batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
+    remedies={**KERAS_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
 )
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
+from colabstage.io.arguments import takes
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import read_resources
 
@@ -23,6 +24,7 @@ _MEMORY_PART = 0.5
 _ROWS_AT_ONCE = 64
 
 
+@takes()
 def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset:
     """Return a split as a `datasets.Dataset` in memory: rows are dicts, images are Pillow's, labels have their names.
 

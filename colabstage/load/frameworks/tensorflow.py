@@ -17,7 +17,7 @@ import numpy as np
 from colabstage.errors import MissingDependencyError
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, check_count
+from colabstage.load.frameworks.arrays import KERAS_REMEDIES, ArrayBatches, ArrayRequest, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ _WIDEST_BYTES = 8
 
 @takes(
     renamed={"prefetch": "prefetch_factor"},
-    remedies={"batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
+    remedies={**KERAS_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
 )
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,

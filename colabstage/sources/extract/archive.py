@@ -20,7 +20,7 @@ from colabstage.errors import (
     TargetNotWritableError,
     printable,
 )
-from colabstage.io.arguments import GOES_ON, stops_with
+from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import RetryPolicy, hash_block, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -142,6 +142,7 @@ class ExtractReport:
         return "\n".join(map(printable, [*lines, *self.notes]))
 
 
+@takes()
 @stops_with(GOES_ON)
 def extract_archive(
     path: str | os.PathLike[str],
