@@ -22,7 +22,7 @@ from colabstage.h5.manifest import (
     write_manifest,
 )
 from colabstage.h5.schema import FORMAT_VERSION, RESIZER_ATTRIBUTE, SHARD_SET_ATTRIBUTE, create_pack, reserved_offsets
-from colabstage.images.resample import TorchImport, UnusableTorchError
+from colabstage.images.resample import TorchKernel, UnusableTorchError
 from colabstage.io.files import RetryPolicy, typed_write_errors
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
@@ -149,8 +149,8 @@ def run_pack(
     """
     began = time.monotonic()
 
-    def write(job: PackJob, *, imports_torch: bool = False) -> PackReport:
-        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, imports_torch)
+    def write(job: PackJob, *, readies_torch: bool = False) -> PackReport:
+        run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, readies_torch)
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
         # files: that loses work, but no image is stretched without being asked for.
         try:
@@ -163,13 +163,13 @@ def run_pack(
                 raise  # all shards have one form, so all have to be written again
             if job.options.encoding == "pixels":
                 raise error.as_refusal() from error
-        return replace(run, job=keeps_files(job), imports_torch=False).execute(progress, cancellation, began)
+        return replace(run, job=keeps_files(job), readies_torch=False).execute(progress, cancellation, began)
 
     # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
     if job.plan.resizer != "torch" or find_orphans(out):
         return write(settled(job))
     try:
-        return write(job, imports_torch=True)
+        return write(job, readies_torch=True)
     except UnusableTorchError:
         return write(by_pillow(job))
 
@@ -217,8 +217,8 @@ class _PackRun:
     address: str
     shard: ShardName | None
     stream: PackStream | None
-    imports_torch: bool = False
-    """Whether torch is to resize, and is imported while the first files are read."""
+    readies_torch: bool = False
+    """Whether torch is to resize, and its kernel is made ready while the first files are read."""
 
     def execute(self, progress: Progress, cancellation: Cancellation, began: float) -> PackReport:
         """Write beside the target, then publish; work is kept for the next attempt where that may succeed."""
@@ -326,9 +326,10 @@ class _PackRun:
             places = tuple(part.places(self.job.plan.splits, offsets, len(order)) for part in self.job.plan.fields)
             release_freed_memory()  # of planning, sorting and writing names, before hours of packing
             resumed = journal.finished_samples
-            # Not earlier: whoever calls the system beside an import waits for Python's lock after every call. Importing
-            # h5py, which making the file needs, takes 0.04 s alone and took 0.5 s beside it.
-            torch = TorchImport() if self.imports_torch else None
+            # Not earlier, because it may mean to import torch: whoever calls the system beside that waits for Python's
+            # lock after every call. Importing h5py, which making the file needs, takes 0.04 s alone and took 0.5 s
+            # beside it.
+            torch = TorchKernel() if self.readies_torch else None
             if self.stream is not None:
                 self.stream.begin(workspace, self.out, self.job, order, journal)
                 if torch is None:
@@ -355,7 +356,7 @@ class _PackRun:
                     is_part=self.shard is not None,
                 )
                 if torch is not None:
-                    # Workers wait for the import, some seconds in which a fast mount sends a thousand files.
+                    # Workers wait for it; for an import some seconds, in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
                 result = write_samples(
                     WriteJob(replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy()),

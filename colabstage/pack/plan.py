@@ -273,7 +273,8 @@ _PLACED_TOGETHER = 1 << 14
 _SPARE_FRACTION = 0.05
 # A photograph as JPEG of quality 90 takes about two bits a pixel; twice that is planned for.
 _PIXELS_OF_A_BYTE = 2
-# Importing torch takes one core 1.6 s; its kernel saves 1 ms for each photograph, divided among all cores.
+# Importing torch, as one before 2.10 needs, takes one core 1.6 s; its kernel saves 1 ms for each photograph, divided
+# among all cores. The number shows in the bytes, so it stays although to load the kernel alone takes 0.2 s.
 TORCH_SAMPLES = 2_000
 TORCH_BYTES = 4_096
 # Said beforehand, because a list surprises people who expect `x.to(device)` to work.

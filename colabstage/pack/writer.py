@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.images.resample import TorchImport
+    from colabstage.images.resample import TorchKernel
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
     from colabstage.pack.journal import PackJournal, SampleFacts, Spool
@@ -82,8 +82,8 @@ class SampleCoder:
     """How they are stored."""
     options: PackOptions
     """The options that the plan was made for."""
-    torch: TorchImport | None = None
-    """The import of torch under way, where torch is to resize."""
+    torch: TorchKernel | None = None
+    """torch's kernel, which may still be on its way, where torch is to resize."""
     complete: CompleteCheck = field(default_factory=CompleteCheck)
     """Finds files that are stored unchanged and cannot be decoded."""
 
@@ -182,7 +182,7 @@ class SampleCoder:
 
     def _pixels(self, content: Content, scratch: Scratch) -> tuple[NDArray[Any], tuple[int, int]]:
         resizer = self.plan.resizer or "pillow"
-        # The import runs beside the first reads; from the first image on it is needed.
+        # It is made ready beside the first reads; from the first image on it is needed.
         if self.torch is not None:
             self.torch.require()
         if isinstance(content, bytes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from colabstage.pack.plan import TORCH_SAMPLES
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
+from tests.support.libtorch import has_libtorch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +150,24 @@ def test_what_is_trained_on_while_it_arrives_is_read_beside_the_import_too(
     assert read_info(whole.path).resizer == ("torch" if usable else "pillow")
     stored = rows(whole.path)
     assert all(np.array_equal(stored[number], x) for number, x in seen)
+
+
+def test_a_fresh_process_stages_and_the_next_one_restores_without_importing_torch(tmp_path: Path, many: Path) -> None:
+    """In the first cell of a notebook the import would take as long as reading a thousand files from a mount."""
+    script = f"""
+import sys
+from colabstage import stage_dataset
+data = stage_dataset({str(many)!r}, local_dir=sys.argv[1], cache_dir={str(tmp_path / "cache")!r}, **{OPTIONS})
+print(data.report.origin, data.info.resizer, "torch" in sys.modules)
+"""
+    said = []
+    for machine in ("a", "b"):
+        command = [sys.executable, "-c", script, str(tmp_path / machine)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        said.append(done.stdout.split())
+    assert said[1] == ["cache", "torch", "False"]
+    # A torch before 2.10 has to be imported to resize.
+    assert said[0] == ["source", "torch", str(not has_libtorch())]
 
 
 def test_torch_that_was_expected_and_cannot_be_used_is_replaced_by_pillow(
