@@ -34,6 +34,7 @@ from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import KEPT_AFTER, RECORD, PackJournal, SampleFacts, Spool
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
+from colabstage.pack.repeated import NOTHING_REPEATED, ContentDigests, has_contents, repeated_notes
 from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.strings import StringArray
@@ -96,6 +97,8 @@ class PackReport:
     """Names of images that have further frames; only the first frame is stored."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
+    repeated: tuple[str, ...] = ()
+    """Notes on images that are there several times, with two labels or in two splits."""
     unit: str = "samples"
     """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
 
@@ -289,7 +292,7 @@ class _PackRun:
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
-        data, spool = workspace / "data.h5", workspace / "spool"
+        data, spool, contents = (workspace / name for name in ("data.h5", "spool", "contents"))
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
@@ -311,7 +314,7 @@ class _PackRun:
                 journal.forget()
                 if facts is not None:
                     facts.forget()
-                for leftover in (data, spool):
+                for leftover in (data, spool, contents):
                     remove_own(leftover)
             # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but
             # the file that has room for them is another one.
@@ -342,30 +345,25 @@ class _PackRun:
                 Spool(spool, start=facts.spool_end())
                 if facts is not None and plan.is_open
                 else nullcontext() as pieces,
+                # A shard has some of the samples, and would find what is in it alone.
+                ContentDigests(contents, self.job.table.inputs.source.sizes)
+                if self.shard is None and has_contents(self.job.table)
+                else nullcontext() as digests,
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
-                kept = plan.x.lengths is not None
-                # Images that are stored as files are looked through as well, to find broken ones.
-                decodes = not kept or isinstance(self.job.table.inputs, Images)
-                tiny = int(coder.costs.sum()) < len(order) * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES)
-                limits = pipeline_limits(
-                    self.job.tree,
-                    slow=self.slow,
-                    decodes=decodes,
-                    tiny=tiny,
-                    is_part=self.shard is not None,
-                )
+                limits = self._limits(coder)
                 if torch is not None:
                     # Workers wait for it; for an import some seconds, in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
                 result = write_samples(
-                    WriteJob(replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy()),
+                    WriteJob(replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy(), digests),
                     journal,
                     limits=limits,
                     step=step,
                     cancellation=cancellation,
                     stream=self.stream,
                 )
+                found = NOTHING_REPEATED if digests is None else digests.repeated()
             if self.stream is not None:
                 # Whatever is said of torch, all rows are there.
                 self.stream.let_in()
@@ -383,6 +381,7 @@ class _PackRun:
                     skipped=skipped,
                     attributes=self._attributes(),
                 )
+        repeated = repeated_notes(found, self.job.table, plan.splits)
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,
@@ -395,12 +394,25 @@ class _PackRun:
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
-            notes=(*self.job.notes, *animation_notes(animated)),
+            notes=(*self.job.notes, *animation_notes(animated), *repeated),
             animated=animated,
+            repeated=repeated,
             resizer=plan.resizer,
             unit=self.job.table.unit,
         )
         return final, report
+
+    def _limits(self, coder: SampleCoder) -> PipelineLimits:
+        kept = self.job.plan.x.lengths is not None
+        samples = len(self.job.table)
+        return pipeline_limits(
+            self.job.tree,
+            slow=self.slow,
+            # Images that are stored as files are looked through as well, to find broken ones.
+            decodes=not kept or isinstance(self.job.table.inputs, Images),
+            tiny=int(coder.costs.sum()) < samples * (_TINY_KEPT_BYTES if kept else _TINY_DECODED_BYTES),
+            is_part=self.shard is not None,
+        )
 
     def _publish(self, file: Path, report: PackReport) -> None:
         manifest = manifest_of_pack(

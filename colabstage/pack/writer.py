@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from colabstage.pack.journal import PackJournal, SampleFacts, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
+    from colabstage.pack.repeated import ContentDigests
     from colabstage.pack.stream import PackStream
 
 
@@ -294,6 +295,8 @@ class WriteJob:
     """Where the images' own sizes, and places in the spool, are recorded; `None` where they are not needed."""
     retry: RetryPolicy
     """Which failed reads are tried again."""
+    contents: ContentDigests | None = None
+    """Where digests of image files are noted; `None` where they are not compared."""
 
 
 def write_samples(
@@ -396,6 +399,8 @@ def _store(
         else:
             pieces.append((0, 0))
             file.write(part, int(places[index]))
+    if job.contents is not None and isinstance(raw.x, bytes):
+        job.contents.note(index, raw.x)
     if job.facts is not None:
         job.facts.note(index, size=stored.size, pieces=pieces)
     return None, stored.animated

@@ -596,7 +596,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
             said.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(said)
     report.skipped = done.skipped
-    report.note(*job.table.notes, *animation_notes(done.animated))
+    report.note(*job.table.notes, *animation_notes(done.animated), *done.repeated)
 
 
 def _finish(
