@@ -143,7 +143,7 @@ def read_facts(shard: ShardFile) -> FileFacts:
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
         size = shard.content.size
         if read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name) != end:
-            msg = f"'{shard.name}' is truncated: it stops without the mark of its end. Copy or upload it again."
+            msg = f"'{shard.name}' is truncated: its end marker is missing. Copy or upload it again."
             raise CorruptArchiveError(msg)
         return facts
 
@@ -354,7 +354,7 @@ def read_arrow(tree: Tree) -> SampleTable:
     ]
     required(entries, tree, "parquet or Arrow files")
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
-        msg = f"'{tree.label}' holds images as files of their own beside its parquet or Arrow files."
+        msg = f"'{tree.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
     # Before any file is opened: what is missing is told at once, not after a minute of reading.
     import_arrow(entries[0].name)
@@ -394,7 +394,7 @@ def read_arrow(tree: Tree) -> SampleTable:
         targets=targets,
         splits=source.splits,
         classes=classes,
-        notes=(f"Columns that are left out: {', '.join(columns.others)}.",) if columns.others else (),
+        notes=(f"Columns left out: {', '.join(columns.others)}.",) if columns.others else (),
     )
 
 

@@ -97,7 +97,7 @@ def _parse_wav(content: bytes) -> _Wav | None:
             if code and (code, bits) not in _KNOWN:
                 return None
             if not channels or align != channels * bits // 8:
-                msg = f"The WAV has {channels} channels of {bits} bits in blocks of {align} bytes, which cannot be."
+                msg = f"The WAV has {channels} channels of {bits} bits in blocks of {align} bytes, which is impossible."
                 raise DecodeError(msg)
             there = len(content) - at
             if size in _UNKNOWN_SIZES:
@@ -245,7 +245,7 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
     # What is broken is named when it is packed.
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
     if not seen:
-        msg = f"None of the clips that were looked at can be decoded (first '{source.name(chosen[0])}')."
+        msg = f"None of the clips that were checked can be decoded (first '{source.name(chosen[0])}')."
         raise BrokenDatasetError(msg)
     decoder = _plan_rows(seen, options)
     sound = f"{decoder.rate:,} Hz, {decoder.length:,} samples ({decoder.length / decoder.rate:.2f} s)"
@@ -270,8 +270,8 @@ def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder
     rate = options.rate or seen[0].rate
     # Mixed rates make one word sound high and another low, which no length or channel shows.
     if set(rates) != {rate}:
-        found = ", ".join(f"{count} of {one:,} Hz" for one, count in rates.most_common())
-        msg = f"Of {len(seen)} clips that were looked at there are {found}; expected {rate:,} Hz. Resample them first."
+        found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
+        msg = f"Of {len(seen)} clips that were checked, {found}; expected {rate:,} Hz. Resample them first."
         raise BrokenDatasetError(msg)
     channels = {one.channels for one in seen}
     # Rows have one shape, and dropping a channel is nobody's guess.

@@ -94,7 +94,7 @@ def read_box_tools(tree: Tree) -> SampleTable:
         if found is not None:
             return _boxes_table(tree, images, *found)
     names = ", ".join(form.name for form in FORMATS)
-    msg = f"'{tree.label}' has no files of annotations as these tools write them: {names}."
+    msg = f"'{tree.label}' has no annotation files in the formats of these tools: {names}."
     raise LayoutError(msg)
 
 
@@ -122,7 +122,7 @@ def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
     # The marks were there, so the file is meant to be of this format: whatever is missing in it makes it broken, and no
     # other format is to be asked.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, expat.ExpatError) as error:
-        msg = f"'{file.name}' looks like {form.name}'s annotations and cannot be read as such ({error})."
+        msg = f"'{file.name}' looks like {form.name}'s annotations but cannot be read as such ({error})."
         raise BrokenDatasetError(msg) from error
 
 
@@ -150,7 +150,7 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
                 continue
             # Whoever annotated twice, or exported twice, has boxes that need not agree.
             if image.name in samples:
-                msg = f"'{file}' names '{image.name}', which has boxes already; expected each image once."
+                msg = f"'{file}' names '{image.name}', which already has boxes; expected each image once."
                 raise BrokenDatasetError(msg)
             rows = [[*_around(file, shape), numbers[shape.label]] for shape in one.shapes]
             samples[image.name] = LabelledImage(image, rows, split or split_of_path(image.name), one.size)
@@ -158,12 +158,12 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
     notes = [
         f"Boxes are those of {form.name}'s annotations.",
         *left_out_notes(
-            (missing, "images", "named by annotations and not there"),
-            (len(images) - len(samples), "images", "that no file of annotations names"),
+            (missing, "images", "named by annotations but missing"),
+            (len(images) - len(samples), "images", "that no annotation file names"),
         ),
     ]
     if form.polygons:
-        notes.append("Of outlines the boxes around them are kept.")
+        notes.append("Outlines became the boxes around them.")
     return detection_table(tree, [samples[name] for name in sorted(samples)], classes, notes=notes)
 
 

@@ -143,15 +143,14 @@ class _ClassFolders:
                 "class in it."
             )
             raise LayoutError(msg)
-        # Numbered before folders without files go, as torchvision numbers them.
+        # Numbered before folders without files go, as in torchvision.
         classes = sorted({folder.class_name for folder in found})
         empty = {one.class_name for one in found} - {one.class_name for one in found if one.number >= 0}
         notes = []
         if empty:
             shown = listed(sorted(empty))
             notes.append(
-                f"The folders {shown} hold no {self.kind.noun}; they are classes all the same, as torchvision numbers "
-                "them."
+                f"The folders {shown} hold no {self.kind.noun}; they still count as classes, as in torchvision."
             )
         found = [folder for folder in found if folder.number >= 0]
         told = self._listed_classes(files, folder_of, flat, classes)
@@ -232,7 +231,7 @@ class _ClassFolders:
             raise LayoutError(msg)
         if len(set(splits.values())) < len(splits):
             msg = (
-                f"'{self.tree.label}' holds the folders {listed(sorted(splits))}, of which several mean the same "
+                f"'{self.tree.label}' holds the folders {listed(sorted(splits))}, several of which mean the same "
                 "split. Rename or join them."
             )
             raise LayoutError(msg)
@@ -379,7 +378,7 @@ def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classe
     # A list of another dataset, or one of words that are not the folders' names, gives wrong labels for all.
     wrong = next((name for name, label in found.items() if label not in known), None)
     if wrong is not None:
-        what = f"the class '{found[wrong]}', which no folder is called" if found[wrong] else "no class"
+        what = f"the class '{found[wrong]}', but no folder has that name" if found[wrong] else "no class"
         msg = f"'{entry.name}' gives {what} to '{wrong}'; expected one of {listed(classes)}. Correct the list."
         raise BrokenDatasetError(msg)
     return found
@@ -414,7 +413,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
     files = required(files_ending_in(tree.entries, (NPY,)), tree, ".npy files")
     role = first_with_role(files)
     if role is not None:
-        msg = f"'{role}' is named like the inputs or targets of many samples, and no sample of its own."
+        msg = f"'{role}' is named like the inputs or targets of many samples, not like a single one."
         raise EmptySourceError(msg)
     try:
         found = read_class_folders(tree, FileKind(ARRAY_FOLDER, "arrays", (NPY,)))

@@ -123,7 +123,7 @@ class _CocoFile(NamedTuple):
             if not _is_class(one) or one["image_id"] not in known or one["category_id"] not in numbers:
                 msg = (
                     f"'{self.entry.name}': annotation {place} is {str(one)[:80]}; expected the image_id of an image "
-                    "and the category_id of a category that are listed, and no box, as the others."
+                    "and the category_id of a category that are listed, and no box, like the others."
                 )
                 raise BrokenDatasetError(msg)
             # Two annotations that agree are one label twice, which exports of several annotators have.
@@ -206,7 +206,7 @@ def read_coco(tree: Tree) -> SampleTable:
     # Keys have to be unique, and two files about one image would disagree about its boxes.
     _check_once([sample.file.name for sample in samples], found)
     # Not an error: many datasets have annotations for a part of their images.
-    notes += left_out_notes((len(images) - len(samples), "images", "that no file of annotations names"))
+    notes += left_out_notes((len(images) - len(samples), "images", "that no annotation file names"))
     return detection_table(tree, samples, names, _COLUMNS, notes=notes)
 
 
@@ -242,7 +242,7 @@ def read_coco_classes(tree: Tree) -> SampleTable:
     _check_once([image.name for image, _, _ in samples], found)
     notes += left_out_notes(
         (unlabelled, "images", "without an annotation"),
-        (len(images) - len(samples) - unlabelled, "images", "that no file of annotations names"),
+        (len(images) - len(samples) - unlabelled, "images", "that no annotation file names"),
     )
     return SampleTable(
         layout=CLASSES,

@@ -215,7 +215,9 @@ def split_of_cell(column: str, cell: str) -> str:
         return flags[word in _NO]
     if flags is not None or word not in SPLIT_NAMES:
         expected = "True or False" if flags is not None else listed(list(SPLIT_NAMES))
-        msg = f"The column '{column}' says which split a row is of, and one says '{cell}'; expected {expected}."
+        msg = (
+            f"The column '{column}' says which split a row belongs to, but one row says '{cell}'; expected {expected}."
+        )
         raise LayoutError(msg)
     return SPLIT_NAMES[word]
 
@@ -268,7 +270,7 @@ def _is_split(name: str, cells: Sequence[str]) -> bool:
     others = found - SPLIT_NAMES.keys()
     if others and found & SPLIT_NAMES.keys() and plain_name(name) in _SPLITS:
         msg = (
-            f"The column '{name}' names splits and others that are none: {listed(sorted(others))}. Expected "
+            f"The column '{name}' names splits and other values: {listed(sorted(others))}. Expected "
             f"{listed(list(SPLIT_NAMES))} in every row."
         )
         raise LayoutError(msg)
@@ -391,7 +393,7 @@ def make_targets(
         return _as_classes(name, cells, samples)
     words = [name for name, cells in columns.items() if not is_numeric(cells)]
     if words:
-        msg = f"Of several label columns each has to be numbers; {listed(words)} have words. Choose one of them."
+        msg = f"Several label columns must all be numbers; {listed(words)} have words. Choose one of them."
         raise LayoutError(msg)
     table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
     # Several columns of 0 and 1 are labels that may hold at once, one column for each.
@@ -502,8 +504,8 @@ def note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list[
     if classes or not is_label_name(name) or targets.values.dtype != np.int64 or 2 * len(found) > len(targets):
         return []
     note = (
-        f"The labels in '{name}' are the numbers {int(found[0]):,} to {int(found[-1]):,} as they are, and no classes: "
-        f"these would be 0 to {len(found) - 1:,}. For classes write words, or change them in the loop."
+        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be "
+        f"0 to {len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
     )
     return [note]
 
@@ -636,7 +638,7 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
             boxes[numbers[file]].append([x0, y0, x1, y1, index.get(cells[columns.label], -1)])
     flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
     if np.any(flat[:, 4] < 0):
-        msg = f"A box has nothing in '{columns.label}' that says what is in it. Fill it in, or take the row out."
+        msg = f"A box has no class in '{columns.label}'. Fill it in, or take the row out."
         raise LayoutError(msg)
     corners = np.ascontiguousarray(flat[:, :4])
     # Whole numbers up to 1 may be boxes of one pixel; only a fraction says that parts of the image are meant.

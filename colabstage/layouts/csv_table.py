@@ -426,8 +426,8 @@ class TableSearch:
             return [most]
         msg = (
             f"Several tables do ({listed_names(found)}), and they are not the splits of one dataset, called "
-            "train, test "
-            f"and so on. Say which counts: layout=table_rows(table={found[0].name!r}), from colabstage.options."
+            f"train, test and so on. Say which one to use: "
+            f"layout=table_rows(table={found[0].name!r}), from colabstage.options."
         )
         raise LayoutError(msg)
 
@@ -573,8 +573,8 @@ def _path_column(
             lookup.search(row[best]) != lookup.search(row[other]) for row in body[:100] if len(row) > max(best, other)
         ):
             msg = (
-                f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', and not to the same "
-                "ones. Call the one that is meant 'path'."
+                f"'{name}' leads to files by the columns '{rows[0][best]}' and '{rows[0][other]}', but not to the same "
+                "ones. Name the right one 'path'."
             )
             raise BrokenDatasetError(msg)
     return best, leads[best]

@@ -366,16 +366,20 @@ def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 # Files that no layout here reads, and how to get them in.
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 _UNREAD = (
-    ((".dcm", ".dicom"), "DICOM files", f"Read them by pydicom: {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array."),
+    (
+        (".dcm", ".dicom"),
+        "DICOM files",
+        f"Read them with pydicom: {_AS_OBJECTS}, x = pydicom.dcmread(path).pixel_array.",
+    ),
     (
         (".nii", ".nii.gz", ".mha", ".nrrd"),
         "medical volumes",
-        f"Read them by nibabel: {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
+        f"Read them with nibabel: {_AS_OBJECTS}, x = nibabel.load(path).get_fdata(), all of one shape.",
     ),
     (
         (".mp4", ".avi", ".mov", ".mkv", ".webm", ".mpg", ".mpeg"),
         "videos",
-        f"Take images out of them: ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
+        f"Extract images from them: ffmpeg -i clip.mp4 -vf fps=1 clip/%05d.jpg; or {_AS_OBJECTS}, x a clip's frames.",
     ),
 )
 
@@ -386,9 +390,8 @@ def _how_to_read(tree: Tree) -> str:
     for extensions, what, remedy in _UNREAD:
         names = _files_called(tree, extensions).names
         if len(names):
-            return (
-                f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}'). Nothing here reads them. {remedy}"
-            )
+            found = f"'{tree.label}' holds {what} ({len(names):,}, first '{names[0]}')."
+            return f"{found} colabstage does not read them. {remedy}"
     return ""
 
 

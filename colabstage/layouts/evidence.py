@@ -82,7 +82,7 @@ def check_spellings(found: SampleTable) -> None:
             form = " (the same letters in two forms of Unicode)" if _composed(other) == _composed(name) else ""
             msg = (
                 f"Two classes of the {found.unit} are called '{other}' and '{name}'{form}, which look like one class "
-                f'spelled in two ways. Write it in one way; layout="{found.layout}" takes them for two.'
+                f'spelled in two ways. Spell it in one way; layout="{found.layout}" takes them for two.'
             )
             raise BrokenDatasetError(msg)
 
@@ -143,7 +143,7 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
     odd = _contradicted(found)
     if odd is not None:
         msg = (
-            f"The table beside the images says '{odd[1]}' of '{odd[0]}', and the folder that it is in is named like "
+            f"The table beside the images says '{odd[1]}' for '{odd[0]}', but its folder is named like "
             'another label. Say which is right: layout="table" or layout="image_folder".'
         )
         raise BrokenDatasetError(msg)
@@ -389,7 +389,7 @@ class _FolderEvidence:
             msg = (
                 f"The {self.found.unit} of '{self.tree.label}' are in folders that look like classes ({classes}), "
                 f"but {reason} "
-                f'layout="{self.found.layout}" takes the folders as classes all the same.'
+                f'layout="{self.found.layout}" takes the folders as classes anyway.'
             )
             raise NearMissError(msg)
         if unread and listed_splits.table.splits is None:
@@ -455,7 +455,7 @@ class _FolderEvidence:
         if not odd or (len(odd) == 1 and len(self.found.classes) > 2):
             return ""
         return (
-            f"{listed(sorted(odd))} are what parts of a dataset are called, and no layout that is known here fits "
+            f"{listed(sorted(odd))} are names of parts of a dataset, and no layout of colabstage fits "
             "them. Stage the part that has the classes, give a function as layout= that says what is what (see 'A "
             "layout of your "
             "own' in the documentation), or have the class read from the files' names: layout=file_names(PATTERN)."

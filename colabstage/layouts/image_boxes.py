@@ -360,9 +360,9 @@ def _find_boxes(target: Any, name: str) -> _Found:
 def _unknown(target: Any, name: str, what: str = "") -> LayoutError:
     keys = ", ".join(repr(key) for key in list(target)[:8])
     return LayoutError(
-        f"{name} has {what or f'a dict of {keys}'} as its target; expected 'boxes' and 'labels', numbers. Of Kitti and "
-        "VOCDetection, torchvision's, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or stage the "
-        'folder that it reads (layout="detection").'
+        f"{name} has {what or f'a dict of {keys}'} as its target; expected 'boxes' and 'labels', numbers. For "
+        "torchvision's Kitti and VOCDetection, pass torchvision.datasets.wrap_dataset_for_transforms_v2(dataset), or "
+        'stage the folder that it reads (layout="detection").'
     )
 
 
@@ -393,12 +393,12 @@ def _read_numbers(value: Any, key: str, name: str) -> NDArray[Any]:
             value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
         values = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = ended(f"{name} has {key!r} that make no array: {error}")
+        msg = ended(f"{name} has {key!r} that do not make an array: {error}")
         raise DecodeError(msg) from error
     if values.dtype.kind in "OUS" and values.size:
         msg = (
             f"{name} has {str(values.reshape(-1)[0])!r} under {key!r}; expected numbers. Number the classes, for "
-            "example with a dict of names; or, of Hugging Face's, write files and stage their folder: "
+            "example with a dict of names; or, for a Hugging Face dataset, write files and stage their folder: "
             "dataset.to_parquet('data/train.parquet')."
         )
         raise LayoutError(msg)

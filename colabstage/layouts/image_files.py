@@ -408,13 +408,13 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
     values, classes = class_indices(words)
     # One class in all names is a common beginning, such as IMG, and no class.
     if len(classes) < 2:
-        msg = f"The names of the images in '{tree.label}' do not tell two classes: all say {list(classes)}."
+        msg = f"The names of the images in '{tree.label}' do not tell classes apart: all say {list(classes)}."
         raise LayoutError(msg)
     # Names without a class are those of a test set, which has none.
     files = images.take(np.flatnonzero([match is not None for match in found]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if silent:
-        which = "of a test folder whose names say no class" if pattern is None else f"whose paths have no {pattern!r}"
+        which = "of a test folder whose names give no class" if pattern is None else f"whose paths have no {pattern!r}"
         notes.append(f"{left_out(len(silent), 'images', which)} (first '{silent[0]}').")
     return SampleTable(
         layout=FILE_NAMES,
@@ -469,7 +469,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     """
     images = _images(tree)
     if is_more:
-        msg = f"The images of '{tree.label}' are more of a dataset: one folder is a class of it."
+        msg = f"The images of '{tree.label}' are only a part of a dataset: one folder is one of its classes."
         raise LayoutError(msg)
     # First, because it declines most folders of classes after a look at each folder instead of each image.
     splits = _splits_of_folders(images)

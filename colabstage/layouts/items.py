@@ -70,7 +70,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"The source is a {kind}, which has no length or no items by number; expected a path, or a dataset with "
-            "both (of an iterator, list(...))."
+            "both (for an iterator, list(...))."
         )
         raise OptionError(msg)
     count = len(dataset)
@@ -169,7 +169,7 @@ class _Pairs:
         target = (
             "there is no target" if y is None else "the others are the target" if y == _REST else f"{y!r} the target"
         )
-        used = f"Of each item {x!r} is the input, and {target}"
+        used = f"In each item {x!r} is the input, and {target}"
         return (f"{used}{'; left out: ' + ', '.join(map(repr, self._left)) if self._left else ''}.",)
 
     def name(self, index: int) -> str:
@@ -299,7 +299,7 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     try:
         values = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        msg = ended(f"{name} has {type(value).__name__} values that make no array: {error}")
+        msg = ended(f"{name} has {type(value).__name__} values that do not make an array: {error}")
         raise LayoutError(msg) from error
     if values.dtype.kind not in "biuf" or values.dtype.itemsize > _WIDEST_BYTES:
         kind = f"{type(value).__name__} values ({values.dtype})"

@@ -375,7 +375,7 @@ def _of_caffe(
     if len(datums) != len(source):
         msg = (
             f"'{scanned[0].shard.name}' and others hold messages of Caffe's, and {len(source) - len(datums):,} values "
-            "that are none. Stage them apart."
+            "that are not. Stage them separately."
         )
         raise BrokenDatasetError(msg)
     odd = next((number for number, datum in enumerate(datums) if datum.shape != datums[0].shape), None)

@@ -451,7 +451,7 @@ def _with_listed_splits(found: SampleTable, lists: list[_SplitList]) -> SampleTa
             of[sample] = number
     files = " and ".join(f"'{one.file}'" for one in lists)
     notes = [f"Splits are those of {files}."]
-    notes += [f"{one.missing:,} names in '{one.file}' are of no file here." for one in lists if one.missing]
+    notes += [f"{one.missing:,} names in '{one.file}' match no file." for one in lists if one.missing]
     rest = np.flatnonzero(of < 0)
     names = [one.split for one in lists]
     if len(rest) and "train" not in number_of:

@@ -380,7 +380,7 @@ def _read_header(tree: Tree, entry: FileEntry, name: str) -> NpyHeader:
     # As Python's own numbers: a header may name sizes whose product passes 64 bits and comes back small.
     needed = start + int(np.prod(shape, dtype=object)) * dtype.itemsize
     if not dtype.hasobject and (entry.size < needed or any(size < 0 for size in shape)):
-        msg = f"'{name}' has {entry.size:,} bytes; an array of shape {shape} and {dtype} takes {needed:,}. It was cut."
+        msg = f"'{name}' is truncated: it has {entry.size:,} bytes; shape {shape} and {dtype} take {needed:,}."
         raise LayoutError(msg)
     return header
 

@@ -120,7 +120,7 @@ def check_record(stored: bytes, name: str) -> bytes:
     """
     data = stored[:-FOOTER_BYTES]
     if _CRC.unpack(stored[-FOOTER_BYTES:])[0] != masked_crc32c(data):
-        msg = f"'{name}' is damaged: its content does not meet its checksum. Copy or upload the file again."
+        msg = f"'{name}' is damaged: its content does not match its checksum. Copy or upload the file again."
         raise CorruptArchiveError(msg)
     return data
 
@@ -324,7 +324,7 @@ class RecordImages:
         """Return the image's bytes, or its pixels where that is what they are.
 
         Raises:
-            CorruptArchiveError: the record does not meet its checksum.
+            CorruptArchiveError: the record does not match its checksum.
         """
         data = check_record(self._records.read(index), self.name(index))
         data = data[slice(*self._spans[index])]
@@ -358,7 +358,7 @@ def read_tfrecord(tree: Tree) -> SampleTable:
     targets, classes = _targets_of_records(records, parts, notes)
     odd = next((record for record in records if (record.shape is None) is not (records[0].shape is None)), None)
     if odd is not None:
-        msg = f"Of '{records[0].name}' and '{odd.name}' the one holds an image file and the other does not."
+        msg = f"Of '{records[0].name}' and '{odd.name}', only one holds an image file."
         raise BrokenDatasetError(msg)
     return SampleTable(
         layout=NAME,
@@ -400,8 +400,8 @@ def _record_files(tree: Tree) -> list[ShardFile]:
         msg = f"'{tree.label}' holds no TFRecord files that have any record."
         raise LayoutError(msg)
     msg = (
-        f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Of compressed ones those by gzip and "
-        "Zstandard are read, those by ZLIB are not."
+        f"'{wrong.name}' is not a TFRecord file, or its beginning is damaged. Files compressed with gzip "
+        "or Zstandard are read, those with ZLIB are not."
     )
     raise CorruptArchiveError(msg)
 

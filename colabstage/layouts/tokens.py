@@ -273,7 +273,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
     if parts:
         msg = (
             f"'{parts[0].name}' is named like the inputs or labels of arrays (STL10's files are), not like tokens. "
-            "Read it by numpy.fromfile, and save it as .npy."
+            "Read it with numpy.fromfile, and save it as .npy."
         )
         raise NearMissError(msg)
     if len(named) < len(tokens) and (named or not texts):
@@ -302,8 +302,8 @@ def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
     if len(classes) > 1 and len(texts) > len(classes):
         msg = (
             f"'{tree.label}' holds {len(texts):,} texts in folders ({listed(classes)}), as for classifying text, which "
-            "is not read by itself. Give pack_dataset an object whose items are (tokens, label); layout=token_blocks() "
-            "reads all text as one stream, to predict the next token."
+            "is not read automatically. Give pack_dataset an object whose items are (tokens, label); "
+            "layout=token_blocks() reads all text as one stream, to predict the next token."
         )
         raise NearMissError(msg)
     return read_tokens(tree)

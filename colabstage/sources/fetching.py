@@ -321,7 +321,7 @@ class _FetchCall:
             return f"The source cannot be read now ({error}); what was fetched before is as it was."
         verdict = compare_states(recorded, now)
         if verdict == "unproved" and not self.thorough:
-            return "Names and sizes are those that were fetched, but all times are other ones, as after a remount."
+            return "Names and sizes are those that were fetched, but all times differ, as after a remount."
         return "" if verdict == "same" else None
 
     def run(self) -> FetchReport:

@@ -168,7 +168,7 @@ def status_error(status: int, headers: Mapping[str, str], url: str, label: str, 
         wait_s = retry_after_s(headers)
         asked = "" if wait_s is None else f"; it asks to be left alone for {wait_s:.0f} s"
         return TransientError(f"The server of '{label}' cannot answer now: {said}{asked}. Try again later.", wait_s)
-    msg = f"The server of '{label}' answered {said}, with which nothing can be done; expected the file or a part of it."
+    msg = f"The server of '{label}' answered {said}, which colabstage cannot use; expected the file or a part of it."
     return SourceReadError(msg)
 
 

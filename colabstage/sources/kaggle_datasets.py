@@ -419,7 +419,7 @@ def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> Colabsta
         )
     if status in _PASSING_STATUS or kinds & _PASSING_KINDS:
         return TransientError(f"Downloading '{dataset.label}' failed: {message}.")
-    return SourceReadError(f"kagglehub could not bring '{dataset.label}': {message}.")
+    return SourceReadError(f"kagglehub could not download '{dataset.label}': {message}.")
 
 
 def credentials_in(environ: Mapping[str, str]) -> list[str]:

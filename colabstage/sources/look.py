@@ -166,7 +166,7 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
 
 
 def _untold(why: str) -> str:
-    return f"Drive's client tells no MD5 to compare: {why}"
+    return f"Drive's client reports no MD5 to compare: {why}"
 
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
@@ -189,7 +189,7 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
         same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
         return Look("same", "its size and time are unchanged") if same else Look("unsure")
     # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
-    return Look("same", "its server tells neither a version nor a time, so another content would not show")
+    return Look("same", "its server reports neither a version nor a time, so new content would not show")
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
@@ -201,7 +201,7 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
     if facts.version != recorded.version:
         return Look("changed")
     if not facts.version:
-        return Look("same", "Drive tells no version of it, so another content would not show")
+        return Look("same", "Drive reports no version of it, so new content would not show")
     if facts.size is None:
         return Look("same", "the same files are shared; one that was replaced in place would not show")
     return Look("same", "Drive names the recorded version")

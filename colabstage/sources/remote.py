@@ -179,7 +179,9 @@ def at_least_rate(
             waited_s, came = waited_s + (0.0 if began is None else clock.now() - began), came + len(piece)
             if waited_s >= window_s:
                 if came < bytes_per_s * waited_s:
-                    msg = f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which leads nowhere."
+                    msg = (
+                        f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
+                    )
                     raise TransientError(msg, slow=True)
                 waited_s, came = 0.0, 0
             yield piece

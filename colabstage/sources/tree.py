@@ -125,7 +125,7 @@ def _readers(files: Sequence[int], facts: TransferFacts) -> tuple[int, int, str]
         return 1, 1, ""
     most = min(SLOW_READERS, len(files))
     if facts.slow:
-        return most, most, f"Each file takes its time to answer, so {most} are on their way at once."
+        return most, most, f"Each file takes time to answer, so {most} are requested at once."
     few = max(1, min(2, facts.cores, most))
     return few, most, f"The disk answers at once, so {few} are read at once, and more only if that proves slow."
 

@@ -588,7 +588,7 @@ def find_published(request: StageRequest) -> PublishReport[Any] | None:
         where = f"in '{cache.place.label}'" if cache.place is not None else f"in a cache that can be used ({cache.why})"
         msg = (
             f"'{request.pack_path}' was published before, and its copy '{request.name}.h5' is no longer {where}, or "
-            "another one has taken its place. Mount the drive of the cache, or publish it again: "
+            "another one has replaced it. Mount the drive of the cache, or publish it again: "
             "publish_file(data.path, …)."
         )
         raise SourceNotFoundError(msg)

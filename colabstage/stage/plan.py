@@ -304,8 +304,8 @@ def _why_not_cached(request: StageRequest, cache: Cache, cached: CachedPack | No
     if request.refresh and cache.place is not None:
         return f"Cache: not used, because of {_why_again(request)}."
     if cached is not None:
-        return "Cache: not of this state of the source."
-    return "Cache: none is used." if cache.place is None else "Cache: it is not there."
+        return "Cache: holds a pack of another state of the source."
+    return "Cache: none is used." if cache.place is None else "Cache: no pack of this dataset yet."
 
 
 def _why_unknown(source: OpenSource) -> str:

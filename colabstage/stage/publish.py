@@ -114,7 +114,7 @@ class PublishReport(Generic[P]):
         if self.nbytes and self.kept_bytes == self.nbytes:
             text = f"'{place}' ({size}) is already in place; nothing was copied."
         elif self.kept_bytes:
-            text += f" Of it, {format_bytes(self.kept_bytes)} were already in place."
+            text += f" {format_bytes(self.kept_bytes)} of it were already in place."
         if self.proof == "uploaded":
             text += " It is in the cloud, with the MD5 of what was written."
         elif self.uploading:
@@ -330,10 +330,10 @@ def _check_replaceable(target: Path) -> None:
         if os.path.lexists(file) and not is_as_written(file):
             beside = manifest_path(file)
             if beside.is_file() and is_manifest(beside):
-                why = "what its manifest was written of has other content, so it is damaged, or somebody wrote to it"
+                why = "its content is not what its manifest describes, so it is damaged, or somebody wrote to it"
                 remedy = f"Delete '{file}' unless you need what is in it"
             else:
-                why, remedy = "none of our manifests is beside it", f"Rename '{file}', or delete it"
+                why, remedy = "no manifest of colabstage's is beside it", f"Rename '{file}', or delete it"
             msg = (
                 f"'{file}' is not a version that publish_file put there as it is now: {why}. {remedy}, then publish "
                 "again; or publish under another name."

@@ -331,7 +331,9 @@ def _purge_here(one: StoredDataset, path: Path) -> str | None:
         strange = _strangers(one.name, path)
         if strange or not remove_vouched(path, lambda folder: folder.is_dir()):
             shown = ", ".join(strange[:5]) or "it is a link"
-            return f"'{path}' holds what colabstage did not make, or not as it is now, so all of it stays: {shown}"
+            return (
+                f"'{path}' holds what colabstage did not make, or what was changed since, so all of it stays: {shown}"
+            )
     # A purge that was killed leaves folders under temporary names.
     sweep_orphans(path.parent)
     return None

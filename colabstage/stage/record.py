@@ -296,9 +296,9 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
     if request.verify == "fast" and source.opened is None:
         look = check_freshness(request.source, recorded, workers=SLOW_LISTERS if request.drive_path else 1)
         if look.state == "gone":
-            report.note(f"The source cannot be reached now; what was made of it before is used. {look.detail}")
+            report.note(f"The source cannot be reached now; what was made from it before is used. {look.detail}")
         if look.state == "silent":
-            report.note(f"Whether the source has changed is not known ({look.detail}); what was made of it is used.")
+            report.note(f"Whether the source has changed is not known ({look.detail}); what was made from it is used.")
         if look.state != "unsure":
             seen = f"the source: {look.detail}" if look.state == "same" else ""
             return Freshness(look.state != "changed", seen)
@@ -306,7 +306,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
         now = source.open(report).identity
     except (SourceError, DriveError, ArchiveError) as error:
         # A person whose account or network fails today wants to train on what is here.
-        report.note(f"The source cannot be read now; what was made of it before is used. {error}")
+        report.note(f"The source cannot be read now; what was made from it before is used. {error}")
         return Freshness(same=True)
     verdict = compare_states(recorded, now)
     if verdict == "same":
@@ -314,7 +314,7 @@ def compare_source(call: StageCall, source: SourceOnce, recorded: SourceIdentity
     if verdict == "unproved" and request.verify == "fast":
         report.note(
             "The source has the names and sizes that were staged, but nothing tells whether their content is the "
-            "same: all times are other ones, as after a remount. verify='full' reads it again."
+            "same: all times differ, as after a remount. verify='full' reads it again."
         )
         return Freshness(same=True)
     return Freshness(same=False)

@@ -133,7 +133,7 @@ def test_a_table_that_contradicts_the_folders_is_asked_about(tmp_path: Path) -> 
     """Both say classes, and one of them is wrong; numbers are also what patients are called."""
     names = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "dog/4.jpg"]
     tree = _tree(tmp_path / "words", *names, labels="file,label\n1.jpg,cat\n2.jpg,dog\n3.jpg,dog\n4.jpg,dog\n")
-    with pytest.raises(BrokenDatasetError, match=r"says 'dog' of 'cat/2\.jpg'.*\"table\" or layout=\"image_folder\""):
+    with pytest.raises(BrokenDatasetError, match=r"says 'dog' for 'cat/2\.jpg'.*\"table\" or layout=\"image_folder\""):
         detect_layout(tree)
     for layout in ("table", "image_folder"):
         assert detect_layout(tree, layout).classes == ("cat", "dog")
@@ -184,7 +184,7 @@ def test_a_split_that_is_none_in_the_second_table_is_an_error(tmp_path: Path) ->
     head = "file,label,part\n"
     train = head + "".join(f"{number}.jpg,{'ab'[number % 2]},train\n" for number in range(4))
     tree = _tree(tmp_path, *IMAGES, train=train, test=f"{head}4.jpg,a,holdout\n5.jpg,b,holdout\n")
-    with pytest.raises(LayoutError, match="'part' says which split a row is of, and one says 'holdout'"):
+    with pytest.raises(LayoutError, match="'part' says which split a row belongs to, but one row says 'holdout'"):
         detect_layout(tree)
 
 
@@ -204,7 +204,7 @@ def test_numbers_that_are_no_classes_are_told(tmp_path: Path, labels: tuple[int,
     found = _read(tmp_path, text)
     assert isinstance(found.targets, Values)
     assert found.targets.values.tolist() == list(labels) * 2
-    assert any(f"numbers {noted} as they are" in note for note in found.notes) == bool(noted)
+    assert any(f"stay the numbers {noted};" in note for note in found.notes) == bool(noted)
     assert bool(found.classes) != bool(noted)
 
 

@@ -395,7 +395,7 @@ WRONG: dict[str, tuple[Files, str]] = {
     "a split that is none": (
         images("img/{}.png")
         | {"l.csv": csv("path,label,split", *rows("img/{}.png,{},{}", "ab", ["train", "holdout"]))},
-        r"'split' names splits and others that are none: 'holdout'",
+        r"'split' names splits and other values: 'holdout'",
     ),
     "copies of the images": (
         images("a/{}.png", "b/{}.png") | {"l.csv": csv("path,label", *rows("{}.png,{}", "ab"))},
@@ -405,12 +405,12 @@ WRONG: dict[str, tuple[Files, str]] = {
         images("img/{}.png") | {"l.csv": csv("path,labels", *rows('img/{}.png,"{}"', ["a", "b", "a, b", "b"]))},
         r"such as 'a, b'.*table_rows\(separator=','\) for several",
     ),
-    "folds": (images("fold1/{}.png", "fold2/{}.png", "fold3/{}.png"), r"'fold1', 'fold2', 'fold3' are what parts"),
+    "folds": (images("fold1/{}.png", "fold2/{}.png", "fold3/{}.png"), r"'fold1', 'fold2', 'fold3' are names of parts"),
     "queries and a gallery": (
         images("query/{}.png", "gallery/{}.png", "train/{}.png"),
-        r"'gallery', 'query', 'train' are what parts of a dataset",
+        r"'gallery', 'query', 'train' are names of parts of a dataset",
     ),
-    "pictures before and after": (images("LR/{}.png", "HR/{}.png"), r"'HR', 'LR' are what parts of a dataset"),
+    "pictures before and after": (images("LR/{}.png", "HR/{}.png"), r"'HR', 'LR' are names of parts of a dataset"),
     "a table and masks": (
         images("images/{}.png", "masks/{}.png") | {"l.csv": csv("path,label", *rows("images/{}.png,{}", "ab"))},
         r'labels in a table and masks.*layout="table" or layout="pairs"',
@@ -467,12 +467,12 @@ def test_splits_that_cannot_be_used_are_left_out_with_a_note(tmp_path: Path) -> 
     notes = " ".join(detect_layout(build(tmp_path / "aptos", APTOS)).notes)
     assert "The 4 images of 'test.csv', which has no 'diagnosis', were left out." in notes
     notes = " ".join(detect_layout(build(tmp_path / "dogs", DOGS_CATS)).notes)
-    assert "4 images of a test folder whose names say no class were left out" in notes
+    assert "4 images of a test folder whose names give no class were left out" in notes
     found = detect_layout(build(tmp_path / "tiny", TINY))
     assert "4 images in no class folder were left out." in found.notes
     assert set(found.splits or ()) == {"train", "val"}
     broken = TINY | {"val/val_annotations.txt": TINY["val/val_annotations.txt"].replace("n02", "n99")}
-    with pytest.raises(LayoutError, match=r"the class 'n99', which no folder is called"):
+    with pytest.raises(LayoutError, match=r"the class 'n99', but no folder has that name"):
         detect_layout(build(tmp_path / "broken", broken))
 
 
@@ -614,7 +614,7 @@ def test_clips_of_sound_in_folders_are_doubted_as_images_are(tmp_path: Path) -> 
         with wave.open(str(place), "wb") as clip:
             clip.setparams((1, 2, 8000, 0, "NONE", ""))
             clip.writeframes(bytes(16))
-    with pytest.raises(LayoutError, match=r"'labels', 'train' are what.*layout=\"audio\" takes"):
+    with pytest.raises(LayoutError, match=r"'labels', 'train' are names of parts.*layout=\"audio\" takes"):
         detect_layout(FolderTree(tmp_path / "clips"))
     assert detect_layout(FolderTree(tmp_path / "clips"), "audio").classes == ("labels", "train")
 

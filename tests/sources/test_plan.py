@@ -55,5 +55,5 @@ def test_what_is_here_needs_no_room() -> None:
 def test_every_choice_has_its_reason() -> None:
     """The plan says what it does and why."""
     text = " ".join(plan_transfer([2 * LARGE_BYTES] * SLOW_READERS, facts(mount_copy=1, kept_bytes=MIB)).reasons)
-    for part in ("takes its time", "4 parts", "second copy", "interrupted run"):
+    for part in ("takes time to answer", "4 parts", "second copy", "interrupted run"):
         assert part in text

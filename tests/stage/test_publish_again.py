@@ -228,7 +228,7 @@ def test_a_version_that_has_rotted_is_named_and_how_to_go_on(checkpoint: Path, t
     later = manifest_path(target).stat().st_mtime_ns + 10**9
     os.utime(target, ns=(later, later))
     checkpoint.write_bytes(os.urandom(len(rotten)))
-    with pytest.raises(TargetExistsError, match="has other content") as caught:
+    with pytest.raises(TargetExistsError, match="content is not what its manifest describes") as caught:
         publish_file(checkpoint, target, progress=False)
     assert f"Delete '{target}' unless you need what is in it" in str(caught.value)
     assert target.read_bytes() == rotten

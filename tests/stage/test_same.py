@@ -609,5 +609,5 @@ class TestOnDrive:
         (cloud / "cat" / "x").mkdir()  # the folders' times are no answer
         staged = stage(my_drive / "colours")
         assert staged.report.origin == "local"
-        assert any("all times are other ones" in note for note in staged.report.notes)
+        assert any("all times differ" in note for note in staged.report.notes)
         assert stage(my_drive / "colours", verify="full").report.origin == "source"

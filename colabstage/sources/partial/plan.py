@@ -68,7 +68,7 @@ class FileSet:
         if len(lengths) > 1:
             msg = (
                 f"The files of '{self.label}' have blocks of {' and of '.join(f'{one:,}' for one in sorted(lengths))} "
-                "bytes, and are no set that was written together. Open each alone, or pack them again."
+                "bytes, so they were not written together. Open each alone, or pack them again."
             )
             raise PackFormatError(msg)
         (self.block_bytes,) = lengths

@@ -144,7 +144,7 @@ def test_a_list_that_names_a_class_without_a_folder_is_an_error(tmp_path: Path) 
     assert detect_layout(FolderTree(tmp_path)).classes == ("no", "yes")
     (tmp_path / "val" / "words.txt").write_text("".join(lines).replace("yes", "maybe"))
     for layout in ("auto", "audio"):
-        with pytest.raises(BrokenDatasetError, match="the class 'maybe', which no folder is called"):
+        with pytest.raises(BrokenDatasetError, match="the class 'maybe', but no folder has that name"):
             detect_layout(FolderTree(tmp_path), layout)
 
 
@@ -216,7 +216,7 @@ def test_speech_commands(commands: Path) -> None:
 def test_rates_are_not_mixed(commands: Path) -> None:
     """Nothing is resampled, so another rate is refused."""
     write_wav(commands / "go/fast.wav", tone(1), rate=16000)
-    with pytest.raises(BrokenDatasetError, match="1 of 16,000 Hz"):
+    with pytest.raises(BrokenDatasetError, match="1 has 16,000 Hz"):
         detect_layout(FolderTree(commands))
     (commands / "go/fast.wav").unlink()
     with pytest.raises(BrokenDatasetError, match="expected 16,000 Hz"):

@@ -186,7 +186,7 @@ def test_caffes_image_files_are_images(tmp_path: Path) -> None:
         (datum(bytes(30), 0, shape=(3, 5, 2)), r"shape \(3, 5, 2\), and .*of \(3, 5, 4\)"),
         (datum(bytes(59), 0, shape=(3, 5, 4)), "does not hold image files"),
         (datum(b"no image", 0, encoded=True), "does not hold image files"),
-        (picture(1), "1 values that are none"),
+        (picture(1), "1 values that are not"),
     ],
 )
 def test_odd_messages_of_caffes_are_refused(tmp_path: Path, second: bytes, says: str) -> None:

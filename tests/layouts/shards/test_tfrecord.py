@@ -379,7 +379,7 @@ def test_pixels_and_lists_of_one_class_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(table.inputs.source.read(1)), pixels[1, ..., :1])
     odds: dict[str, dict[str, Any]] = {
         r"a label of 3 numbers and '.*\[3\]' one of 4": {"label": [0, 1, 0, 0]},
-        "the one holds an image file and the other does not": {"height": 7},
+        "only one holds an image file": {"height": 7},
         "has 3 values in 'label'": {"label": [1, 1, 0]},
     }
     for number, (says, odd) in enumerate(odds.items()):
