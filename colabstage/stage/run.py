@@ -613,6 +613,8 @@ def _finish(
             "they were packed; refresh=True decides by what is free now, and encoding= settles it."
         )
     call.report.found = call.report.found or found_in(info)
+    if info is not None:
+        call.report.skipped = call.report.skipped or info.skipped
     return StagedDataset(
         path=request.pack_path if info is not None else request.files_path,
         files=request.files_path if request.wants_files else None,

@@ -412,6 +412,8 @@ def test_bad_images_can_be_skipped_and_are_named(photos: Path) -> None:
     assert staged.splits == {"train": 18}
     assert sorted(line.split(":")[0] for line in staged.report.skipped) == ["cat/0008.png", "dog/0007.png"]
     assert "dog/0007.png" not in rows_by_key(staged.path)
+    again = stage(photos, on_error="skip", image_size=(24, 32))
+    assert (again.report.origin, again.report.skipped) == ("local", staged.report.skipped)
 
 
 def test_a_failed_refresh_keeps_what_was_there(photos: Path) -> None:
