@@ -7,6 +7,7 @@ others are beside it: the source `photos/labels.csv`.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 from collections.abc import Callable
@@ -213,7 +214,10 @@ def check_layout_name(layout: str) -> None:
     """
     names = ["auto", *(reader.name for reader in READERS)]
     if layout not in names:
-        msg = f"There is no layout {layout!r}. Choose one of {', '.join(names)}."
+        # torchvision writes ImageFolder.
+        near = difflib.get_close_matches(layout.lower(), names, 1)
+        meant = f"Did you mean '{near[0]}'? " if near else ""
+        msg = f"There is no layout {layout!r}. {meant}Choose one of {', '.join(names)}."
         raise OptionError(msg)
 
 

@@ -369,6 +369,8 @@ _HARMLESS = frozenset(
 )
 # What is before the last number of a name: pug of pug_12, 25_0_2 of 25_0_2_20170116.
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
+# The same of whole names, for who has to write it.
+_BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
 
 
 def _images(tree: Tree) -> FileEntries:
@@ -437,13 +439,17 @@ def read_images(tree: Tree) -> SampleTable:
     """
     images = _images(tree)
     splits_of = _splits_of_folders(images)
+    notes = ["The images have no labels: neither folders of classes, nor files of annotations, nor words in names."]
+    folders, _ = images.folders
+    if len(folders) == 1 and folders[0] and not splits_of[0]:
+        notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
     return SampleTable(
         layout=IMAGES,
         keys=images.names,
         inputs=Images(TreeFiles(tree, images)),
         targets=None,
         splits=known_splits([splits_of[number] for number in images.folders[1].tolist()]),
-        notes=("The images have no labels: neither folders of classes, nor files of annotations, nor words in names.",),
+        notes=tuple(notes),
     )
 
 
@@ -493,7 +499,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     if beginnings:
         msg = (
             f"The images of '{tree.label}' are in no folders of classes, but their names may say the class: "
-            f"{listed(beginnings)}. Say which part it is: layout=file_names(r'([^/]+)_\\d+\\.\\w+$'), from "
+            f"{listed(beginnings)}. Say which part it is: layout=file_names(r'{_BEFORE_NUMBER_TYPED}'), from "
             f"colabstage.options, for what comes before the last number. {without}"
         )
         raise NearMissError(msg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import posixpath
+import re
 import sys
 import zipfile
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError
 from colabstage.layouts import detect
-from colabstage.layouts.detect import READERS, LayoutReader, TableFile, check_layout_name, detect_layout
+from colabstage.layouts.detect import READERS, LayoutReader, TableFile, check_layout_name, detect_layout, file_names
 from colabstage.layouts.table import Boxes, BrokenDatasetError, NearMissError
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
@@ -141,6 +142,10 @@ def test_an_unknown_layout_lists_those_there_are(tree: FolderTree) -> None:
         detect_layout(tree, "photographs")
     with pytest.raises(OptionError):
         check_layout_name("")
+    with pytest.raises(
+        OptionError, match=r"^There is no layout 'ImageFolder'\. Did you mean 'image_folder'\? Choose one"
+    ):
+        check_layout_name("ImageFolder")
     check_layout_name("auto")
 
 
@@ -154,6 +159,31 @@ def test_files_that_fit_no_layout_get_the_reason(tmp_path: Path) -> None:
         detect_layout(FolderTree(tmp_path), "image_folder")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cat 0.jpg", "cat 1.jpg", "dog 0.jpg", "dog 1.jpg"],
+        ["in/cat-1.jpg", "in/cat-2.jpg", "in/dog-1.jpg", "in/dog-2.jpg"],
+        ["pug (1).jp2", "pug (2).jp2", "cat (1).jp2", "cat (2).jp2"],
+        ["25_0_2_2017.png", "25_0_2_2018.png", "25_1_0_2017b.png", "25_1_0_2018.png"],
+        ["pug_1.jpg", "pug_2.jpg", "cat1.jpg", "cat2.jpg"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_what_the_error_says_to_write_finds_the_classes_that_it_names(tmp_path: Path, names: list[str]) -> None:
+    """Whatever is between a class and its number."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(LayoutError, match="may say the class") as caught:
+        detect_layout(FolderTree(tmp_path))
+    written = re.search(r"layout=file_names\(r'(.*?)'\), from", str(caught.value))
+    assert written is not None
+    table = detect_layout(FolderTree(tmp_path), file_names(written[1]))
+    assert all(f"'{name}'" in str(caught.value) for name in table.classes or ())
+    assert len(table.classes or ()) == 2
+
+
 def test_images_without_labels_are_samples_too(tmp_path: Path) -> None:
     """For a GAN, or to classify; more of a dataset they are only as a class of it."""
     (tmp_path / "1.jpg").write_bytes(b"")
@@ -161,6 +191,18 @@ def test_images_without_labels_are_samples_too(tmp_path: Path) -> None:
     assert (table.layout, table.targets, list(table.keys)) == ("images", None, ["1.jpg"])
     with pytest.raises(LayoutError):
         detect_layout(FolderTree(tmp_path), is_more=True)
+
+
+def test_one_folder_alone_is_no_class_and_the_note_makes_it_one(tmp_path: Path) -> None:
+    """Photographs in a folder are mostly not all of a class; who means that has the line."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.jpg").write_bytes(b"")
+    table = detect_layout(FolderTree(tmp_path))
+    assert table.layout == "images"
+    (note,) = [note for note in table.notes if "'cat'" in note]
+    written = re.search(r"layout='(\w+)'", note)
+    assert written is not None
+    assert detect_layout(FolderTree(tmp_path), written[1]).classes == ("cat",)
 
 
 def test_an_empty_source_stays_one(tmp_path: Path) -> None:
