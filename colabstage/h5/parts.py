@@ -251,7 +251,10 @@ def check_files(files: object) -> None:
             continue
         opened = getattr(one, "filename", None)
         remedy = f" Of an open file pass its path: {opened!r}." if isinstance(opened, str) else ""
-        msg = f"{one!r:.100} is not a file's path; expected text or a pathlib.Path, or a list of them.{remedy}"
+        if isinstance(getattr(one, "path", None), os.PathLike):
+            remedy = " Of what stage_dataset returns pass one split, data['train'], or its .path."
+        shown = f"{one!r:.100}" if remedy == "" else f"A {type(one).__name__}"
+        msg = f"{shown} is not a file's path; expected text or a pathlib.Path, or a list of them.{remedy}"
         raise OptionError(msg)
 
 

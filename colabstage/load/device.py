@@ -18,6 +18,7 @@ Copies go to one stream for as long as the object lives. Four things make them s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -56,8 +57,14 @@ def usable_device(device: str | torch.device) -> torch.device:
         # An empty tensor is there at once, and on the device that "cuda" without a number means now, in this thread.
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        msg = f"device={str(device)!r} cannot be used here ({reason}). On Colab choose Runtime, Change runtime type."
+        reason = str(error).partition("\n")[0].rstrip(".")
+        # TensorFlow, Keras and Lightning call it so; torch alone has a name for each maker's.
+        gpu = re.fullmatch(r"/?(?:device:)?gpu(:\d+)?", str(device), re.IGNORECASE)
+        remedy = "On Colab choose Runtime, Change runtime type."
+        if gpu is not None:
+            remedy = f'Torch calls it "cuda{gpu[1] or ""}".'
+        given = device if isinstance(device, str | int) else str(device)
+        msg = f"device={given!r} cannot be used here ({reason}). {remedy}"
         raise OptionError(msg) from error
 
 

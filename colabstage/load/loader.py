@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -44,7 +44,7 @@ from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from colabstage.io.progress import Cancellation
     from colabstage.load.arrival import Arrival
@@ -264,11 +264,16 @@ def _seed_of(asked: LoaderOptions) -> int:
     return generator.initial_seed()
 
 
-def _torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def _torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
     if dtype is None:
         return None
-    # As Keras and numpy have it, and as torch prints it.
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    name: object = dtype
+    if not isinstance(dtype, str | torch.dtype):
+        # numpy's have the names of torch's.
+        with suppress(TypeError):
+            name = np.dtype(dtype).name
+    # As Keras has it, and as torch prints it.
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         msg = (
             f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
+    from numpy.typing import DTypeLike
 
     from colabstage.load.arrival import ArrivalFacts
     from colabstage.load.batches import Ragged
@@ -55,8 +56,8 @@ class LoaderOptions:
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
             Those of `colabstage.transforms` get seed, epoch and rows too, and so treat a sample alike in any batch.
-        dtype: floating-point dtype of x, as `torch.float32` or `"float32"`, converted on the device; uint8 and uint16
-            become [0, 1].
+        dtype: floating-point dtype of x, as `torch.float32`, `"float32"` or `numpy.float32`, converted on the device;
+            uint8 and uint16 become [0, 1].
         num_workers: threads that copy or decode at once; with `strategy="workers"`, processes. 0 makes each batch when
             the loop asks for it, in the thread that asks, as a `DataLoader` without workers does.
         prefetch_factor: batches prepared ahead; with `strategy="workers"`, by each process. `None` is `"auto"`.
@@ -90,7 +91,7 @@ class LoaderOptions:
     seed: int = 0
     drop_last: bool = False
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None = None
-    dtype: torch.dtype | str | None = None
+    dtype: torch.dtype | DTypeLike | None = None
     num_workers: int | Literal["auto"] = "auto"
     prefetch_factor: int | Literal["auto"] | None = "auto"
     ragged: Ragged = "list"
@@ -112,7 +113,7 @@ class LoaderArguments(TypedDict, total=False):
     seed: int
     drop_last: bool
     batch_transform: Callable[[Any, Any], tuple[Any, Any]] | None
-    dtype: torch.dtype | str | None
+    dtype: torch.dtype | DTypeLike | None
     num_workers: int | Literal["auto"]
     prefetch_factor: int | Literal["auto"] | None
     ragged: Ragged
