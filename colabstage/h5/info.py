@@ -50,6 +50,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.images.geometry import ImageOptions, MaskOptions
 from colabstage.io.files import Closing, translate_read_error
+from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_count
 from colabstage.trees.tree import HEAD_BYTES, describe_contents
 
@@ -216,7 +217,7 @@ def size_of_file(path: Path) -> int:
     try:
         size = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
-        msg = f"There is no file '{path}'."
+        msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg) from None
     # Before HDF5 is asked, whose own message for a folder is about errno 21.
     if path.is_dir():

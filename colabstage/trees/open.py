@@ -6,9 +6,6 @@ by itself; and the tree of several, of a dataset that comes in several archives 
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import os
 import posixpath
 import re
 import stat
@@ -22,7 +19,7 @@ import numpy as np
 
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.files import RetryPolicy, read_with_retry
-from colabstage.io.workspace import is_our_name
+from colabstage.io.missing import whereabouts
 from colabstage.trees.decompress import open_stream, unpack_into
 from colabstage.trees.entries import (
     DEFAULT_LIMITS,
@@ -201,8 +198,6 @@ TreeFormat = Literal["folder"] | ArchiveKind
 
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-_DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
-_NAMES_SHOWN = 6
 # Of a compressed file, to see what is in it.
 _LOOK_BYTES = 64 * 1024
 
@@ -339,44 +334,12 @@ def _is_folder(path: Path) -> bool:
 
     mode = read_with_retry(mode_of, str(path), policy=RetryPolicy(missing_is_transient=False))
     if mode is None:
-        raise _nothing_at(path)
+        msg = f"There is nothing at '{path}'. {whereabouts(path)}"
+        raise SourceNotFoundError(msg)
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         msg = f"'{path}' is neither a file nor a folder, but a device, a pipe or a socket."
         raise ArchiveError(msg)
     return stat.S_ISDIR(mode)
-
-
-def _nothing_at(path: Path) -> SourceNotFoundError:
-    """Return the error for a missing source: the nearest folder that exists, and the names in it most like the one
-    wanted."""
-    # The nearest that exists shows where the path goes wrong: a missing mount, a typing error, a moved folder.
-    there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
-    wanted = path.relative_to(there).parts[0]
-    sentences = [f"There is nothing at '{path}'.", _what_is_in(there, wanted)]
-    if not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
-        if _DRIVE_FOLDERS.isdisjoint(there.parts):
-            sentences.append("Is Google Drive mounted?")
-        else:
-            sentences.append(
-                "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
-                "what was just uploaded may take minutes to appear, or a refresh_drive()."
-            )
-    return SourceNotFoundError(" ".join(sentences))
-
-
-def _what_is_in(folder: Path, wanted: str) -> str:
-    names: list[str] = []
-    with contextlib.suppress(OSError), os.scandir(folder) as scan:
-        # Bounded: a folder of a Drive may hold a hundred thousand names.
-        names = [entry.name for _, entry in zip(range(2000), scan, strict=False) if not is_our_name(entry.name)]
-    if not names:
-        return f"The folder '{folder}' is empty."
-    # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.
-    close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
-    shown = close or sorted(names, key=lambda name: (name.startswith("."), name))[:_NAMES_SHOWN]
-    more = len(names) - len(shown)
-    listed = ", ".join(f"'{name}'" for name in shown)
-    return f"The folder '{folder}' holds {listed}{f' and {more:,} more' if more else ''}; no '{wanted}'."
 
 
 # What people call the parts of a dataset that are to stay apart.

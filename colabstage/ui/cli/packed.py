@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import PackFormatError, SourceNotFoundError, printable
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.files import hash_ranges
+from colabstage.io.missing import whereabouts
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
@@ -252,7 +253,7 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
     from colabstage.h5.manifest import manifest_path, read_manifest
 
     if not path.is_file():
-        msg = f"There is no file '{path}'."
+        msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg)
     # Refused before hashing: hours of reading would tell nothing without something to compare with.
     manifest = read_manifest(path)

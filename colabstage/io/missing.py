@@ -1,0 +1,69 @@
+"""Tell what may have been meant by a path at which there is nothing: where it goes wrong, and the names there."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from pathlib import Path
+
+from colabstage.io.workspace import is_our_name
+
+_DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drives"})
+_NAMES_SHOWN = 6
+# A folder of a Drive may hold a hundred thousand names.
+_MOST_NAMES = 2000
+# www.example.org, and example.org with something behind it, without what an address begins with.
+_HOST = re.compile(r"www\..+|[a-z0-9-]+(\.[a-z0-9-]+)*\.(ac|ai|app|ch|co|com|de|dev|edu|gov|io|jp|net|org|uk)")
+
+
+def whereabouts(path: Path) -> str:
+    """Say of a path at which there is nothing which folder of it there is, which names in that are most like the one
+    that is missing, and what else may be wrong with it.
+
+    Reads no more than that folder. `path` may be relative.
+    """
+    # The nearest that exists shows where the path goes wrong: a missing mount, a typing error, a moved folder.
+    there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
+    wanted = path.relative_to(there).parts if path.is_relative_to(there) else path.parts
+    sentences = [_what_is_in(there, wanted[0] if wanted else path.name)]
+    if not _DRIVE_FOLDERS.isdisjoint(path.parts) or path.is_relative_to("/content/drive"):
+        if _DRIVE_FOLDERS.isdisjoint(there.parts):
+            sentences.append("Is Google Drive mounted?")
+        else:
+            sentences.append(
+                "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
+                "what was just uploaded may take minutes to appear, or a refresh_drive()."
+            )
+    sentences += _other_meanings(wanted)
+    return " ".join(sentences)
+
+
+def _other_meanings(wanted: tuple[str, ...]) -> list[str]:
+    """Return a sentence for a path that may be written for another system, or be none. Pure."""
+    first = wanted[0] if wanted else ""
+    if re.match(r"[A-Za-z]:(\\|$)", first):
+        return [
+            "That is a path of Windows, whose disks are not on this machine: upload the files, or put them on Drive."
+        ]
+    if "\\" in "".join(wanted):
+        meant = "/".join(wanted).replace("\\", "/")
+        return [f"Names are kept apart by slashes here: '{meant}'."]
+    if len(wanted) > 1 and _HOST.fullmatch(first.lower()):
+        return [f"An address begins with its kind: 'https://{'/'.join(wanted)}'."]
+    return []
+
+
+def _what_is_in(folder: Path, wanted: str) -> str:
+    names: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as scan:
+        names = [entry.name for _, entry in zip(range(_MOST_NAMES), scan, strict=False) if not is_our_name(entry.name)]
+    if not names:
+        return f"The folder '{folder}' is empty."
+    # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.
+    close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
+    shown = close or sorted(names, key=lambda name: (name.startswith("."), name))[:_NAMES_SHOWN]
+    more = len(names) - len(shown)
+    listed = ", ".join(f"'{name}'" for name in shown)
+    return f"The folder '{folder}' holds {listed}{f' and {more:,} more' if more else ''}; no '{wanted}'."
