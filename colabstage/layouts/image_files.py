@@ -49,7 +49,7 @@ from colabstage.layouts.table import (
 from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -87,8 +87,16 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     Raises:
         BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
     """
-    counts, example = _look_at_masks(source, spread=spread)
+    looked_at = _look_at_masks(source, spread=spread)
+    counts, example = sum(looked_at.values(), np.zeros(VOID + 1, np.int64)), next(iter(looked_at), "")
     meaning = meaning_of(counts)
+    two = two_foregrounds(looked_at)
+    if two is not None:
+        msg = (
+            f"Masks such as '{two[0]}' have the values 0 and 1, others such as '{two[1]}' 0 and {VOID}, which look "
+            "like one foreground written in two ways. Write it in one way: pixels that are 0 and 1, or 0 and 255."
+        )
+        raise BrokenDatasetError(msg)
     if meaning == "greys":
         levels = np.flatnonzero(counts)
         shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
@@ -117,21 +125,31 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
     return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
 
 
-def _look_at_masks(source: SampleSource, *, spread: bool) -> tuple[NDArray[np.int64], str]:
+def two_foregrounds(looked_at: Mapping[str, NDArray[np.int64]]) -> tuple[str, str] | None:
+    """Return a mask of 0 and 1 and one of 0 and 255 where masks are one or the other. Pure; by name, how many pixels
+    have each value.
+
+    Pixels of no class, 255 too, border on those of one, so that some mask has both.
+    """
+    ones, voids = ([name for name, counts in looked_at.items() if counts[value]] for value in (1, VOID))
+    is_binary = not any(counts[2:VOID].any() for counts in looked_at.values())
+    return (ones[0], voids[0]) if is_binary and ones and voids and not {*ones} & {*voids} else None
+
+
+def _look_at_masks(source: SampleSource, *, spread: bool) -> dict[str, NDArray[np.int64]]:
+    """Return of a few masks, by name, how many pixels have each value."""
     count = min(_LOOKED_AT, len(source))
     # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
-    example = source.name(int(chosen[0])) if count else ""
 
-    def look(index: int, content: Content) -> NDArray[np.int64]:
+    def look(index: int, content: Content) -> tuple[str, NDArray[np.int64]]:
         if isinstance(content, bytes) and is_lossy(content):
             msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
             raise BrokenDatasetError(msg)
-        return count_levels(content)
+        return source.name(index), count_levels(content)
 
     # What is broken is met again, and named, when it is packed.
-    found = read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True)
-    return sum(found, np.zeros(VOID + 1, np.int64)), example
+    return dict(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
 
 
 # What the last words of a folder's name are: of masks, or of the images that they belong to.

@@ -14,7 +14,7 @@ from PIL import Image, ImageFilter
 
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
-from colabstage.layouts.image_files import meaning_of, read_pairs
+from colabstage.layouts.image_files import meaning_of, read_pairs, two_foregrounds
 from colabstage.layouts.items import read_dataset
 from colabstage.layouts.table import BrokenDatasetError, Images, Masks
 from colabstage.load.reading.reader import SplitReader
@@ -173,3 +173,33 @@ def test_palettes_of_a_datasets_images_are_looked_up() -> None:
         image, mask = Pictures()[index]
         np.testing.assert_array_equal(np.asarray(table.inputs.source.read(index)), np.asarray(image.convert("RGB")))
         np.testing.assert_array_equal(np.asarray(table.targets.source.read(index)), np.asarray(mask))
+
+
+@given(
+    masks=st.lists(st.sets(st.sampled_from([0, 1, 2, 255]), min_size=1), min_size=1, max_size=5).map(
+        lambda drawn: {str(number): one for number, one in enumerate(drawn)}
+    )
+)
+def test_one_foreground_in_two_ways_is_refused_by_both_names(masks: dict[str, set[int]]) -> None:
+    """Unless 255 may be no class: because some mask has both, or there are further classes."""
+    counts = {name: np.bincount(sorted(levels), minlength=256).astype(np.int64) for name, levels in masks.items()}
+    two = two_foregrounds(counts)
+    ones, voids = ({name for name, levels in masks.items() if value in levels} for value in (1, 255))
+    if any(2 in levels for levels in masks.values()) or not ones or not voids or ones & voids:
+        assert two is None
+    else:
+        assert two is not None
+        assert two[0] in ones
+        assert two[1] in voids
+
+
+def test_masks_of_0_and_1_among_those_of_0_and_255_are_an_error(tmp_path: Path) -> None:
+    """Where 255 would be no class, and so half of the dataset without a foreground."""
+    for number, value in enumerate((1, 255, 1, 255)):
+        for place, mode in (("images", "RGB"), ("masks", "L")):
+            (tmp_path / place).mkdir(exist_ok=True)
+            image = Image.new(mode, (8, 8))
+            image.paste(value if mode == "L" else (value, 9, 9), (0, 0, 4, 8))
+            image.save(tmp_path / place / f"{number}.png")
+    with pytest.raises(BrokenDatasetError, match=r"masks/0\.png' have the values 0 and 1, others .* 'masks/1\.png' 0"):
+        read_pairs(FolderTree(tmp_path))
