@@ -24,6 +24,12 @@ _READ_LENGTH, _READ_FRAME = struct.Struct(">H").unpack_from, struct.Struct(">BHH
 _GIF_IMAGE, _GIF_EXTENSION = 0x2C, 0x21
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 _WEBP_ANIMATION = 0x02
+# How numbers lie in a TIFF, by its first bytes.
+_TIFF_HEADS = {b"II*\0": "<", b"MM\0*": ">"}
+# The tag that says what a page of a TIFF is for, and what is no page of its own: a smaller copy, a mask of another.
+_PAGE_KIND, _NO_PAGE = 254, 0b101
+# More than any file that people train on; a list of pages may lead back to its beginning.
+_MOST_PAGES = 64
 _TAG = 0x0112
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 # How an entry's number lies, by the kind of the entry: a byte, two or four.
@@ -45,8 +51,25 @@ _SMALL_JPEG_BYTES = 512 * 1024
 _WEBP_HEAD_BYTES = 64
 
 
+def _tiff_pages(data: bytes, order: str) -> int:
+    """Return how many pages a TIFF has, at most two, as two tell. Smaller copies of a page, as cameras and pyramids
+    have them, do not count."""
+    (at,) = struct.unpack_from(f"{order}I", data, 4)
+    pages, seen = 0, 0
+    while at and pages < 2 and seen < _MOST_PAGES:
+        (entries,) = struct.unpack_from(f"{order}H", data, at)
+        # Entries are sorted by their tags, and none that readers know comes before this one.
+        tag, kind = struct.unpack_from(f"{order}HH", data, at + 2)
+        number = struct.unpack_from(f"{order}{_NUMBERS.get(kind, 'I')}", data, at + 10)[0] if tag == _PAGE_KIND else 0
+        pages += not number & _NO_PAGE
+        seen += 1
+        (at,) = struct.unpack_from(f"{order}I", data, at + 2 + 12 * entries)
+    return pages
+
+
 def is_animated(data: bytes) -> bool:
-    """Return whether a GIF, PNG or WebP file has several frames; `False` for other formats and for what is broken."""
+    """Return whether a GIF, PNG or WebP has several frames, or a TIFF several pages; `False` for other formats and for
+    what is broken."""
     try:
         if data[:4] == b"GIF8":
             position, frames = 13 + _color_table(data[10]), 0
@@ -66,7 +89,9 @@ def is_animated(data: bytes) -> bool:
             return frames > 1
         if data.startswith(_PNG_HEAD):
             return _png_frames(data) > 1
-    except IndexError:
+        if data[:4] in _TIFF_HEADS:
+            return _tiff_pages(data, _TIFF_HEADS[data[:4]]) > 1
+    except (IndexError, struct.error):
         return False
     is_extended = data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X" and len(data) > 20
     return is_extended and bool(data[20] & _WEBP_ANIMATION)

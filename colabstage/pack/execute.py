@@ -94,7 +94,7 @@ class PackReport:
     files: tuple[Path | str, ...] = ()
     """All shards, where the pack consists of shards."""
     animated: tuple[str, ...] = ()
-    """Names of images that have further frames; only the first frame is stored."""
+    """Names of images that have further frames or pages; only the first is stored."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
     repeated: tuple[str, ...] = ()
@@ -188,10 +188,11 @@ def keeps_files(job: PackJob) -> PackJob:
 
 
 def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a note about images that have further frames."""
+    """Return a note about images that have further frames or pages."""
     if not names:
         return ()
-    return (f"{format_count(len(names), 'animations')} (first '{names[0]}'): the first frame of each counts",)
+    have = f"{format_count(len(names), 'images')} {'has' if len(names) == 1 else 'have'} several frames or pages"
+    return (f"{have} (first '{names[0]}'): the first of each counts",)
 
 
 class ShardName(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def _frames(kind: str, count: int, *, palette: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_more_than_one_frame_is_an_animation(kind: str, count: int) -> None:
     """As Pillow counts them."""
     if kind == "WEBP" and not features.check("webp"):
@@ -36,7 +37,23 @@ def test_tables_of_colours_are_stepped_over() -> None:
     assert is_animated(_frames("GIF", 3, palette=True))
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+def test_a_smaller_copy_is_no_page() -> None:
+    """As cameras and pyramids have it; the tag says so, in either order of bytes."""
+    for order, head in (("<", b"II*\0"), (">", b"MM\0*")):
+        for kinds in ((0, 1), (0, 4), (1, 0), (0, 0), (0, 1, 0)):
+            data = head + struct.pack(f"{order}I", 8)
+            for number, kind in enumerate(kinds, 1):
+                after = len(data) + 18 if number < len(kinds) else 0
+                data += struct.pack(f"{order}HHHIII", 1, 254, 4, 1, kind, after)
+            assert is_animated(data) == (kinds.count(0) > 1)
+
+
+def test_pages_that_lead_in_a_circle_have_an_end() -> None:
+    """All of them smaller copies, the last followed by the first."""
+    assert not is_animated(b"II*\0" + struct.pack("<IHHHIII", 8, 1, 254, 4, 1, 1, 8))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
 def test_a_cut_file_is_no_error(kind: str) -> None:
     """Wherever it ends."""
     data = _frames(kind, 3)

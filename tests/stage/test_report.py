@@ -149,4 +149,4 @@ def test_animations_are_noted_in_the_report_of_staging(tmp_path: Path) -> None:
         (tmp_path / "pets" / name).mkdir(parents=True)
         frames[0].save(tmp_path / "pets" / name / "1.gif", save_all=True, append_images=frames[1:])
     staged = colabstage.stage_dataset(tmp_path / "pets", local_dir=tmp_path / "local", cache_dir=None, progress=False)
-    assert any(note.startswith("2 animations (first ") for note in staged.report.notes)
+    assert any(note.startswith("2 images have several frames or pages (first ") for note in staged.report.notes)
