@@ -113,27 +113,27 @@ def repeated_notes(found: Repeated, table: SampleTable, splits: Sequence[SplitPl
     notes, targets = [], table.targets
     if isinstance(targets, Values):
         count, pair = _differing(samples, groups, targets.values[samples].reshape(len(samples), -1))
-        said = " and ".join(f"'{name(one)}' ({_label(table, targets, one)})" for one in pair)
+        said = " and ".join(f"'{name(one)}' ({_label_of(table, targets, one)})" for one in pair)
         if count:
             notes.append(
-                f"{_images(count)} there with different labels, byte for byte the same (first {said}). At most one of "
+                f"{_counted(count)} there with different labels, byte for byte the same (first {said}). At most one of "
                 "them is right: correct the others, or take them out."
             )
     count, pair = _differing(samples, groups, split_of[samples, None])
     said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in pair)
     if count:
         notes.append(
-            f"{_images(count)} in several splits, byte for byte the same (first {said}). What a model was trained on "
+            f"{_counted(count)} in several splits, byte for byte the same (first {said}). What a model was trained on "
             "says nothing about new images when it is tested on it: take it out of one of them."
         )
     return tuple(notes)
 
 
-def _images(count: int) -> str:
+def _counted(count: int) -> str:
     return f"{format_count(count, 'images')} {'is' if count == 1 else 'are'}"
 
 
-def _label(table: SampleTable, targets: Values, sample: int) -> str:
+def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     value = targets.values[sample]
     return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
 
