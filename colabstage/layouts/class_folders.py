@@ -277,6 +277,7 @@ class _ClassFolders:
         everything = set().union(*by_split.values())
         return (
             *notes,
+            *_numbered_note(sorted(everything)),
             *[
                 f"The split '{split}' has no {self.kind.noun} of "
                 f"{format_count(len(everything) - len(found), 'classes')}: {listed(sorted(everything - found))}."
@@ -284,6 +285,21 @@ class _ClassFolders:
                 if found != everything
             ],
         )
+
+
+def _numbered_note(classes: list[str]) -> list[str]:
+    """Return a note where folders are called by numbers, and these are not the labels."""
+    # 10 comes before 2, and what counts from 1 is counted from 0: a list of names that somebody has would be shifted.
+    if not classes or not all(name.isascii() and name.isdecimal() for name in classes):
+        return []
+    odd = next(((name, place) for place, name in enumerate(classes) if int(name) != place), None)
+    if odd is None:
+        return []
+    note = (
+        "The folders are called by numbers, and the labels are others: places in the order of text, in which "
+        f"'{odd[0]}' is {odd[1]}. classes[label] is the folder's name."
+    )
+    return [note]
 
 
 def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:

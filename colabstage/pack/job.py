@@ -292,6 +292,12 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
                 f"{len(empty):,} of {len(part.source):,} {what} are files of 0 bytes, the first "
                 f"'{part.source.name(int(empty[0]))}'; packing {does}. Bring them again, or take them out"
             )
+    with_alpha = sum(one.channels in (2, 4) for one in facts)
+    if with_alpha and image_options(table, options).color_mode != "keep":
+        notes.append(
+            f"{with_alpha:,} of {len(facts):,} images that were examined have an alpha channel, which is left out: "
+            "what is transparent has the colour that is stored behind it. Pass color_mode='keep' to keep the channel"
+        )
     peaks = [one.peak for one in facts if one.peak is not None]
     bits = max(peaks, default=0).bit_length()
     if peaks and bits <= _DARK_BITS and image_options(table, options).color_mode != "keep":

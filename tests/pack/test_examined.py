@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
 
 from colabstage.layouts.detect import detect_layout
 from colabstage.pack.job import examined_extensions, look_at_images, prepare_pack
@@ -49,3 +50,22 @@ def test_nothing_is_read_ahead_where_options_say_how_images_are_stored() -> None
     assert not examined_extensions(PackOptions(prepare=abs))
     assert ".jpg" in examined_extensions(PackOptions())
     assert ".jpg" in examined_extensions(PackOptions(image_size=(32, 32), color_mode="keep"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "told"),
+    [
+        ("RGBA", PackOptions(), True),
+        ("LA", PackOptions(), True),
+        ("RGBA", PackOptions(color_mode="keep"), False),
+        ("RGB", PackOptions(), False),
+    ],
+)
+def test_a_channel_that_is_left_out_is_told(tmp_path: Path, mode: str, options: PackOptions, *, told: bool) -> None:
+    """What is transparent shows the colour behind it, which nobody has looked at."""
+    for number in range(2):
+        place = tmp_path / "photos" / "ab"[number] / "1.png"
+        place.parent.mkdir(parents=True)
+        Image.new(mode, (8, 8)).save(place)
+    job = prepare_pack(FolderTree(tmp_path / "photos"), options, free_bytes=None)
+    assert any("2 of 2 images that were examined have an alpha channel" in note for note in job.notes) == told

@@ -353,3 +353,23 @@ def _agrees(root: Path, place: Path, own: list[tuple[str, int]], classes: tuple[
         if not any(part.startswith(".") for part in name.split("/"))
     }
     return expected == {name: classes[label] for name, label in own}
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (("1", "2", "10"), "'1' is 0"),
+        (("0", "1", "2", "10"), "'10' is 2"),
+        (("01", "02"), "'01' is 0"),
+        (("0", "1", "2"), None),
+        (("cat", "1"), None),
+    ],
+)
+def test_folders_whose_numbers_are_not_the_labels_are_noted(
+    table: Table, folders: tuple[str, ...], said: str | None
+) -> None:
+    """Because a list of names that somebody has would be shifted; where they are, there is nothing to say."""
+    found = table(*(f"{folder}/a.jpg" for folder in folders))
+    notes = [note for note in found.notes if "called by numbers" in note]
+    assert len(notes) == (said is not None)
+    assert all(said is not None and said in note for note in notes)
