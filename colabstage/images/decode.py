@@ -357,16 +357,16 @@ def decode_turbo(
     factor: int,
     *,
     gray: bool,
-    scratch: bytearray | None,
+    scratch: bytearray | NDArray[np.uint8] | None,
     strict: bool = True,
 ) -> NDArray[np.uint8] | None:
     """Decode a JPEG of this height and width, each pixel the mean of a block of `factor` by `factor`, into `scratch`
-    where there is one; `None` where simplejpeg refuses it."""
+    where there is one (an array `(n,)` is long enough); `None` where simplejpeg refuses it."""
     import simplejpeg
 
     # As libjpeg rounds: up, so that the last block counts.
     height, width = -(-size[0] // factor), -(-size[1] // factor)
-    if scratch is not None:
+    if isinstance(scratch, bytearray):
         scratch.extend(bytes(max(0, height * width * (1 if gray else 3) - len(scratch))))
     try:
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(

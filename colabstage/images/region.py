@@ -11,6 +11,8 @@ from colabstage.images.geometry import ImageOptions, block_side, turn_upright
 from colabstage.images.headers import comes_by_rows, first_rows, is_jpeg, read_jpeg_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from colabstage.images.geometry import ColorMode
@@ -82,7 +84,12 @@ _NEARLY_ALL = 0.9
 
 
 def decode_whole(
-    data: bytes, color_mode: ColorMode, crop: Crop, factor: int, *, scratch: bytearray | None = None
+    data: bytes,
+    color_mode: ColorMode,
+    crop: Crop,
+    factor: int,
+    *,
+    reserve: Callable[[int], NDArray[np.uint8] | None] | None = None,
 ) -> WholeImage | None:
     """Decode an image file so that any of its crops of this `region_factor` can be cut from it, if this one needs
     nearly all of it anyway.
@@ -92,11 +99,12 @@ def decode_whole(
         color_mode: `"rgb"` or `"grayscale"`.
         crop: as of `decode_region`.
         factor: of the crop.
-        scratch: memory to decode into, as of `decode_region`; the result is over it.
+        reserve: gives memory for the result, uint8 `(n,)` of at least so many bytes, once it is known that a JPEG will
+            be decoded; `None` where there is none. By default it is memory of its own.
 
     Returns:
         `None` where `decode_region` takes considerably less time, or what a crop shows depends on how far the file is
-        decoded: the decoder warns of some of it.
+        decoded (the decoder warns of some of it), or there is no memory.
 
     Raises:
         DecodeError: the file is truncated, broken, too large, or no image.
@@ -108,7 +116,12 @@ def decode_whole(
     if last_row * factor < _NEARLY_ALL * header.height and comes_by_rows(data, header):
         return None
     size, gray = (header.height, header.width), color_mode == "grayscale"
-    pixels = decode_turbo(data, size, factor, gray=gray, scratch=scratch)
+    memory = None
+    if reserve is not None:
+        memory = reserve(-(-header.height // factor) * -(-header.width // factor) * (1 if gray else 3))
+        if memory is None:
+            return None
+    pixels = decode_turbo(data, size, factor, gray=gray, scratch=memory)
     return None if pixels is None else WholeImage(pixels, factor, header)
 
 

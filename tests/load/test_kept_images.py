@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -378,6 +379,51 @@ def test_memory_that_gets_short_is_given_back(monkeypatch: pytest.MonkeyPatch) -
     assert kept.fits(4096)
     kept.keep((0, 9, 1), image(9, 4096))
     assert kept.find((0, 9, 1)) is not None
+
+
+def test_memory_that_was_reserved_in_vain_is_used_by_the_next() -> None:
+    """A smaller image may take it, a larger one may not; that of pieces that were given back meanwhile is gone."""
+    kept = _Machine().kept(10_000)
+    kept.keep((0, 0, 1), image(0, 100))
+    room = kept.reserve(8000)
+    assert room is not None
+    kept.give_back(room)
+    kept.keep((0, 1, 1), image(1, 8001))
+    assert kept.find((0, 1, 1)) is None
+    for number, nbytes in ((2, 7000), (3, 7000)):
+        kept.keep((0, number, 1), image(number, nbytes))
+    found = kept.find((0, 2, 1))
+    assert found is not None
+    assert found.pixels.tolist() == [2] * 7000
+    assert kept.find((0, 3, 1)) is None
+    early, late = kept.reserve(500), kept.reserve(500)
+    assert early is not None
+    assert late is not None
+    kept.give_back(early)
+    kept.release()
+    kept.give_back(late)
+    kept.put(late, (0, 4, 1), late.memory)
+    assert kept.find((0, 4, 1)) is None
+    fresh = kept.reserve(500)
+    assert fresh is not None
+    assert fresh.slab is not late.slab
+
+
+def test_files_that_are_never_kept_take_no_memory_from_others(tmp_path: Path) -> None:
+    """The decoder warns of them only at the end, in every epoch, when memory for them is reserved already."""
+    files = mixed_files()
+    odd, sound = files[-1], files[4]
+    with pytest.raises(ValueError, match="Corrupt"):
+        simplejpeg.decode_jpeg(odd)
+    height, width = decode_whole_size(sound)
+    path = write_pack(tmp_path / "a.h5", [odd] * 6 + [sound])
+    crop = RandomResizedCrop(300, scale=(1.0, 1.0), ratio=(0.01, 100.0))
+    options: dict[str, Any] = {"batch_transform": crop, "shuffle": False, "num_workers": 0}
+    # For the sound one and little more: six others before it would take all of it.
+    keeping = make_loader(dataset_h5(path), 1, memory_budget=height * width * 3 * 11 // 10, **options)
+    usual = make_loader(dataset_h5(path), 1, memory_budget=0, **options)
+    assert_same(batches_of(keeping), batches_of(usual))
+    assert len(memory_of(keeping)) == 1
 
 
 def test_pictures_in_use_outlive_their_memory() -> None:

@@ -369,6 +369,16 @@ class _Slab:
     """Of the images in it."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Room:
+    """A place for an image that is going to be kept."""
+
+    slab: _Slab
+    """What it is a part of."""
+    memory: NDArray[np.uint8]
+    """`(n,)`, of any content, and at least as long as was asked for."""
+
+
 class KeptImages:
     """Hold decoded images as far as a budget allows. From any thread; looking for one takes no lock.
 
@@ -390,6 +400,7 @@ class KeptImages:
         self._clock = clock
         self._held: dict[Key, KeptImage] = {}
         self._slabs: list[_Slab] = []
+        self._unused: list[Room] = []
         self._bytes = 0
         self._next_look = clock() + _LOOK_S
         self._grows_at = 0.0
@@ -413,29 +424,44 @@ class KeptImages:
         """Tell whether an image of so many bytes would probably be kept: asked before work that only keeping needs."""
         if os.getpid() != self.pid:
             return False
-        if nbytes <= self._room():
+        if nbytes <= self._room() or self._find_unused(nbytes) is not None:
             return True
         left = self.most_bytes - self._bytes
         return nbytes <= left and self._clock() >= self._grows_at
 
     def keep(self, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
         """Keep a copy, if there is room for it."""
-        if os.getpid() != self.pid or pixels.nbytes == 0 or key in self._held:
+        room = None if pixels.nbytes == 0 or key in self._held else self.reserve(pixels.nbytes)
+        if room is None:
             return
-        with self._lock:
-            taken = self._take(pixels.nbytes)
-        if taken is None:
-            return
-        slab, memory = taken
-        # Not of the whole slab at once: these are in the processor's cache when they are filled.
-        touch_pages(memory)
-        copy = memory.view(pixels.dtype).reshape(pixels.shape)
+        copy = room.memory[: pixels.nbytes].view(pixels.dtype).reshape(pixels.shape)
         copy[...] = pixels
+        self.put(room, key, copy, facts)
+
+    def reserve(self, nbytes: int) -> Room | None:
+        """Return memory to make an image of so many bytes in, for `put` or `give_back`; `None` where there is none."""
+        if os.getpid() != self.pid:
+            return None
+        with self._lock:
+            room = self._take(nbytes)
+        if room is not None:
+            # Not of the whole slab at once: these are in the processor's cache when they are filled.
+            touch_pages(room.memory)
+        return room
+
+    def put(self, room: Room, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
+        """Keep an image that was made in memory reserved for it."""
         with self._lock:
             # Its memory may have been given back meanwhile, or another thread have decoded the same image.
-            if slab in self._slabs and key not in self._held:
-                slab.keys.append(key)
-                self._held[key] = KeptImage(copy, facts)
+            if room.slab in self._slabs and key not in self._held:
+                room.slab.keys.append(key)
+                self._held[key] = KeptImage(pixels, facts)
+
+    def give_back(self, room: Room) -> None:
+        """Have the next image take memory in which none was made after all."""
+        with self._lock:
+            if room.slab in self._slabs:
+                self._unused.append(room)
 
     def attend(self) -> None:
         """Give memory back if the system has become short of it. Called for each batch, and looks once a second."""
@@ -455,6 +481,7 @@ class KeptImages:
             while self._slabs and self._bytes > left:
                 slab = self._slabs.pop()
                 self._bytes -= len(slab.memory)
+                self._unused = [room for room in self._unused if room.slab is not slab]
                 for key in slab.keys:
                     del self._held[key]
 
@@ -463,8 +490,16 @@ class KeptImages:
         slabs = self._slabs[-1:]
         return len(slabs[0].memory) - slabs[0].used if slabs else 0
 
-    def _take(self, nbytes: int) -> tuple[_Slab, NDArray[np.uint8]] | None:
-        """Return memory for so many bytes, and what it is a part of; `None` where there is none."""
+    def _find_unused(self, nbytes: int) -> Room | None:
+        # As a rule there is one for each thread, at most.
+        return next((room for room in self._unused if len(room.memory) >= nbytes), None)
+
+    def _take(self, nbytes: int) -> Room | None:
+        """Return memory for so many bytes; `None` where there is none."""
+        unused = self._find_unused(nbytes)
+        if unused is not None:
+            self._unused.remove(unused)
+            return unused
         if nbytes > self._room() and not self._grow(nbytes):
             return None
         slab = self._slabs[-1]
@@ -472,7 +507,7 @@ class KeptImages:
             slab.used,
             min(len(slab.memory), slab.used - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES),
         )
-        return slab, slab.memory[start : start + nbytes]
+        return Room(slab, slab.memory[start : start + nbytes])
 
     def _grow(self, nbytes: int) -> bool:
         now, left = self._clock(), self.most_bytes - self._bytes
@@ -484,8 +519,10 @@ class KeptImages:
         if spare_memory(self._free_memory()) < 2 * size:
             self._grows_at = now + _LOOK_S
             return False
-        # In small pages: on a virtual machine the first touch of huge ones took about three times as long, by which an
-        # image cost as much to keep as to decode; and what is read once in an epoch gains little from them.
+        # In small pages: a host that has its virtual machines report free memory takes back what is free in pieces of
+        # at least a huge page, and provides it anew, 4 kB by 4 kB, when it is touched. Small pages come out of smaller
+        # pieces first. In huge ones an image cost three times the kernel's time; and what is read once in an epoch
+        # gains little from them.
         self._slabs.append(_Slab(np.frombuffer(map_memory(size, huge_pages=False), np.uint8)))
         self._bytes += size
         return True

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from colabstage.images.resample import Resizer
     from colabstage.io.pipeline import ThreadPool
     from colabstage.load.reading.engines import RowEngine, StorageFacts
-    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key
+    from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, Room
 
 # The form of images as `EncodedRows.read` returns them; those from which crops are cut have the factor in its place.
 _FINAL = -1
@@ -195,10 +195,30 @@ class EncodedRows:
         height, width = self._sizes[row].tolist()
         if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
             return None
-        with self._room.room_for(data):
-            whole = decode_whole(data, mode, crop, factor, scratch=self._scratch().decoded)
+        # Straight into the memory in which it is kept: a copy would take a tenth of what keeping does.
+        rooms: list[Room] = []
+
+        def reserve(nbytes: int) -> NDArray[np.uint8] | None:
+            room = kept.reserve(nbytes)
+            if room is None:
+                return None
+            rooms.append(room)
+            return room.memory
+
+        whole = None
+        try:
+            with self._room.room_for(data):
+                whole = decode_whole(data, mode, crop, factor, reserve=reserve)
+        finally:
+            # Of some files it shows only then that they are not to be kept.
+            if whole is None and rooms:
+                kept.give_back(rooms[0])
         if whole is not None:
-            kept.keep((number, row, whole.factor), whole.pixels, (whole.factor, whole.header))
+            key, facts = (number, row, whole.factor), (whole.factor, whole.header)
+            if rooms:
+                kept.put(rooms[0], key, whole.pixels, facts)
+            else:
+                kept.keep(key, whole.pixels, facts)
         return whole
 
     def _find_kept(self) -> tuple[int, KeptImages | None]:
