@@ -306,7 +306,7 @@ class TableSearch:
         try:
             return find_roles(columns, labels=self.labels)
         except LayoutError:
-            for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(_is_submission):
+            for entry in files_ending_in(self.tree.entries, TABLE_EXTENSIONS).where(is_submission):
                 first = decode_text(read_head(self.tree, entry, _HEADER_BYTES)).partition("\n")[0]
                 asked = [name for name in first.strip().replace('"', "").split(",") if name in columns]
                 if len(asked) == 1 and self.labels is None:
@@ -347,7 +347,7 @@ class TableSearch:
         lookups: dict[str, FileLookup] = {}
         for entry in tables:
             # It names the test images with one made-up label.
-            if _is_submission(entry.name):
+            if is_submission(entry.name):
                 continue
             folder = posixpath.dirname(entry.name)
             # An index of all files by name is built once for each folder, because paths are relative to the table's
@@ -476,7 +476,7 @@ class TableSearch:
         )
 
 
-def _is_submission(name: str) -> bool:
+def is_submission(name: str) -> bool:
     """Tell whether a table is a competition's sample submission."""
     # Its labels are placeholders.
     return "submission" in posixpath.basename(name).lower()

@@ -33,7 +33,7 @@ from colabstage.layouts import (
 from colabstage.layouts.audio import AudioOptions, read_audio
 from colabstage.layouts.class_folders import IMAGE_FOLDER, read_image_folder
 from colabstage.layouts.columns import TABLE_EXTENSIONS, is_table
-from colabstage.layouts.csv_table import read_table
+from colabstage.layouts.csv_table import is_submission, read_table
 from colabstage.layouts.detection import EXTENSIONS as BOX_EXTENSIONS
 from colabstage.layouts.detection import read_detection
 from colabstage.layouts.image_boxes import NAME as DETECTION
@@ -51,6 +51,7 @@ from colabstage.layouts.row_arrays import read_arrays
 from colabstage.layouts.table import BrokenDatasetError, NearMissError, first_that_fits
 from colabstage.layouts.tokens import TokenOptions, read_tokens
 from colabstage.trees.entries import FileEntries, extension_of, files_ending_in
+from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
@@ -126,11 +127,20 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         BrokenDatasetError: the layout is found, but something in the tree is broken, or speaks for another as well.
         MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
     """
-    if not isinstance(layout, str):
+    if not isinstance(layout, str | TableFile):
         return layout(tree)
-    check_layout_name(layout)
+    if isinstance(layout, str):
+        check_layout_name(layout)
     if layout != "auto":
-        return next(reader for reader in READERS if reader.name == layout).read(tree)
+        asked = layout if isinstance(layout, TableFile) else next(one.read for one in READERS if one.name == layout)
+        try:
+            return asked(tree)
+        except EmptySourceError as error:
+            # What was asked for may be in the archives that are there.
+            hints = _how_to_open(tree, _files_called(tree, _ARCHIVES))
+            if not hints:
+                raise
+            raise EmptySourceError(" ".join((str(error), *hints))) from error
     declined: list[tuple[str, LayoutError]] = []
     unread = ""
     # Who is not asked has nothing to say about a failure either: a tree without any file of theirs is not theirs.
@@ -200,8 +210,17 @@ def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
         several = f"[{inside}{', …' if len(names) > NAMES_SHOWN else ''}]" if len(names) > 1 else inside
         how = "Extract it first, extract_archive(source, 'FOLDER'), and give"
         return (f"Archives inside an archive are not opened. {how} {several} as the source.",)
-    # A share link of a folder says nothing that could be written before a file's name.
-    path = f"{tree.label}/{names[0]}" if tree.label.startswith("/") else names[0]
+    # A share link of a folder says nothing that could be written before a file's name, nor does a list.
+    is_place = isinstance(tree, FolderTree)
+    folder = tree.label if is_place else "FOLDER"
+    tables = _files_called(tree, TABLE_EXTENSIONS).where(lambda name: not is_submission(name)).names
+    if tables:
+        # The archive alone would be read without its labels.
+        listed = ", ".join(f"'{folder}/{name}'" for name in names[:NAMES_SHOWN])
+        more = ", …" if len(names) > NAMES_SHOWN else ""
+        said = f"Archives inside a folder are not opened, and '{tables[0]}' beside them may hold their labels."
+        return (f"{said} Give the folder and the archives as the source: ['{folder}', {listed}{more}].",)
+    path = f"{folder}/{names[0]}" if is_place else names[0]
     what = "the archive itself" if len(archives) == 1 else "one of them, or a list of them,"
     return (f"Archives inside a folder are not opened. Give {what} as the source: '{path}'.",)
 

@@ -198,6 +198,7 @@ TreeFormat = Literal["folder"] | ArchiveKind
 
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+_TABLE_SUFFIXES = (".csv", ".tsv")
 # Of a compressed file, to see what is in it.
 _LOOK_BYTES = 64 * 1024
 
@@ -320,8 +321,14 @@ def _refuse_file(source: ByteSource) -> NoReturn:
         "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
         ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
     )
+    name = base_name(source.label)
+    if name.lower().endswith(_TABLE_SUFFIXES):
+        msg = (
+            f"'{source.label}' is {what}. A table is read from the folder that it is in. Give that folder, in a list "
+            "the folder in place of the table: ['FOLDER', 'FOLDER/train.zip']."
+        )
     # Called like an archive and none: a download or copy that failed, which trying again may mend.
-    named = base_name(source.label).lower().endswith(_ARCHIVE_SUFFIXES)
+    named = name.lower().endswith(_ARCHIVE_SUFFIXES)
     raise (CorruptArchiveError(msg) if named else ArchiveError(msg))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import tarfile
 import unicodedata
+import zipfile
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,15 +18,15 @@ from hypothesis import strategies as st
 
 from colabstage.errors import EmptySourceError, LayoutError
 from colabstage.layouts.csv_table import read_table
-from colabstage.layouts.detect import detect_layout, table_rows
+from colabstage.layouts.detect import TableFile, detect_layout, table_rows
 from colabstage.layouts.evidence import check_spellings
 from colabstage.layouts.table import BrokenDatasetError, Images, SampleTable, TreeFiles, Values
 from colabstage.trees.entries import FileEntries
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.open import JoinedTree, open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from colabstage.layouts.detect import LayoutFunction
 
@@ -231,6 +234,27 @@ def test_archives_in_a_folder_are_told_of(tmp_path: Path) -> None:
         EmptySourceError, match=f"not opened. Give one of them, or a list of them, as the source: '{tmp_path}/test.zip'"
     ):
         detect_layout(tree)
+
+
+@pytest.mark.parametrize("layout", ["auto", "table", TableFile("train.csv")], ids=["auto", "table", "file"])
+def test_archives_beside_a_table_are_told_of_with_the_line_that_keeps_their_labels(
+    tmp_path: Path, layout: str | TableFile
+) -> None:
+    """As competitions on Kaggle come: the archive alone would give images without labels."""
+    (tmp_path / "train.csv").write_text("id,label\n1,cat\n2,dog\n3,cat\n")
+    (tmp_path / "sample_submission.csv").write_text("id,label\n9,cat\n18,cat\n27,cat\n")
+    for name in ("train", "test"):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as file:
+            for number in (1, 2, 3):
+                file.writestr(f"{name}/{number if name == 'train' else 9 * number}.jpg", b"")
+    with pytest.raises(EmptySourceError, match=r"'train\.csv' beside them may hold their labels") as caught:
+        detect_layout(FolderTree(tmp_path), layout)
+    source = ast.literal_eval(str(caught.value).rpartition("as the source: ")[2].removesuffix("."))
+    assert source == [f"{tmp_path}", f"{tmp_path}/test.zip", f"{tmp_path}/train.zip"]
+    parts = [(Path(one).stem, open_tree(Path(one), spool=tmp_path / "spool")) for one in source]
+    with JoinedTree("several", parts) as joined:
+        table = detect_layout(joined)
+    assert (table.classes, list(table.keys)) == (("cat", "dog"), ["train/1.jpg", "train/2.jpg", "train/3.jpg"])
 
 
 @pytest.mark.parametrize("name", ["photos.tar", "photos.tar.gz", "photos.tgz"])

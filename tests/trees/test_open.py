@@ -139,6 +139,13 @@ def test_a_device_is_neither_file_nor_folder() -> None:
         recognise(Path(os.devnull))
 
 
+def test_a_table_among_archives_has_the_line(tmp_path: Path) -> None:
+    """It is no archive, and is read all the same, from its folder."""
+    (tmp_path / "train.csv").write_text("id,label\n")
+    with pytest.raises(ArchiveError, match=r"train\.csv' is a text file\. .* \['FOLDER', 'FOLDER/train\.zip'\]"):
+        open_tree(tmp_path / "train.csv", spool=tmp_path)
+
+
 def test_limits_reach_the_archive(tmp_path: Path, zip_bytes: ZipBytes, tar_bytes: TarBytes) -> None:
     """Both kinds of archive obey them."""
     for name, content in (("a.zip", zip_bytes(_FILES)), ("a.tar", tar_bytes(_FILES))):
