@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterable
 
     from colabstage.io.pipeline import ThreadPool
-    from colabstage.load.reading.engines import StorageFacts
+    from colabstage.load.reading.engines import RowEngine, StorageFacts
     from colabstage.load.reading.memory import MappedFile
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD = 1, 2, 3, 32015
@@ -187,6 +188,8 @@ _INDEXED_BYTES = 256 * 1024
 _NOWHERE = -1
 
 Place = tuple[int, ...]
+# Numbers of rows, as a slice where each is one more than the last.
+Run = slice | NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +386,30 @@ def _piece(across: Place, facts: StorageFacts) -> _Piece:
     return _Piece(across, target, tuple(slice(0, part.stop - part.start) for part in target))
 
 
+class _Part(NamedTuple):
+    """Rows that are copied out of one chunk."""
+
+    group: int
+    """Place of the chunk along the first axis."""
+    rows: Run
+    """Which rows of the chunk."""
+    places: Run
+    """Where they go."""
+    piece: _Piece
+    """What the chunk has of each."""
+
+
+def _as_run(numbers: NDArray[np.intp]) -> Run:
+    """Return neighbours in ascending order as a slice, which numpy copies at many times the rate, and others as they
+    are."""
+    first = int(numbers[0])
+    return slice(first, first + len(numbers)) if bool((np.diff(numbers) == 1).all()) else numbers
+
+
+def _numbers(run: Run) -> Iterable[Any]:
+    return range(run.start, run.stop) if isinstance(run, slice) else run.tolist()
+
+
 def _pieces(facts: StorageFacts) -> list[_Piece]:
     """Return the pieces that each row is in."""
     return [_piece(across, facts) for across in np.ndindex(*chunk_grid(facts)[1:])]
@@ -408,14 +435,32 @@ class ChunkEngine:
         # Rows of one chunk together, so that it is taken once.
         order = np.argsort(groups, kind="stable")
         edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
-        places, within, group_of = order, (rows - groups * self._rows)[order], groups[order].tolist()
-        parts = [(start, stop, piece) for start, stop in itertools.pairwise(edges) for piece in self._pieces]
-        ready = [self._source.is_ready((group_of[start], *piece.across)) for start, _, piece in parts]
+        within, group_of = (rows - groups * self._rows)[order], groups[order].tolist()
+        parts: list[_Part] = []
+        for start, stop in itertools.pairwise(edges):
+            line, places = _as_run(within[start:stop]), _as_run(order[start:stop])
+            parts += [_Part(group_of[start], line, places, piece) for piece in self._pieces]
+        self._share(parts, out, pool)
 
-        def copy(parts: list[tuple[int, int, _Piece]]) -> None:
-            for start, stop, piece in parts:
+    def read_groups(self, groups: NDArray[np.intp], every: NDArray[Any], pool: ThreadPool) -> None:
+        """Copy all rows of chunks, by their places along the first axis, to where they are among `every` row."""
+        parts: list[_Part] = []
+        for group in groups.tolist():
+            start, stop = group * self._rows, min(len(every), (group + 1) * self._rows)
+            parts += [_Part(group, slice(0, stop - start), slice(start, stop), piece) for piece in self._pieces]
+        self._share(parts, every, pool)
+
+    def check(self) -> None:
+        """Make sure that the file is the one that was opened."""
+        self._source.check()
+
+    def _share(self, parts: list[_Part], out: NDArray[Any], pool: ThreadPool) -> None:
+        ready = [self._source.is_ready((part.group, *part.piece.across)) for part in parts]
+
+        def copy(parts: list[_Part]) -> None:
+            for part in parts:
                 pool.cancellation.check()
-                self._copy(group_of[start], piece, places[start:stop], within[start:stop], out)
+                self._copy(part, out)
 
         # What is only copied, by this thread: in so small parts several take turns with Python's lock at each, and took
         # three times as long.
@@ -423,20 +468,47 @@ class ChunkEngine:
         decoded = [part for part, at_once in zip(parts, ready, strict=True) if not at_once]
         pool.share(len(decoded), lambda first, last: copy(decoded[first:last]))
 
-    def _copy(
-        self, group: int, piece: _Piece, places: NDArray[np.intp], rows: NDArray[np.intp], out: NDArray[Any]
-    ) -> None:
-        """Copy `rows` of one chunk to `places` of `out`, as far as the chunk's other axes reach."""
-        values = self._source.chunk((group, *piece.across))
+    def _copy(self, part: _Part, out: NDArray[Any]) -> None:
+        """Copy rows of one chunk to their places in `out`, as far as the chunk's other axes reach."""
+        rows, places, piece = part.rows, part.places, part.piece
+        values = self._source.chunk((part.group, *piece.across))
         wanted: tuple[Any, ...] = (places, *piece.target)
         if values is None:
             out[wanted] = self._facts.fill
-        elif self._indexed:
+        elif self._indexed or (isinstance(rows, slice) and isinstance(places, slice)):
             inside: tuple[Any, ...] = (rows, *piece.inside)
             out[wanted] = values[inside]
         else:
-            for where, row in zip(places.tolist(), rows.tolist(), strict=True):
+            for where, row in zip(_numbers(places), _numbers(rows), strict=True):
                 out[(where, *piece.target)] = values[(row, *piece.inside)]
+
+
+class KeptRows:
+    """Keep all rows that were decoded once, in their order, so that they are gathered as from any memory.
+
+    For datasets that fit whole into what may be kept: then no row has to give way to another, and chunks, all of which
+    hold a piece of each of their rows, need not be kept beside.
+    """
+
+    def __init__(self, engine: ChunkEngine, every: NDArray[Any], gather: RowEngine, side: int) -> None:
+        """Take `every`, uninitialised memory of all rows, from which `gather` copies. `side`: rows of one chunk."""
+        self._engine = engine
+        self._every = every
+        self._gather = gather
+        self._side = side
+        # Set once all rows of a chunk are there. Two threads may both decode one, to the same bytes.
+        self._there = np.zeros(-(-len(every) // side), np.bool_)
+
+    def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
+        self._engine.check()
+        if out.nbytes == 0:
+            return
+        groups = rows // self._side
+        missing = np.unique(groups[~self._there[groups]])
+        if len(missing):
+            self._engine.read_groups(missing, self._every, pool)
+            self._there[missing] = True
+        self._gather.read_rows(rows, out, pool)
 
 
 class PlacedRows:

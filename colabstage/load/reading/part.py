@@ -32,6 +32,7 @@ from colabstage.load.reading.chunks import (
     ChunkBytes,
     ChunkEngine,
     H5pyChunks,
+    KeptRows,
     PlacedRows,
     StoredChunks,
     read_chunk_table,
@@ -501,7 +502,8 @@ class OpenFile:
         self._handles: dict[Path, ReadFile] = {}
 
     def rows(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> RowEngine:
-        """Make the engine for rows of one shape; with `keep` it holds what it has decoded for a while."""
+        """Make the engine for rows of one shape; with `keep` it holds what it has decoded, and without it is for whole
+        chunks, front to back."""
         # Contiguous, which is all that has one place for every row.
         if choice.name == "mapped":
             file = self._mapped(facts)
@@ -511,9 +513,13 @@ class OpenFile:
         # Compact, virtual, external, or empty: HDF5 alone knows where values are.
         if facts.chunks is None or not facts.shape[0]:
             return H5pyEngine(self._h5[facts.name], facts)
-        if choice.name == "chunks" and not facts.filters:
+        if choice.name == "chunks" and not facts.filters and keep:
             table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
             return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
+        if keep and facts.nbytes <= keepable_bytes(read_resources().free_memory_bytes):
+            every = empty_array(facts.shape, facts.dtype)
+            decoder = ChunkEngine(self._chunks(facts, choice, keep=False), facts)
+            return KeptRows(decoder, every, GatherEngine(memory_table(every), None), facts.chunks[0])
         return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
 
     def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> ChunkSource:

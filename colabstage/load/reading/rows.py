@@ -389,10 +389,10 @@ class H5pyRagged:
 
 
 class KeptRagged:
-    """Keep rows in our own memory: blocks of `step` rows, each one array of all values, and where each row of it
-    begins."""
+    """Keep rows in our own memory: blocks of `step` rows, each one array of all values, of texts `bytes`, and where
+    each row of it begins."""
 
-    def __init__(self, step: int, blocks: list[NDArray[Any]], offsets: list[NDArray[np.int64]]) -> None:
+    def __init__(self, step: int, blocks: list[NDArray[Any] | bytes], offsets: list[NDArray[np.int64]]) -> None:
         self._step = step
         self._blocks = blocks
         none = np.empty(0, np.int64)
@@ -403,7 +403,9 @@ class KeptRagged:
         """Read as `H5pyRagged.read`."""
         places = (side[rows].tolist() for side in (self._starts, self._stops))
         blocks = (rows // self._step).tolist()
-        return [self._blocks[block][start:stop].copy() for block, start, stop in zip(blocks, *places, strict=True)]
+        found = [self._blocks[block][start:stop] for block, start, stop in zip(blocks, *places, strict=True)]
+        # Slices of bytes are copies already.
+        return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
 
 
 # What reads rows of variable length at random, by several threads at once.
@@ -425,15 +427,15 @@ def keep_rows(
         `None` where they have more.
     """
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, mean_bytes)))
-    blocks: list[NDArray[Any]] = []
+    blocks: list[NDArray[Any] | bytes] = []
     offsets: list[NDArray[np.int64]] = []
     held = 0
     for start in range(0, count, step):
         rows = source.read(np.arange(start, min(count, start + step)))
-        values = [np.frombuffer(row, np.uint8) if isinstance(row, bytes) else row for row in rows]
-        blocks.append(np.concatenate(values, dtype=dtype))
-        offsets.append(np.cumsum([0, *map(len, values)], dtype=np.int64))
-        held += blocks[-1].nbytes + 2 * offsets[-1].nbytes
+        block = b"".join(rows) if isinstance(rows[0], bytes) else np.concatenate(rows, dtype=dtype)
+        blocks.append(block)
+        offsets.append(np.cumsum([0, *map(len, rows)], dtype=np.int64))
+        held += (len(block) if isinstance(block, bytes) else block.nbytes) + 2 * offsets[-1].nbytes
         # While reading, because only then their length is known.
         if held > most_bytes:
             return None
@@ -459,11 +461,14 @@ class RaggedRows:
         values = self._source.read(rows)
         if not self._texts:
             return values
+        # All at once, as they nearly always can be.
+        with contextlib.suppress(UnicodeDecodeError):
+            return [value.decode() for value in values]
         return [self._text(row, value) for row, value in zip(rows.tolist(), values, strict=True)]
 
-    def _text(self, row: int, value: Any) -> str:
+    def _text(self, row: int, value: bytes) -> str:
         try:
-            return bytes(value).decode()
+            return value.decode()
         except UnicodeDecodeError as error:
             msg = f"Row {row} of {self._label} is not UTF-8 text ({error}). Write it again with h5py.string_dtype()."
             raise DecodeError(msg) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import tracemalloc
 import zlib
@@ -20,7 +21,7 @@ from colabstage.errors import DamagedPackError, PackFormatError
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading import chunks, engines
+from colabstage.load.reading import chunks, engines, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,10 +135,15 @@ def test_a_chunk_that_is_longer_than_the_table_says_is_not_read_beyond_the_file(
 
 
 @settings(max_examples=200, deadline=None)
-@given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]))
-def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st.DataObject, threads: int) -> None:
-    """Any rows, repeated, negative or none, of any layout, dtype and filter are bit for bit those of h5py."""
-    with TemporaryDirectory() as folder:
+@given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]), most_kept=st.sampled_from([None, 100]))
+def test_every_foreign_file_gives_what_h5py_gives(
+    kind: dict[str, Any], data: st.DataObject, threads: int, most_kept: int | None
+) -> None:
+    """Any rows, repeated, negative or none, of any layout, dtype and filter are bit for bit those of h5py, whether all
+    that is decoded is kept or only some chunks are."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
+        if most_kept is not None:
+            monkeypatch.setattr(part, "keepable_bytes", lambda _: most_kept)
         path = Path(folder) / "foreign.h5"
         _write(path, kind)
         with h5py.File(path, "r") as file:
@@ -146,10 +152,12 @@ def test_every_foreign_file_gives_what_h5py_gives(kind: dict[str, Any], data: st
         count = len(wanted)
         indices = data.draw(st.lists(st.integers(-count, count - 1), max_size=12) if count else st.just([]))
         dataset = dataset_h5(path)
-        got, _ = dataset.read_batch(indices, threads=threads)
-        assert isinstance(got, np.ndarray)
-        assert got.dtype == wanted.dtype
-        assert got.tobytes() == wanted[np.array(indices, int)].tobytes(), (dataset.engine, indices)
+        # Once more, out of what was kept.
+        for _ in range(2):
+            got, _ = dataset.read_batch(indices, threads=threads)
+            assert isinstance(got, np.ndarray)
+            assert got.dtype == wanted.dtype
+            assert got.tobytes() == wanted[np.array(indices, int)].tobytes(), (dataset.engine, indices)
         assert dataset_h5(path, in_memory=True).reader.read_x(range(count)).tobytes() == wanted.tobytes()  # type: ignore[union-attr]
         dataset.close()
 
@@ -217,8 +225,10 @@ def test_a_broken_chunk_is_an_error_that_names_it(tmp_path: Path) -> None:
     _file_of_chunks(path, values, 1, lambda _: next(pieces), (4,))
     dataset = dataset_h5(path)
     assert np.array_equal(dataset.read_batch([0, 5])[0], values[[0, 5]])
-    with pytest.raises(DamagedPackError, match="X_train"):
-        dataset.read_batch([3])
+    for _ in range(2):
+        with pytest.raises(DamagedPackError, match="X_train"):
+            dataset.read_batch([3, 1])
+    assert np.array_equal(dataset.read_batch([1, 4])[0], values[[1, 4]])
 
 
 def test_a_checksum_that_does_not_hold_is_an_error(tmp_path: Path) -> None:
@@ -315,6 +325,46 @@ def test_shuffled_batches_decode_a_chunk_once_while_it_is_kept(tmp_path: Path) -
         rows = [(int(label), x.numpy()) for xs, ys in loader for x, label in zip(xs, ys, strict=True)]
     assert sorted(label for label, _ in rows) == list(range(200))
     assert all(np.array_equal(x, values[label]) for label, x in rows)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "lzf"])
+def test_rows_that_fit_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+    """However small the pieces that chunks have of them: each chunk is asked for once, and only if a row is in it."""
+    path = tmp_path / "pieces.h5"
+    values = np.random.default_rng(0).integers(0, 9, (50, 30, 8), dtype=np.uint8)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=values, chunks=(4, 16, 3), compression=compression)
+    asked: list[Any] = []
+    kind = chunks.StoredChunks if compression == "gzip" else chunks.H5pyChunks
+    real = kind.chunk
+
+    def chunk(source: Any, place: Any) -> Any:
+        asked.append(place)
+        return real(source, place)
+
+    monkeypatch.setattr(kind, "chunk", chunk)
+    reader = dataset_h5(path).reader
+    with ThreadPool(2) as pool:
+        for rows in ([49, 3, 3], [0, 2, 48]):
+            assert np.array_equal(reader.read_x(rows, pool=pool), values[rows])
+        assert sorted(asked) == [(group, i, j) for group in (0, 12) for i in range(2) for j in range(3)]
+        order = np.random.default_rng(1).permutation(50)
+        for start in range(0, 50, 7):
+            some = order[start : start + 7]
+            assert np.array_equal(reader.read_x(some, pool=pool), values[some])
+    assert len(asked) == len(set(asked)) == 13 * 6
+
+
+def test_rows_that_are_kept_are_those_of_the_file_that_was_opened(tmp_path: Path) -> None:
+    """A file that was written to is refused, though all of its rows are in memory."""
+    path = tmp_path / "gzip.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("X_train", data=np.zeros((8, 5)), chunks=(4, 5), compression="gzip")
+    dataset = dataset_h5(path)
+    dataset.read_batch(range(8))
+    os.utime(path, (1, 1))
+    with pytest.raises(DamagedPackError, match="written to"):
+        dataset.read_batch([0])
 
 
 def test_threads_share_one_dataset(tmp_path: Path) -> None:
