@@ -65,16 +65,16 @@ RAGGED_ROWS = 8192
 TARGET = (224, 224)
 PHOTOGRAPHS = 40
 WHY = """
-Why parts are less than 1: rows that are only copied are copied by one thread, up to 8 MiB at a time, as a second one
-would take turns with the first at Python's lock; the limit's threads have batches of their own, as threads of a loader
-and of its loop have other work. A file's pages come into the mapping a few at a time, which the first pass waits for
-(see `again`). Long rows in chunks, and rows read from the disk, are copied by a call of Python each. Chunks that cut
-through rows leave short lines to copy, of h5py's own choice a few bytes each. What is decoded is kept, as far as an
-eighth of the free memory goes, in memory that the kernel hands out page by page; the limit decodes into the same memory
-again and again. HDF5's references to rows of any length are checked before HDF5 follows them, once (see `again`). Of
-such rows, texts and boxes each is an object of Python. JPEG files have their headers read first, and say their own
-sizes, so each image gets memory of its own. Pillow opens PNG files in Python, which for masks as small as these takes
-as long as decoding, and threads take turns at it."""
+Why some parts are less than 1. Rows that are only copied are copied by one thread, up to 8 MiB at a time, because a
+second one would take turns with the first at Python's lock. The limit's threads work on separate batches, but those of
+a loader and its loop have other work. The pages of a file are mapped a few at a time, and the first pass waits for that
+(see `again`). Long rows in chunks, and rows read from the disk, take one call from Python each. Chunks that cut through
+rows leave short pieces to copy, only a few bytes each with h5py's own choice. Decoded rows are kept in up to an eighth
+of the free memory, which the kernel hands out page by page, while the limit decodes into the same memory again and
+again. HDF5's references to rows of any length are checked once, before HDF5 follows them (see `again`). Each such row,
+text or set of boxes is a Python object. The headers of JPEG files are read first, because each file has its own size,
+and each image gets memory of its own. Pillow opens PNG files in Python; for masks as small as these that takes as long
+as decoding, and threads take turns at it."""
 
 
 @dataclass(frozen=True)

@@ -219,8 +219,8 @@ def main() -> int:
         write_samples(bench.home / "data", SHAPE)
         print(
             f"{SHAPE.samples:,} {SHAPE.title} pixels, {format_bytes(bench.nbytes)}, in a bucket (moto's) that answers "
-            f"after {LATENCY_S} s and sends {format_bytes(int(RATE))}/s. Of {ROUNDS} rounds the median, and the most "
-            "fetched and kept, over two epochs; a size of 1.00 x is that of the pixels."
+            f"after {LATENCY_S} s and sends {format_bytes(int(RATE))}/s. Times are medians of {ROUNDS} rounds; "
+            "fetched and peak are the largest of any round, over two epochs. 1.00 x is the size of the pixels."
         )
         bench.store_own()
         problem = _peers.why_no_environment()

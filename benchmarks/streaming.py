@@ -215,10 +215,10 @@ def roomy(bench: Bench) -> Iterator[None]:
         subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
         subprocess.run(["mount", "-o", "loop", image, place], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"No larger disk can be had here, and what does not fit on this one is not run: {error}\n")
+        print(f"No larger disk is available here, and parts that do not fit on this one are not run: {error}\n")
         yield
         return
-    print("This disk is too full, so data is on a file system of its own in a sparse file.\n")
+    print("This disk is too full, so the data is on a separate file system in a sparse file.\n")
     bench.home = place
     try:
         yield
@@ -260,7 +260,7 @@ class FirstBatches:
     def show_growth(self) -> None:
         """Print how much longer the largest takes than the smallest."""
         told = ", ".join(f"{kind} {found[-1] / found[0]:.2f}" for kind, found in self._found.items() if len(found) > 1)
-        print(f"\nthe largest over the smallest, a hundred times its size: {told}", flush=True)
+        print(f"\nthe largest over the smallest, which is a hundredth of its size: {told}", flush=True)
 
     def of_web(self, archive: Path, *, whole: bool) -> None:
         """Of a zip on a web server; `whole`: also without streaming."""
@@ -485,7 +485,7 @@ def first_epoch(bench: Bench, archive: Path, count: int, part: float) -> None:
 
 
 def limited(bench: Bench) -> None:
-    """A pack on the web that is ten times what the disk may hold: an epoch, its bytes, the disk; and going on."""
+    """A pack on the web that is ten times what the disk may hold: an epoch, its bytes, the disk; and continuing."""
     rate = 100e6
     archive = sparse_zip(bench.cloud / "limited.zip", LIMITED)
     pack = stage_dataset(archive, local_dir=bench.place(), cache_dir=None, progress=False).path
@@ -530,10 +530,12 @@ def limited(bench: Bench) -> None:
         loader = make_loader(dataset_h5(url, disk_limit=limit, local_dir=bench.place(), return_index=True), BATCH)
         loader.load_state_dict(state)
         is_next = bool((next(iter(loader))[1] == wanted).all())
-        told = bench.check("going on with nothing here", time.perf_counter() - began, RESUME_S)
-        print(f"going on with nothing here: the next batch after {told} s, {'the right' if is_next else 'ANOTHER'} one")
+        told = bench.check("continuing with nothing local", time.perf_counter() - began, RESUME_S)
+        print(
+            f"continuing with nothing local: the next batch after {told} s, {'the right' if is_next else 'ANOTHER'} one"
+        )
         if not is_next:
-            bench.missed.append("going on with nothing here: another batch came next")
+            bench.missed.append("continuing with nothing local: another batch came next")
 
 
 def shards(bench: Bench) -> None:

@@ -191,12 +191,12 @@ def judge(straight: list[Session], staged: list[Session], zipped: list[Session])
     print()
     for session in staged:
         first, whole = best.first_s / (session.staging_s + session.first_s), best.total_s / session.total_s
-        print(f"{session.name}, with its staging: first epoch {first:.1f} times as soon, ", end="")
+        print(f"{session.name}, with its staging: first epoch finished {first:.1f} times as soon, ", end="")
         print(f"{EPOCHS} epochs {whole:.1f} times; ", end="")
         print(f"later epochs (Drive's cache is warm) {later / session.later_s:.1f} times")
     *unzipped, ours = zipped
     local = min(unzipped, key=lambda session: session.total_s)
-    print(f"{ours.name}, with its staging, against {local.name}: first epoch ", end="")
+    print(f"{ours.name}, with its staging, against {local.name}: first epoch finished ", end="")
     print(f"{(local.staging_s + local.first_s) / (ours.staging_s + ours.first_s):.2f} times as soon, ", end="")
     print(f"{EPOCHS} epochs {local.total_s / ours.total_s:.2f} times; later epochs ", end="")
     print(f"{local.later_s / ours.later_s:.1f} times")

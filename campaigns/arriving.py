@@ -55,8 +55,8 @@ class Arriving:
     """
 
     title: ClassVar[str] = (
-        "`publish_file(wait_uploaded=True)`: checkpoint after checkpoint to a simulated Google Drive, whose client and "
-        "machine die as well; a machine takes with it what is not uploaded"
+        "`publish_file(wait_uploaded=True)`: one checkpoint after another to a simulated Google Drive, whose client "
+        "and machine are killed as well; what a machine has not uploaded is lost with it"
     )
     unit: ClassVar[str] = "checkpoints reported as uploaded"
     because: ClassVar[str] = "what was reported is in the cloud, byte for byte, with its manifest, and is never lost"

@@ -28,7 +28,7 @@ class Extracting:
 
     title: ClassVar[str] = "`extract_archive`: a zip of thousands of members, a tar.gz"
     unit: ClassVar[str] = "MB"
-    because: ClassVar[str] = f"a member counts with its batch of 1 MB, and up to {_BATCHES} batches are under way"
+    because: ClassVar[str] = f"members are redone in batches of 1 MB, and up to {_BATCHES} batches are under way"
     variants: ClassVar[int] = 2
 
     def __init__(self, home: Path, *, small: bool) -> None:

@@ -39,8 +39,8 @@ class Fetching:
     )
     unit: ClassVar[str] = "MB"
     because: ClassVar[str] = (
-        f"of a folder the {_FILES_IN_FLIGHT} files that may be read and not written yet; of a large file one block of "
-        f"8 MiB for each connection, of which a web server gets {_CONNECTIONS['web']}"
+        f"for a folder, the {_FILES_IN_FLIGHT} files that may be read and not yet written; for a large file, one block "
+        f"of 8 MiB for each connection, and a web server gets {_CONNECTIONS['web']} of them"
     )
     variants: ClassVar[int] = 3
 

@@ -33,7 +33,7 @@ class Living:
 
     title: ClassVar[str] = (
         "`stage_dataset`, `extract_archive`, `fetch_files`, `publish_file` and `purge_datasets` in turn, in one place, "
-        "on sources that change, beside files that are not ours"
+        "on sources that change, beside files that colabstage did not make"
     )
     unit: ClassVar[str] = "calls"
     because: ClassVar[str] = "a call that was killed after its last byte is made again"
@@ -167,5 +167,5 @@ class Living:
     def _check_mine(self) -> None:
         for path in self._mine:
             if not path.is_file() or path.read_text(encoding="utf-8") != _MINE:
-                msg = f"live: {self._verb} has changed '{path}', which is not ours."
+                msg = f"live: {self._verb} has changed '{path}', which colabstage did not make."
                 raise WrongError(msg)

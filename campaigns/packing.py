@@ -36,10 +36,10 @@ class Packing:
     unit: ClassVar[str] = "samples"
     variants: ClassVar[int] = 4
     because: ClassVar[str] = (
-        f"a sample counts with its journal block of {BLOCK_SAMPLES}, and samples are read and stored in order but for "
-        f"those that some thread has in hand; so there is at most one open block for each thread, reader or worker, "
-        f"and at most {BLOCK_SAMPLES - 1} samples in it are finished. The threads are counted in the runs; on a disk "
-        f"as quick as this there are mostly four"
+        f"the journal records blocks of {BLOCK_SAMPLES} samples. Samples are read and stored in order, except those "
+        f"that a thread is working on, so each thread, reader or worker, has at most one open block, in which at most "
+        f"{BLOCK_SAMPLES - 1} samples are finished. The threads are counted in the runs; on a disk as fast as this "
+        f"there are mostly four"
     )
 
     def __init__(self, home: Path, *, small: bool) -> None:
