@@ -51,7 +51,7 @@ class LibTorch:
             OSError: it cannot be loaded.
             AttributeError: it is of a torch that is too old.
         """
-        handle = _load(path)
+        handle = _open_library(path)
         # What takes no time keeps the interpreter lock: to give it away means to wait for it afterwards.
         quick = ctypes.PyDLL(str(path), handle=handle)
         self._call = _declared(
@@ -87,13 +87,13 @@ class LibTorch:
         """
         height, width = out.shape[:2]
         size = _Pointer()
-        _check(self._new_list(2, ctypes.byref(size)))
+        _refuse_error(self._new_list(2, ctypes.byref(size)))
         for side in (height, width):
-            _check(self._append(size, side))
+            _refuse_error(self._append(size, side))
         # Corners are not aligned, and both scales follow from the sizes. The call takes the list and both tensors over.
         stack = _Arguments(self._tensor(pixels), size.value or 0, 0, 0, 0, self._tensor(out))
-        _check(self._call(_OPERATOR, _OVERLOAD, stack, _WRITTEN_FOR))
-        _check(self._drop(stack[0]))  # another name for `out`
+        _refuse_error(self._call(_OPERATOR, _OVERLOAD, stack, _WRITTEN_FOR))
+        _refuse_error(self._drop(stack[0]))  # another name for `out`
 
     def _tensor(self, pixels: NDArray[np.uint8]) -> int:
         """Return a tensor `(1, C, H, W)` of the same memory, as torch knows it."""
@@ -102,7 +102,7 @@ class LibTorch:
         strides = _Four(pixels.size, 1, width * channels, channels)
         tensor = _Pointer()
         address = pixels.__array_interface__["data"][0]
-        _check(self._view(address, 4, shape, strides, 0, _UINT8, _CPU, 0, ctypes.byref(tensor)))
+        _refuse_error(self._view(address, 4, shape, strides, 0, _UINT8, _CPU, 0, ctypes.byref(tensor)))
         return tensor.value or 0
 
 
@@ -118,7 +118,7 @@ def find_libtorch() -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def _load(path: Path) -> int:
+def _open_library(path: Path) -> int:
     """Load a library without the interpreter lock, which Python itself would hold until its last page has come.
 
     Raises:
@@ -138,7 +138,7 @@ def _declared(function: Any, *arguments: Any) -> Any:
     return function
 
 
-def _check(error: int) -> None:
+def _refuse_error(error: int) -> None:
     if error:
         msg = f"torch's {_OPERATOR.decode()} failed."
         raise RuntimeError(msg)

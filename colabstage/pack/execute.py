@@ -32,9 +32,17 @@ from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
 from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
-from colabstage.pack.journal import KEPT_AFTER, RECORD, PackJournal, SampleFacts, Spool
+from colabstage.pack.journal import (
+    KEPT_AFTER,
+    NOTHING_REPEATED,
+    RECORD,
+    ContentDigests,
+    PackJournal,
+    SampleFacts,
+    Spool,
+)
 from colabstage.pack.plan import LISTS, pack_content, plan_pack
-from colabstage.pack.repeated import NOTHING_REPEATED, ContentDigests, has_contents, repeated_notes
+from colabstage.pack.repeated import repeated_notes
 from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.strings import StringArray
@@ -294,6 +302,7 @@ class _PackRun:
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
         data, spool, contents = (workspace / name for name in ("data.h5", "spool", "contents"))
+        inputs = self.job.table.inputs
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
         # Stable, because the journal counts positions: two samples of one file must keep their order in the next run.
@@ -347,8 +356,10 @@ class _PackRun:
                 if facts is not None and plan.is_open
                 else nullcontext() as pieces,
                 # A shard has some of the samples, and would find what is in it alone.
-                ContentDigests(contents, self.job.table.inputs.source.sizes)
-                if self.shard is None and has_contents(self.job.table)
+                ContentDigests(contents, inputs.source.sizes)
+                if self.shard is None
+                and isinstance(self.job.table.inputs, Images)
+                and not self.job.table.inputs.decoded
                 else nullcontext() as digests,
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
@@ -382,7 +393,7 @@ class _PackRun:
                     skipped=skipped,
                     attributes=self._attributes(),
                 )
-        repeated = repeated_notes(found, self.job.table, plan.splits)
+        repeated = repeated_notes(found, self.job.table, plan.splits) if len(found.samples) else ()
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,

@@ -7,21 +7,22 @@ outlive a boot anyway.
 
 `Spool` has the bytes that have no place yet, `SampleFacts` what is learnt about each sample and needed at the end. A
 sample's record is written before the journal counts the sample as finished, so a continued run finds the records of all
-finished samples, as it finds their pixels.
+finished samples, as it finds their pixels. `ContentDigests` has a digest of each image file that another may equal.
 """
 
 from __future__ import annotations
 
+import mmap
 import threading
 from array import array
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import CancelledError, DecodeError, DriveError, SourceError
-from colabstage.io.files import Closing, TargetFile
+from colabstage.io.files import Closing, TargetFile, reserve
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ KEPT_AFTER = (KeyboardInterrupt, CancelledError, SourceError, DriveError, Decode
 _NO_STAMP = 0
 # For each sample: the size of its upright image, and which bytes of the spool are its x, and its y.
 RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
+
+
+# Lengths are told apart by their lowest bits, in a table that is as large for ten files as for ten million.
+_LENGTHS = 1 << 18
+# Of so many samples a column may be made; of all of them there are no more than one.
+_PAGE = 1 << 18
 
 
 class PackJournal(Closing):
@@ -255,3 +262,64 @@ class SampleFacts(Closing):
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+
+
+class Repeated(NamedTuple):
+    """Samples whose files others equal, M of them, ascending within each group."""
+
+    samples: NDArray[np.int64]
+    """`(M,)`, their numbers in the table."""
+    groups: NDArray[np.uint64]
+    """`(M,)`, the same for those of the same bytes, which are behind each other."""
+
+
+NOTHING_REPEATED = Repeated(np.zeros(0, np.int64), np.zeros(0, np.uint64))
+
+
+class ContentDigests(Closing):
+    """The digest of each sample's image file that another may equal, in a file that outlives the process.
+
+    Written from any thread, each sample by one alone.
+    """
+
+    def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
+        """Open the file of an earlier run, or make it. `sizes`: int64 `(N,)`, the lengths of the files in bytes.
+
+        Raises:
+            OSError: the disk has no room.
+        """
+        counts = np.zeros(_LENGTHS, np.int32)
+        for first in range(0, len(sizes), _PAGE):
+            np.add.at(counts, sizes[first : first + _PAGE] % _LENGTHS, 1)
+        self._is_repeated = counts > 1
+        path.touch()
+        with path.open("r+b") as file:
+            reserve(file.fileno(), max(1, len(sizes)) * 8)
+            # 0 where none was taken.
+            self._digests = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint64)[: len(sizes)]
+
+    def note(self, index: int, content: bytes) -> None:
+        """Take the digest of a sample's file, if another has its length."""
+        if self._is_repeated[len(content) % _LENGTHS]:
+            self._digests[index] = xxhash.xxh3_64_intdigest(content)
+
+    def repeated(self) -> Repeated:
+        """Return the samples whose bytes another has too."""
+        # One column more, and not the places of all in another order: what repeats is little.
+        ordered = np.sort(self._digests)
+        again = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
+        del ordered
+        if not len(again):
+            return NOTHING_REPEATED
+        found = [
+            first + np.flatnonzero(np.isin(self._digests[first : first + _PAGE], again))
+            for first in range(0, len(self._digests), _PAGE)
+        ]
+        samples = np.concatenate(found)
+        groups = self._digests[samples]
+        order = np.argsort(groups, kind="stable")
+        return Repeated(samples[order], groups[order])
+
+    def close(self) -> None:
+        """Let go of the file, which would keep its disk busy as long as an error has this."""
+        self._digests = np.zeros(0, np.uint64)

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from colabstage.images.resample import TorchKernel
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.pack.journal import PackJournal, SampleFacts, Spool
+    from colabstage.pack.journal import ContentDigests, PackJournal, SampleFacts, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
-    from colabstage.pack.repeated import ContentDigests
     from colabstage.pack.stream import PackStream
 
 

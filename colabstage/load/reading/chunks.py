@@ -410,7 +410,7 @@ def _numbers(run: Run) -> Iterable[Any]:
     return range(run.start, run.stop) if isinstance(run, slice) else run.tolist()
 
 
-def _pieces(facts: StorageFacts) -> list[_Piece]:
+def _row_pieces(facts: StorageFacts) -> list[_Piece]:
     """Return the pieces that each row is in."""
     return [_piece(across, facts) for across in np.ndindex(*chunk_grid(facts)[1:])]
 
@@ -422,7 +422,7 @@ class ChunkEngine:
         self._source = source
         self._facts = facts
         self._rows = (facts.chunks or (1,))[0]
-        self._pieces = _pieces(facts)
+        self._pieces = _row_pieces(facts)
         # One indexed copy is faster for small pieces, though it makes a second one of them all.
         piece_bytes = math.prod((facts.chunks or ())[1:]) * facts.dtype.itemsize
         self._indexed = piece_bytes < _SMALL_ROW_BYTES
@@ -528,7 +528,7 @@ class PlacedRows:
         self._file = file
         self._side = sides[0]
         self._block = sides[1:]
-        self._pieces = _pieces(facts)
+        self._pieces = _row_pieces(facts)
         # A line for each piece, with the place of each chunk of rows.
         self._chunks = np.ascontiguousarray(table.addresses.reshape(len(table.addresses), len(self._pieces)).T)
         self._length = math.prod(sides[1:]) * width
