@@ -42,6 +42,21 @@ def median_ratio(values: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(value / other for value, other in zip(values, base, strict=True))
 
 
+def against(value: float, limit: float, words: str, digits: int = 2) -> str:
+    """Write a figure and, in brackets, what is promised of it: `1.20 (at least 1)`.
+
+    With `digits` digits after the point, or as many more as it takes that the two figures printed show which is larger.
+    """
+    while True:
+        shown = f"{value:.{digits}f}"
+        promised = f"{limit:g}" if float(f"{limit:g}") == limit else f"{limit:.{digits}f}"
+        ahead, behind = float(shown) > float(promised), float(shown) < float(promised)
+        # Floats that differ do so in one of their digits, so this ends.
+        if (ahead, behind) == (value > limit, value < limit):
+            return f"{shown} ({words} {promised})"
+        digits += 1
+
+
 def save(path: Path | None, **found: object) -> None:
     """Write what was found as JSON, where a path was given."""
     if path is not None:

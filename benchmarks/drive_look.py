@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._report import against
 from benchmarks.stage_drive import ask_each
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 from colabstage.simulate.knobs import DriveKnobs
@@ -126,7 +127,8 @@ def measure(bench: Bench, rounds: int) -> bool:
     ratio = max(middle[name] for name in _FIRST[1:]) / middle[_FIRST[0]]
     print(f"\nok    rewritten in place and noticed: {rounds} of {rounds}")
     print(
-        f"{'ok  ' if ratio <= _MOST else 'MISS'}  look / listing, first of a session: {ratio:.2f} (at most {_MOST:.2f})"
+        f"{'ok  ' if ratio <= _MOST else 'MISS'}  look / listing, first of a session: "
+        f"{against(ratio, _MOST, 'at most')}"
     )
     return ratio <= _MOST
 

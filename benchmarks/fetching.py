@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from benchmarks._fetch_rows import OURS, Row
+from benchmarks._report import against
 from colabstage.simulate.drive import fuse_problem
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def judge(promise: Promise, rows: Sequence[Row]) -> tuple[Literal["ok", "MISS", 
         return "????", f"{promise.part}: {name} could not be compared; is it installed?"
     worst = min(others, key=lambda row: row.seconds)
     ratio = worst.seconds / ours
-    line = f"{promise.part}: {worst.tool} / {OURS}: {ratio:.2f} (at least {promise.ratio:.2f})"
+    line = f"{promise.part}: {worst.tool} / {OURS}: {against(ratio, promise.ratio, 'at least')}"
     return ("ok" if ratio >= promise.ratio else "MISS"), line
 
 

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._photographs import write_photographs
+from benchmarks._report import against
 from colabstage.images.decode import Scratch, decode_sized
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize
@@ -184,14 +185,14 @@ def judge(rates: dict[str, list[float]]) -> list[tuple[bool, str]]:
     """Each promise: whether it holds, and the figures."""
     to_limit, to_recipe, to_copy = ratio(rates, OURS, LIMIT), ratio(rates, OURS, RECIPE), ratio(rates, ENCODED, COPY)
     found = [
-        (to_limit >= OF_LIMIT, f"{to_limit:.2f} of the limit (at least {OF_LIMIT})"),
-        (to_recipe >= OF_RECIPE, f"{to_recipe:.1f} times the recipe's loop (at least {OF_RECIPE:.0f})"),
-        (to_copy >= OF_COPY, f"encoded: {to_copy:.2f} of cp -r (at least {OF_COPY})"),
+        (to_limit >= OF_LIMIT, f"of the limit: {against(to_limit, OF_LIMIT, 'at least')}"),
+        (to_recipe >= OF_RECIPE, f"times the recipe's loop: {against(to_recipe, OF_RECIPE, 'at least', 1)}"),
+        (to_copy >= OF_COPY, f"encoded, of cp -r: {against(to_copy, OF_COPY, 'at least')}"),
     ]
     for title in PEERS.values():
         if title in rates:
             times = ratio(rates, OURS, title)
-            found.append((times > 1, f"{times:.1f} times {title} (more than 1)"))
+            found.append((times > 1, f"times {title}: {against(times, 1, 'more than', 1)}"))
     return found
 
 

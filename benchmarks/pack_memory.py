@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks._report import against
 from benchmarks._small_jpegs import write_small_jpegs, zip_small_jpegs
 
 COUNTS = (2_000, 200_000)
@@ -176,8 +177,9 @@ def main() -> int:
             ratio = many.peak_bytes / few.peak_bytes
             print(f"{source:<6}  {few}\n{source:<6}  {many}")
             print(
-                f"{'ok' if holds else 'MISS'}: {ratio:.3f} times the peak (at most {ALLOWED_RATIO}), "
-                f"{bytes_each(few, many):.0f} bytes for each further image (at most {ALLOWED_BYTES_EACH}, or 8 MiB)"
+                f"{'ok' if holds else 'MISS'}: times the peak: {against(ratio, ALLOWED_RATIO, 'at most', 3)}; "
+                f"bytes for each further image, or 8 MiB: "
+                f"{against(bytes_each(few, many), ALLOWED_BYTES_EACH, 'at most', 0)}"
             )
             packed(home, counts[0], source).unlink()
         found = opening(packed(home, counts[1]))

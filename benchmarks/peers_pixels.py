@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import _peers
 from benchmarks._pixel_data import Shape, write_samples
+from benchmarks._report import against
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -175,7 +176,9 @@ def judge(results: dict[str, Result]) -> bool:
         if title in results:
             found = ratio(results, title)
             good &= found >= wanted
-            print(f"{'ok  ' if found >= wanted else 'MISS'}  make_loader / {title}: {found:.2f} (at least {wanted})")
+            print(
+                f"{'ok  ' if found >= wanted else 'MISS'}  make_loader / {title}: {against(found, wanted, 'at least')}"
+            )
     return good
 
 

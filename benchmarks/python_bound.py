@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks._photographs import repeated_photographs, write_encoded
-from benchmarks._report import save, show_machine
+from benchmarks._report import against, save, show_machine
 from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
@@ -145,7 +145,7 @@ def main() -> int:
     for name, part in parts.items():
         if name.startswith("make_loader"):
             kept = kept and part >= WANTED
-            print(f"{'ok  ' if part >= WANTED else 'MISS'} {name}: {part:.2f} of the bound (wanted: {WANTED})")
+            print(f"{'ok  ' if part >= WANTED else 'MISS'} {name}, of the bound: {against(part, WANTED, 'wanted:')}")
     save(arguments.json, machine=machine, parts=parts)
     return 0 if kept else 1
 

@@ -39,7 +39,7 @@ import h5py
 import numpy as np
 
 from benchmarks._limited import is_limited, run_limited
-from benchmarks._report import median_ratio, save, show_machine
+from benchmarks._report import against, median_ratio, save, show_machine
 from colabstage.h5.info import open_h5
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
@@ -221,8 +221,8 @@ def report(rates: dict[str, list[float]]) -> bool:
     disk = [max(pair) for pair in zip(rates[DIRECT], rates[BUFFERED], strict=True)]
     part, ratio = median_ratio(rates[WINDOW], disk), median_ratio(rates[TRUE], rates[MAPPED])
     promises = [
-        (part >= WANTED_PART, f"window shuffle has {part:.2f} of the sequential rate (wanted: {WANTED_PART})"),
-        (ratio >= WANTED_RATIO, f"true shuffle is {ratio:.1f} times the mapped file's (wanted: {WANTED_RATIO})"),
+        (part >= WANTED_PART, f"window shuffle, of the sequential rate: {against(part, WANTED_PART, 'wanted:')}"),
+        (ratio >= WANTED_RATIO, f"true shuffle, times the mapped file's: {against(ratio, WANTED_RATIO, 'wanted:', 1)}"),
     ]
     for kept, words in promises:
         print(f"{'ok  ' if kept else 'MISS'} {words}")

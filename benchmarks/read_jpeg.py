@@ -38,7 +38,7 @@ from simplejpeg import decode_jpeg
 
 from benchmarks import _peers
 from benchmarks._photographs import repeated_photographs, write_encoded
-from benchmarks._report import median_ratio, save, show_machine
+from benchmarks._report import against, median_ratio, save, show_machine
 from colabstage.images.headers import first_rows, read_jpeg_header
 from colabstage.images.resample import scale_by_torch
 from colabstage.io.pipeline import ThreadPool
@@ -214,7 +214,7 @@ def report(rates: dict[str, list[float]]) -> bool:
     holds = True
     for ours, other, least in wanted:
         ratio = median_ratio(rates[ours], rates[other])
-        print(f"{'ok  ' if ratio >= least else 'MISS'} {ours} / {other}: {ratio:.2f} (at least {least:.1f})")
+        print(f"{'ok  ' if ratio >= least else 'MISS'} {ours} / {other}: {against(ratio, least, 'at least')}")
         holds &= ratio >= least
     return holds
 

@@ -59,7 +59,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks._photographs import write_photographs
-from benchmarks._report import median_ratio, save
+from benchmarks._report import against, median_ratio, save
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, to_keras
 from colabstage.load.frameworks.keras_dataset import KerasBatches
@@ -395,13 +395,14 @@ def main() -> int:
         kept = kept and holds
         limit = "the slower of make_loader and fit from memory" if name in FITTED else "make_loader"
         print(
-            f"{'ok  ' if holds else 'MISS'} {name}: {found[0]:.1f} times raw images (wanted: {WANTED[0]:.0f}), "
-            f"{found[1]:.2f} times TFRecords ({WANTED[1]:.0f}), {found[2]:.2f} of {limit} ({WANTED[2]})"
+            f"{'ok  ' if holds else 'MISS'} {name}: times raw images {against(found[0], WANTED[0], 'wanted:', 1)}, "
+            f"times TFRecords {against(found[1], WANTED[1], 'wanted:')}, of {limit} "
+            f"{against(found[2], WANTED[2], 'wanted:')}"
         )
         if name in FITTED:
             holds = found[3] >= WANTED_OF_BARE
             kept = kept and holds
-            print(f"{'ok  ' if holds else 'MISS'} {name}: {found[3]:.2f} of {BARE} (wanted: {WANTED_OF_BARE})")
+            print(f"{'ok  ' if holds else 'MISS'} {name}, of {BARE}: {against(found[3], WANTED_OF_BARE, 'wanted:')}")
             print(f"      {name}: {found[4]:.2f} of the limit by processor seconds")
     save(arguments.json, images_per_s=rates, cpu_us=work, ratios=ratios)
     return 0 if kept else 1

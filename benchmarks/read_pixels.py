@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks._pixel_data import BATCH, Shape, touch
 from benchmarks._recipe import RecipeDataset
-from benchmarks._report import median_ratio, save, show_machine
+from benchmarks._report import against, median_ratio, save, show_machine
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 
@@ -151,11 +151,11 @@ def report(title: str, rates: dict[str, list[float]]) -> None:
 def judge(name: str, rates: dict[str, list[float]]) -> bool:
     """Print what was promised of a shape, and whether it is so."""
     part = median_ratio(rates[OURS], rates[LIMIT])
-    promises = [(part >= WANTED_PART, f"make_loader has {part:.2f} of the limit (wanted: {WANTED_PART})")]
+    promises = [(part >= WANTED_PART, f"make_loader, of the limit: {against(part, WANTED_PART, 'wanted:')}")]
     if name == RECIPE_SHAPE:
         ratio = median_ratio(rates[OURS], rates[RECIPE])
         promises.append(
-            (ratio >= WANTED_RATIO, f"make_loader is {ratio:.1f} times as fast as the recipe (wanted: {WANTED_RATIO})")
+            (ratio >= WANTED_RATIO, f"make_loader, times the recipe: {against(ratio, WANTED_RATIO, 'wanted:', 1)}")
         )
     for kept, words in promises:
         print(f"{'ok  ' if kept else 'MISS'} {words}")

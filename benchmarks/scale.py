@@ -25,7 +25,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks._report import show_machine
+from benchmarks._report import against, show_machine
 from benchmarks._small_jpegs import tabulate_small_jpegs, tar_small_jpegs, write_small_jpegs, zip_small_jpegs
 from benchmarks.pack_memory import OPEN_S, Opening, PackMemory, bytes_each, opening, packing, run_step
 
@@ -126,12 +126,13 @@ def judge(few: Taken, many: Taken) -> list[tuple[bool, str]]:
         growth = more.cpu_s / many.samples / (less.cpu_s / few.samples)
         each = bytes_each(less, more)
         words = (
-            f"{many.form}, {step}: each of the many takes {growth:.2f} times what each of the few does (at most "
-            f"{ALLOWED_GROWTH}), and {each:.0f} bytes of memory (at most {ALLOWED_BYTES_EACH})"
+            f"{many.form}, {step}: each of the many takes, times what each of the few does, "
+            f"{against(growth, ALLOWED_GROWTH, 'at most')}, and of memory, in bytes, "
+            f"{against(each, ALLOWED_BYTES_EACH, 'at most', 0)}"
         )
         found.append((growth <= ALLOWED_GROWTH and each <= ALLOWED_BYTES_EACH, words))
     opened = many.opening.open_s
-    words = f"{many.form}: {many.samples:,} rows open in {opened * 1000:.1f} ms (less than {OPEN_S * 1000:.0f})"
+    words = f"{many.form}: {many.samples:,} rows open in ms: {against(opened * 1000, OPEN_S * 1000, 'less than', 1)}"
     return [*found, (opened < OPEN_S, words)]
 
 

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 
 from benchmarks._photographs import write_photographs, zip_folder
+from benchmarks._report import against
 from colabstage.simulate.drive import SimulatedDrive, fuse_problem
 from colabstage.simulate.knobs import DriveKnobs
 from colabstage.sources.tree import SLOW_READERS
@@ -69,7 +70,7 @@ class Claim:
         return self.value <= self.limit
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.holds else 'MISS'}  {self.text}: {self.value:.3f} (at most {self.limit:.3f})"
+        return f"{'ok  ' if self.holds else 'MISS'}  {self.text}: {against(self.value, self.limit, 'at most', 3)}"
 
 
 class Bench:

@@ -37,6 +37,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks._bare_line import ask_bare, train_bare
+from benchmarks._report import against
 from benchmarks._timeline import Timeline
 from colabstage import stage_dataset
 from colabstage.errors import NotEnoughSpaceError
@@ -142,8 +143,8 @@ class Bench:
     def check(self, what: str, value: float, most: float) -> str:
         """A figure, beside what was promised of it."""
         if value > most:
-            self.missed.append(f"{what}: {value:.2f}, promised {most:g}")
-        return f"{value:.2f} (at most {most:g})"
+            self.missed.append(f"{what}: {against(value, most, 'promised')}")
+        return against(value, most, "at most")
 
     def place(self) -> Path:
         """A fresh place on the local disk."""

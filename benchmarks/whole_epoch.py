@@ -39,6 +39,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from benchmarks._report import against
 from colabstage.simulate.drive import fuse_problem
 from colabstage.stage.run import stage_dataset
 from colabstage.ui.demo.run import KNOBS, SIDE, mounted_machines, write_digits
@@ -202,7 +203,8 @@ def judge(straight: list[Session], staged: list[Session], zipped: list[Session])
     print(f"{local.later_s / ours.later_s:.1f} times")
     found = best.first_s / max(session.first_s for session in staged)
     print(
-        f"\n{'ok  ' if found >= WANTED else 'MISS'}  first epoch, {best.name} / staged: {found:.1f} (at least {WANTED})"
+        f"\n{'ok  ' if found >= WANTED else 'MISS'}  first epoch, {best.name} / staged: "
+        f"{against(found, WANTED, 'at least', 1)}"
     )
     return found >= WANTED
 
