@@ -385,7 +385,15 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
         return Joining(prefixes, f"The parts are named like splits, so each is a folder: {_listed(folders)}.")
     collision = _first_collision(names)
     if collision is None:
-        return Joining(("",) * len(stems), f"The files of {len(stems):,} parts are united; no name is there twice.")
+        reason = f"The files of {len(stems):,} parts are united; no name is there twice."
+        # photos/* of a shell: the folders of classes, each as a part, whose own names are nowhere then.
+        are_folders = not any("/" in name or name.endswith(_TABLE_SUFFIXES) for part in names for name in part)
+        if are_folders and len(set(stems)) == len(stems) > 1:
+            reason += (
+                f" What the parts are called ({_listed(stems)}) is lost: if these are classes, stage the folder that "
+                "they are in."
+            )
+        return Joining(("",) * len(stems), reason)
     reason = f"'{collision}' is in more than one part, so each part is a folder: {_listed(folders)}."
     return Joining(folders, reason)
 

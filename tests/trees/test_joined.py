@@ -44,6 +44,25 @@ def test_names_are_joined_so_that_nothing_is_lost(
     assert len(set(joined)) == sum(map(len, names))
 
 
+@pytest.mark.parametrize(
+    ("stems", "names", "is_told"),
+    [
+        (["cat", "dog"], [["1.jpg"], ["2.jpg"]], True),
+        (["cat", "dog"], [["1.jpg"], ["1.jpg"]], False),
+        (["cat", "dog"], [["1.jpg"], ["a/2.jpg"]], False),
+        (["contest", "train"], [["train.csv"], ["1.jpg"]], False),
+        (["train", "train"], [["1.jpg"], ["2.jpg"]], False),
+        (["cat"], [["1.jpg"]], False),
+    ],
+    ids=["flat", "collide", "deeper", "with a table", "alike", "one"],
+)
+def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[list[str]], is_told: bool) -> None:
+    """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""
+    reason = plan_joining(stems, names).reason
+    assert (f"called ('{stems[0]}', '{stems[-1]}') is lost" in reason) is is_told
+    assert ("stage the folder that they are in" in reason) is is_told
+
+
 def make_parts(folder: Path) -> tuple[FolderTree, ZipTree]:
     """A folder and a zip with two files each."""
     (folder / "one" / "cat").mkdir(parents=True)
