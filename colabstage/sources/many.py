@@ -16,7 +16,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.sources.identity import identify_many
 from colabstage.sources.opening import SourcePart, not_one_file, open_part
-from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, paths_of
+from colabstage.sources.parse import LocalSource, ObjectSource, WebSource, local_source, name_in_list, paths_of
 from colabstage.sources.remote_files import RemoteFileTree, list_files
 from colabstage.trees.open import JoinedTree, Joining, distinct_names
 
@@ -104,7 +104,7 @@ class OpenList(Closing):
         folders = [part for part in self.parts if part.tree is not None]
         tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
         # Files keep their names at the top, so a folder that is named like one of them gets a number.
-        stems = distinct_names([*tops, *(part.source.name for part in folders)])[len(tops) :]
+        stems = distinct_names([*tops, *(name_in_list(part.source) for part in folders)])[len(tops) :]
         trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
         joined = list(zip(("", *stems), trees, strict=True))
         self._tree = JoinedTree(source.label, joined, joining=Joining(("", *stems), "")) if folders else self.files
@@ -241,7 +241,7 @@ class OpenList(Closing):
                 cancellation=self._opening.cancellation,
                 stall_timeout_s=float("inf"),
             )
-        names = [part.source.name for part in self.parts]
+        names = [name_in_list(part.source) for part in self.parts]
         return JoinedTree(self._source.label, list(zip(names, trees, strict=True)))
 
     def relisted(self) -> str:

@@ -411,11 +411,24 @@ def comes_whole(source: Source) -> bool:
 
 
 def readable_name(name: str) -> str:
-    """Return the part of a name that a person recognises: `kitti` for `kitti.tar.gz`."""
+    """Return the part of a name that a person recognises: `kitti` for `kitti.tar.gz`; in letters for any disk."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", _without_suffixes(name)).strip("-.")[:60] or "dataset"
+
+
+def name_in_list(source: SingleSource) -> str:
+    """Return what the folder of a source is called in a list of several; it may become the name of a class."""
+    if not isinstance(source, LocalSource):
+        return source.name
+    # As it is written there, in any script: two folders of Chinese names would be called dataset and dataset-2.
+    name = _without_suffixes(source.path.name)
+    return name if name.isprintable() and name.strip(" .") == name != "" and "\\" not in name else source.name
+
+
+def _without_suffixes(name: str) -> str:
     name = name.rstrip("/").rpartition("/")[2]
     while name.lower().endswith(_ARCHIVE_SUFFIXES) and "." in name[1:]:
         name = name[: name.rindex(".")]
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60] or "dataset"
+    return name
 
 
 def expand_pattern(source: LocalSource) -> LocalSource | ManySource:

@@ -427,6 +427,25 @@ def test_a_pattern_of_images_is_a_dataset(photos: Path) -> None:
     assert staged.classes == ("cat", "dog")
 
 
+@pytest.mark.parametrize("kind", ["folders", "zips"])
+def test_classes_that_parts_are_named_for_keep_their_names(
+    kind: str, tmp_path: Path, make_images: MakeImages, make_zip: MakeZip
+) -> None:
+    """In any script, and with spaces: the names that the folder of them all gives."""
+    names = ("Größe ñ", "my cats", "犬", "猫")
+    # The same names of files in each, so that the parts are told apart by their own.
+    for number, name in enumerate(names):
+        pixels = make_images(tmp_path / "made" / str(number), 4, first=10 * number)
+        flat = tmp_path / "all" / name
+        flat.mkdir(parents=True)
+        for index, image in enumerate(sorted(pixels.rglob("*.png"))):
+            shutil.copy(image, flat / f"{index}.png")
+        if kind == "zips":
+            make_zip(flat, tmp_path / "all" / f"{name}.zip")
+            shutil.rmtree(flat)
+    assert stage(tmp_path / "all" / "*").classes == names
+
+
 def test_a_list_of_archives_with_something_else_is_refused(photos: Path, archive: Path, tmp_path: Path) -> None:
     """A text among archives is named; nothing is made."""
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
