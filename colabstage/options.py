@@ -1,4 +1,4 @@
-"""What can be passed besides words and numbers: options in one value, layouts that are told their rows, or are yours.
+"""What you can pass besides words and numbers: options in one value, configured layouts, and your own layouts.
 
     from colabstage.options import LoaderOptions, PackOptions
 

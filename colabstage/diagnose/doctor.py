@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with this machine, or with where a dataset lies, and what to do about it.
+"""`doctor`: what is wrong with this machine, or with the place of a dataset, and what to do about it.
 
 It judges by checks, each of them a function: facts in, verdict out, nothing touched. A check's docstring is the remedy
 that a person reads when the verdict is not `ok`, so it is written to them and begins with what to do.

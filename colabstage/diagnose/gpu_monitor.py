@@ -1,7 +1,7 @@
 """`GpuMonitor`: how busy the GPU is while a model trains, sampled in the background.
 
-What the samples say is made of them by functions: figures, sentences, a picture, and the lines that show in a notebook,
-while a monitor runs, how busy each GPU has been.
+Functions turn the samples into figures, sentences, a picture, and the lines that show in a notebook how busy each GPU
+has been while a monitor runs.
 """
 
 from __future__ import annotations

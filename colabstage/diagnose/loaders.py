@@ -1,9 +1,9 @@
 """What is profiled: any loader, seen as something that starts epochs and tells how it is set up.
 
-Of a torch `DataLoader`, stock or ours, a shallow copy is iterated: it shares dataset, sampler and functions, but has
-its own iterator, its own worker processes and, if it is ours, its own place in training. Where batches are made in
-processes, which cannot be looked into from here, a second copy without processes shows the stages. A Keras `PyDataset`
-is iterated as `fit` does it, with its threads or processes.
+A torch `DataLoader`, stock or colabstage's, is iterated as a shallow copy. The copy shares dataset, sampler and
+functions, but has its own iterator, its own worker processes and, if it is colabstage's, its own place in training.
+Where batches are made in processes, which cannot be looked into from here, a second copy without processes shows the
+stages. A Keras `PyDataset` is iterated as `fit` does it, with its threads or processes.
 """
 
 from __future__ import annotations

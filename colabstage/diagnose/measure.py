@@ -1,8 +1,8 @@
 """The runs behind a profile: the loader alone, loader and step together, the step alone, the stages alone; and trials,
 with a batch of the caller's own size, of what other ways of loading would cost here.
 
-The runs that count have two looks at the clock for each batch and nothing else. Stacks are sampled in a run of its own,
-of the loader alone; where worker processes make its batches, of the loader without them.
+The timed runs read the clock twice for each batch and do nothing else. Stacks are sampled in a separate run of the
+loader alone; if worker processes make its batches, of the loader without them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The packed file as a contract between the one who writes it and the one who reads it."""
+"""The packed file as a contract between its writer and its readers."""

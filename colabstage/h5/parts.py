@@ -1,4 +1,4 @@
-"""Packs of several files: how their names tell them, and what they must have in common to be read as one.
+"""Packs of several files: how they are named, and what they must have in common to be read as one.
 
 `NAME-00002-of-00008.h5` is one of eight shards that were written together. `NAME-append-00001.h5` was added later to
 `NAME.h5`, or to its shards. Existing files keep their names then, because records, manifests and other machines refer

@@ -1,9 +1,9 @@
-"""Telling an image file that can be decoded from one that cannot, for a part of what decoding takes.
+"""Tell whether an image file can be decoded, in a fraction of the time that decoding takes.
 
 The codes of a JPEG's pixels do not stop the decoder: codes that are damaged come as grey or shifted blocks, codes that
 are missing as grey ones, which readers warn of and then take. What stops it is in the segments before each scan. So
-whether such a file can be decoded shows without its codes, which take nearly all the time. Without the mark of the end
-in its place it is decoded, because how many of the codes are needed is known only to who reads them.
+whether such a file can be decoded shows without its codes, which take nearly all the time. If the end marker is not in
+its place, the file is decoded, because only the decoder knows how many of the codes are needed.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Image bytes to arrays and back, from any number of threads at once.
 
-JPEG goes through libjpeg-turbo by `simplejpeg`, which gives the interpreter lock away while it decodes; whatever that
-cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour
-JPEGs come out equal, byte for byte (tests/images/test_decode.py holds that).
+JPEG goes through libjpeg-turbo by `simplejpeg`, which releases the interpreter lock while it decodes; whatever that
+cannot do, and every other format, goes through Pillow. Both use libjpeg-turbo with its exact transform, so colour JPEGs
+come out equal, byte for byte (tests/images/test_decode.py holds that).
 
 What happens to the rarer kinds:
 
-- EXIF orientation is applied, always; that of XMP where EXIF says none.
+- EXIF orientation is always applied; XMP orientation where EXIF has none.
 - Palettes are looked up. Alpha is dropped for `"rgb"` and `"grayscale"`, as Pillow's `convert` does (it is not blended
   with a background), and kept as the fourth channel for `"keep"`.
 - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
   use Pillow's weights (ITU-R 601-2).
 - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Floating
   point and 32-bit grayscale come as float32 for `"keep"`, and have no agreed range to make 8 bits of: an error.
-- Of an animation, the first frame.
+- Animations give their first frame.
 
 Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
 takes up to 16 bytes for each pixel on the way, and a few kilobytes may hold 170 million pixels: for those, threads take

@@ -1,8 +1,8 @@
-"""What an image file says of itself, without decoding a pixel: kind, size, components, orientation, frames.
+"""What the header of an image file says, without decoding a pixel: kind, size, components, orientation, frames.
 
-Decoders and who only looks at the header ask `read_orientation` which way up an image is: boxes and crops count in the
-upright image, so that both have to agree. Pillow's own reading stops at whatever is odd in the rest of an EXIF block;
-this one looks at the one entry.
+Decoders, and code that only looks at the header, ask `read_orientation` which way up an image is: boxes and crops count
+in the upright image, so that both have to agree. Pillow's own reading stops at whatever is odd in the rest of an EXIF
+block; this one looks at the one entry.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""What all other packages stand on: files and what of them is ours, retries, pipelines, progress, words for people."""
+"""What all other packages build on: files and which of them colabstage made, retries, pipelines, progress, text for
+people.
+"""

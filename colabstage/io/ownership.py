@@ -1,13 +1,13 @@
 """Only what colabstage made, and only as it made it, is removed, emptied or replaced. Whatever does that asks here.
 
-What is ours is told by evidence:
+Evidence shows what colabstage made:
 
 - **A temporary** says so in its name, with the process that owns it (see `workspace`).
 - What makes room for its successor where names cannot be exchanged is `….was` for that moment: with nothing in its
   place it is put back, never swept.
 - **A folder that was put in its place** has an inventory beside it: size and time of everything in it, nothing left
-  out. With anything else in it, or anything in it changed, it is not ours to replace.
-- **A file** is vouched for by its caller, by a manifest or record of ours; never a link, which is somebody's way to
+  out. If it holds anything else, or anything in it has changed, it is not replaced.
+- **A file** is vouched for by its caller, by a manifest or record of colabstage's; a link never is, because it leads to
   something else.
 
 The rule for making is: write beside, verify, rename.

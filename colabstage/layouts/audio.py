@@ -1,7 +1,6 @@
-"""Clips of sound as rows of one length: WAV is read here, FLAC and others by soundfile where it is installed.
+"""Audio clips as rows of one length: WAV is read here, FLAC and others by soundfile if it is installed.
 
-Classes come from folders or from a table, as those of images do. Nothing is resampled: what the rate should be is the
-caller's to say.
+Classes come from folders or from a table, as those of images do. Nothing is resampled: the caller decides the rate.
 """
 
 from __future__ import annotations

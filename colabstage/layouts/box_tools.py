@@ -1,8 +1,8 @@
-"""Boxes as tools of annotation and benchmarks write them: LabelMe, CVAT, Supervisely, VIA, and others; and the names of
-classes that such tools leave beside the boxes.
+"""Boxes in the formats of annotation tools and benchmarks: LabelMe, CVAT, Supervisely, VIA, and others; and the names
+of classes that such tools leave beside the boxes.
 
 Each format is a reader of one file, which gives the boxes of the images that it names; how images are found, numbered
-and put into a table is the same for all. Of polygons and rotated boxes the boxes around them are kept, which is said.
+and put into a table is the same for all. Polygons and rotated boxes become the boxes around them, and a note says so.
 
 data.yaml is read by PyYAML: what people write there (quotes, apostrophes, comments, lists over several lines) is all of
 YAML.

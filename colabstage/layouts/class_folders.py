@@ -1,8 +1,8 @@
-"""Files of one kind in folders of classes, with or without folders of splits above: images, clips of sound.
+"""Files of one kind in folders of classes, with or without split folders above: images, audio clips.
 
-As torchvision documents it for `ImageFolder`: a class is the first folder level, classes are numbered in the order of
-`sorted` names, files are found at any depth below, and samples come sorted by class, then folder, then file name. On
-top of that: folders of splits are recognised, and a folder that merely wraps the dataset is looked through.
+As in torchvision's `ImageFolder`: a class is the first folder level, classes are numbered in the order of `sorted`
+names, files are found at any depth below, and samples come sorted by class, then folder, then file name. On top of
+that: folders of splits are recognised, and a folder that merely wraps the dataset is looked through.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What speaks against a guess: labels come from the best evidence, and competing evidence is an error that names both.
 
-Whoever names a layout is believed. Where nobody does, folders of classes are what is left when nothing else can be
-meant, and a table counts where no masks do. Lists of the files of each split beside such folders are evidence too, and
-say the splits.
+If the caller names a layout, that is taken. Otherwise folders count as classes only if nothing else can be meant, and a
+table counts where no masks do. Lists of the files of each split beside such folders are evidence too, and say the
+splits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Images that lie in no folders of classes: by the files' names they have a mask each, or classes, or no labels.
+"""Images outside class folders: their file names say whether each has a mask, a class or no label.
 
 Whatever makes masks has them found here too, and learns by a look at a few what their values mean. Images without
 labels are a dataset as well (faces for a GAN, photographs to classify), but only where nothing beside the images, and

@@ -1,4 +1,4 @@
-"""What files and folders of datasets are called: extensions, splits (also those that lists say), and written names.
+"""How files and folders of datasets are named: extensions, splits (also those that lists say), and written names.
 
 Lists of the files of each split are beside the samples, as Food-101 has them: meta/train.txt, meta/test.txt.
 """

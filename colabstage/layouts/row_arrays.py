@@ -1,7 +1,7 @@
 """Samples that are the rows of arrays, in .npy, .npz, HDF5 and MATLAB's files: which are inputs, which targets.
 
-That is decided by what people call them, in pure code; only then is more than headers read. MATLAB's .mat files of
-version 5 to 7 are no HDF5 files: scipy reads them, where it is installed.
+Pure code decides that by the names of the arrays; only then is more than headers read. MATLAB's .mat files of versions
+5 to 7 are not HDF5: scipy reads them, if it is installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all formats have in common that pack many samples into few files: shards, parts of them, and labels.
+"""What formats that pack many samples into few files have in common: shards, parts of them, and labels.
 
 Labels come one by one with the samples, and become targets only when all are known: class indices, words or numbers.
 """

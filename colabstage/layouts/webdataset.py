@@ -1,4 +1,4 @@
-"""WebDataset's tars: each is scanned once for where its images lie, and for the labels between them.
+"""WebDataset's tars: each is scanned once for the places of its images, and for the labels between them.
 
 One tar may be the tree itself, several may be joined to it, or any number of them are in it.
 """

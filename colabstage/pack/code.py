@@ -1,10 +1,10 @@
-"""Telling a user's functions apart by what they do: their code, and the content of everything that it can see.
+"""Tell a user's functions apart by what they do: their code, and the content of everything that it can see.
 
 Libraries that hash or pickle functions name what can be imported instead of looking into it: an edited function under
 its old name, or another value of a global, would be "the same" to them. So this walks by itself: through code,
 defaults, closures, the globals and classes that the code names, and through objects by what they would be pickled as.
-What belongs to an installed library counts by its name and version. What nobody could pickle cannot be compared, and
-is never the same as anything, itself included.
+What belongs to an installed library counts by its name and version. What nobody could pickle cannot be compared, and is
+never the same as anything, itself included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running tasks on an executor whose workers may die; tasks of dead workers are submitted again."""
+"""Run tasks on an executor whose workers may die; tasks of dead workers are submitted again."""
 
 from __future__ import annotations
 

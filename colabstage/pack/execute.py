@@ -1,4 +1,4 @@
-"""Writing a planned pack: beside its target, verified, then renamed into place; and the report of it."""
+"""Write a planned pack beside its target, verify it, rename it into place, and report on it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What comes before the first byte is written: the source is opened, its samples are found, their pack is planned.
 
-Of a job that is planned, some samples alone are a job as well: what one of many shards is.
+A part of the samples of a planned job is a job as well, which is how shards are made.
 
 What resizes images is planned before torch is looked at, and settled during the first reads: to load its kernel takes a
 core 0.2 s, and where torch has to be imported for it two seconds, as long as a slow mount takes to send the first

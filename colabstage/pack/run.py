@@ -1,4 +1,4 @@
-"""`pack_dataset`: a local folder or archive becomes one HDF5 file, or several, or more of a dataset that is packed.
+"""`pack_dataset`: a local folder or archive becomes one HDF5 file, or several, or is appended to a packed dataset.
 
 What is added has the same form as what is there, or is refused with the difference named.
 """

@@ -1,5 +1,5 @@
-"""A Google Drive to practise on: a folder that plays the cloud, mounted with Drive's speed, manners and failures; and
-what this machine must have to mount something with FUSE.
+"""A Google Drive to practise on: a folder that stands for the cloud, mounted with Drive's speed, behaviour and
+failures; and what this machine must have to mount something with FUSE.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What comes of a source whole before anything of it is read: from Kaggle, a share link, or a server without ranges.
+"""Download a source in full before it is read: from Kaggle, a share link, or a server without ranges.
 
-It records the source's state from the first byte on, so the call after a kill finds it, and continues it or removes it.
+The source's state is recorded from the first byte on, so the call after a kill finds the download, and continues or
+removes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`fetch_files`: bring any source to this machine as the files that it is, once.
 
-What is at the target is looked at first: what is whole and whose source is the same is not fetched again, and what
-is not ours is never replaced unasked. A hidden record beside the target says what was fetched from which state.
+It looks at the target first: complete files whose source is unchanged are not fetched again, and what colabstage did
+not make is never replaced unasked. A hidden record beside the target says what was fetched from which state.
 """
 
 from __future__ import annotations

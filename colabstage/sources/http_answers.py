@@ -1,6 +1,6 @@
 """What a web server's answer means: the status, the range, the name, the time, the checksum, a page. Pure functions.
 
-Headers come as any mapping whose names are looked up without regard to case.
+Headers are any mapping that ignores the case of names.
 """
 
 from __future__ import annotations

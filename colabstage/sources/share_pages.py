@@ -1,6 +1,6 @@
 """Google Drive's links and pages, read without a connection: what people paste, and what Drive answers with.
 
-Drive tells most failures by a page in place of the file, so every answer that is no data is checked by its text.
+Drive reports most failures as a page in place of the file, so the text of every answer that is not data is checked.
 """
 
 from __future__ import annotations

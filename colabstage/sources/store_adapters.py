@@ -1,9 +1,9 @@
 """How to ask a file system of fsspec for facts, a listing and bytes: most all alike, FTP and SFTP by their own verbs.
 
-fsspec's walks leave out whatever cannot be listed, without a word (`on_error="omit"`, which is back below the first
-level of a walk that was asked to raise). Its FTP takes a folder that may not be read for an empty one, and lists a
-whole folder to know one file of it. Its opened files read ahead. So folders are listed here one by one, and bytes come
-in pieces as they arrive; its caches, `get` and `rsync` are not used at all.
+fsspec's walks silently leave out whatever cannot be listed (`on_error="omit"`, which is back below the first level of a
+walk that was asked to raise). Its FTP takes a folder that may not be read for an empty one, and lists a whole folder to
+know one file of it. Its opened files read ahead. So folders are listed here one by one, and bytes come in pieces as
+they arrive; its caches, `get` and `rsync` are not used at all.
 """
 
 from __future__ import annotations

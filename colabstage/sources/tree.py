@@ -1,6 +1,6 @@
-"""Files of a tree on their way to a folder: planned by pure code before the first byte, then many at once.
+"""Copy the files of a tree to a folder: planned by pure code before the first byte, then many at once.
 
-Small files are read whole, large ones in parts where the tree gives parts, and a ledger is told of each that is here.
+Small files are read whole, large ones in parts if the tree gives ranges, and a ledger notes each one that has arrived.
 """
 
 from __future__ import annotations

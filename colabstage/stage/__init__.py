@@ -1,1 +1,1 @@
-"""Making it true that a dataset is local and ready."""
+"""Make a dataset local and ready."""

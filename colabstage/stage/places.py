@@ -4,8 +4,8 @@ Both keep the same files under the same names, so a bucket that is filled from a
 
 In a bucket there is no rename that makes a file and its manifest appear together, and no lock. So what is about to be
 written is noted beside it (`NAME.unfinished`), then come the file, read back and compared, and its manifest, which
-makes it count. Each of them is written only where nothing is. After a kill the note tells that an object without a
-manifest is ours.
+makes it count. Each of them is written only where nothing is. After a kill the note shows that colabstage wrote an
+object without a manifest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What colabstage keeps on this machine and in the cache: the list of it, and its removal.
 
-Only what carries our mark is ever listed or removed: in the cache a file whose manifest has the key that its name ends
-in, on this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`. Everything else,
-whatever its name, belongs to somebody else.
+Only what carries colabstage's mark is ever listed or removed: in the cache a file whose manifest has the key that its
+name ends in, on this machine a folder whose record has it, or a part of a pack that is read under `disk_limit`.
+Everything else, whatever its name, belongs to somebody else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is staged on this machine, recorded and sealed, and whether the source is still what it was made of.
+"""What is staged on this machine, recorded and sealed, and whether the source is still what it was made from.
 
 There is one folder for each dataset, with a record of what is complete in it. The seal is the packed file's inode, size
 and times, with the boot they were seen in. As long as they are unchanged, nothing has written to the file since its
@@ -6,7 +6,7 @@ hashes were verified, so a second call costs a few `stat`s. When they differ (a 
 that was never forced to the disk may be lost), every block is hashed again.
 
 The source of a call is opened once, when it is first needed, and compared with a recorded state, at once or beside the
-copy of what was made of that state.
+copy of what was made from that state.
 """
 
 from __future__ import annotations

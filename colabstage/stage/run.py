@@ -1,4 +1,4 @@
-"""`stage_dataset`, the one cell.
+"""`stage_dataset`: reuse, restore or stage a dataset.
 
 The shortest way is taken: reuse local data, restore the cached pack, or read the source. Nothing is read before it has
 to be. Local data is checked first, because that costs a few `stat`s; then the cache, which is one sequential read; and

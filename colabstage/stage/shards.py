@@ -1,8 +1,8 @@
 """A pack larger than the disk limit: made shard by shard, each published to the cache when it is finished, and dropped.
 
-While one shard is packed, the one before it is published, so there are never more than two here. What is finished is
-told by the manifests in the cache: a call that was killed continues with the first shard that has none. What all shards
-are together is the file that a machine with enough room would have made, in parts.
+While one shard is packed, the one before it is published, so there are never more than two here. The manifests in the
+cache say what is finished: after a kill, the next call continues with the first shard that has none. Together, the
+shards are the file that a machine with enough room would have made, in parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`stage_dataset(streaming=True)`: the same call, in a thread; who asked has the dataset as soon as its plan stands.
+"""`stage_dataset(streaming=True)`: the same call, in a thread; the caller has the dataset as soon as it is planned.
 
 The thread does what the call would have done: it packs, or copies from the cache, verifies, writes the manifest and the
-record, and publishes. So in the end there is the very same on the disk. Meanwhile rows are read from the file that is
-being written.
+record, and publishes. In the end the disk holds exactly the same. Meanwhile rows are read from the file that is being
+written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Contents of a few files of a slow tree, read while the rest is still listed: those that planning a pack examines.
 
-Which files these are is a rule about names alone, so who examines them and who reads them ahead agree without a word.
+Which files these are depends on names alone, so the code that examines them and the code that reads ahead agree on
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A tar as a tree: its headers are scanned once, then members are read by offset from any number of threads.
 
-Written here rather than left to `tarfile`, which takes a damaged header for the end of the archive and so loses every
-member after it without a word. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7 one.
+Written here rather than left to `tarfile`, which takes a damaged header for the end of the archive and so silently
+loses every member after it. Formats: POSIX.1-2001 (pax), ustar, GNU, and the old V7 one.
 """
 
 from __future__ import annotations

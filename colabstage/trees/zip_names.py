@@ -1,8 +1,8 @@
-"""The names in a zip: decoded as the format says, and what else they may be where it says nothing.
+"""The names in a zip: decoded as the format says, and what else they may be if it does not say.
 
-A zip marks names in UTF-8. Those without the mark are by the format in cp437, but archivers on Windows write them in
-the code page of the machine: cp932 in Japan, gbk in China. Only a person can tell which of several readings is meant,
-so names are read as cp437, which keeps different names different, and a note shows the others.
+A zip marks names in UTF-8. By the format, names without the mark are cp437, but archivers on Windows write them in the
+code page of the machine: cp932 in Japan, gbk in China. Only a person can tell which of several readings is meant, so
+names are read as cp437, which keeps different names different, and a note shows the others.
 """
 
 from __future__ import annotations

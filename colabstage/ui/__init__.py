@@ -1,1 +1,3 @@
-"""Faces: the command line, the demo, what is clicked in a notebook, plots. Nothing below imports them."""
+"""User interfaces: the command line, the demo, the form and browser in a notebook, plots. No lower layer imports
+them.
+"""

@@ -1,4 +1,4 @@
-"""`browse_dataset`: where somebody is in a dataset, the browser's widgets, and what a press of each does.
+"""`browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
 
 One text of HTML is a page, not a widget a sample: a page comes in one message. The widgets are made once, and only
 those that ipywidgets 7.7 has, as on Colab. Buttons without a face are on the grid and on the bars, in the same places:

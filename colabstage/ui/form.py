@@ -1,7 +1,7 @@
-"""`stage_form`: fields, the line of Python that they amount to, and buttons to plan, to stage and to cancel.
+"""`stage_form`: fields, the same call as a line of Python, and buttons to plan, to stage and to cancel.
 
-The work is done in a thread: the kernel stays free, so that buttons answer while it runs. Beside any widget stands a
-picture of it, for a page where no kernel answers any more.
+The work is done in a thread: the kernel stays free, so that buttons answer while it runs. Each widget has a picture
+beside it, for a page without a running kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples as HTML, without a script: many as a grid, one alone with all that is known of it, and classes as bars.
+"""Samples as HTML, without a script: many as a grid, one alone with all its details, and classes as bars.
 
 A sample is a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and any channels
 become pictures of 8 bits, with masks laid over them, and stand in the page as data URIs.

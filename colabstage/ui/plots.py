@@ -1,6 +1,6 @@
 """Plots of a dataset (how many samples each class has, which sizes images have) and of training (where the time goes).
 
-All are drawn on white paper of their own, in the same colours.
+All are drawn on a white background, in the same colours.
 """
 
 from __future__ import annotations

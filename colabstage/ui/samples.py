@@ -1,5 +1,5 @@
-"""What a person hands over to be looked at (a staged dataset, a split, a path) as splits, and a few samples of them at
-a time, at the size they are shown: only the rows asked for are read. What samples are is told by their shape.
+"""Read what is to be shown (a staged dataset, a split, a path) as splits, and a few samples of them at a time, at the
+size they are shown: only the rows asked for are read. The shape of samples tells what they are.
 
 And the classes of a split's samples: their names, how many samples each has, and which rows those are.
 """
