@@ -52,10 +52,18 @@ def test_the_estimate_follows_what_is_read(cold: Path) -> None:
     assert resident_part(data) == 0
     read_start(cold, half)
     assert 0.45 < resident_part(data) < 0.8
-    # Not quite all: where memory is wanted, the kernel takes single pages back at once.
-    assert resident_part(data[:half]) > 0.99
-    read_start(cold, len(data))
-    assert resident_part(data) > 0.99
+    assert nearly_all_is_there(cold, data[:half])
+    assert nearly_all_is_there(cold, data)
+
+
+def nearly_all_is_there(path: Path, data: NDArray[np.uint8]) -> bool:
+    """Whether so much of the file's beginning is in memory once it has been read."""
+    for _ in range(20):
+        read_start(path, len(data))
+        # Not quite all: where memory is wanted, the kernel takes pages back at once, mostly few; they come again.
+        if resident_part(data) > 0.99:
+            return True
+    return False
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (5000, 5001), (4095, 4097), (1, PAGES * mmap.PAGESIZE)])
