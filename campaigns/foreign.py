@@ -127,7 +127,7 @@ class ForeignFiles:
 
     def _store(self, file: Any, name: str, kind: str, storage: str, shape: tuple[int, ...]) -> None:
         # Behind something else, so that its place is its own.
-        file.create_dataset(f"pad_{name}", data=np.zeros(self._chance.randrange(1, 400), np.uint8))
+        file.create_dataset(f"pad_{len(file)}", data=np.zeros(self._chance.randrange(1, 400), np.uint8))
         if kind in ("time", "quad", "twelve bits"):
             dataset = h5py.h5d.create(file.id, name.encode(), _strange_type(kind), h5py.h5s.create_simple(shape))
             if kind == "twelve bits":
