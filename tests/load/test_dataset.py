@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from colabstage.errors import SplitNotFoundError
+from colabstage.errors import DriveDisconnectedError, SplitNotFoundError
 from colabstage.images.decode import decode_sized
 from colabstage.images.geometry import ImageOptions
 from colabstage.load.dataset import dataset_h5
@@ -202,6 +202,24 @@ def test_images_that_are_resized_on_read_are_resized_by_torch(
         np.testing.assert_array_equal(dataset[row][0], expected)
     by_pillow = np.asarray(SplitReader(path).read_x(range(7)))
     assert np.abs(np.asarray(batch).astype(int) - by_pillow).max() == int(usable)
+
+
+@pytest.mark.fuse
+@pytest.mark.filterwarnings("ignore:.*every sample is fetched through it:UserWarning")
+@pytest.mark.parametrize("chunks", [None, (1, 256, 256, 3)])
+def test_a_mount_that_dies_between_two_batches_is_named(tmp_path: Path, chunks: tuple[int, ...] | None) -> None:
+    """The file is not called damaged, whichever engine asks HDF5: the mount is named, and how to mount it again."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("X_train", data=np.ones((64, 256, 256, 3), np.uint8), chunks=chunks)
+    with SimulatedDrive(tmp_path / "home", knobs=DriveKnobs.quick()) as drive:
+        shutil.copy(tmp_path / "a.h5", drive.cloud / "MyDrive" / "data.h5")
+        drive.mount(tmp_path / "drive")
+        dataset = dataset_h5(tmp_path / "drive" / "MyDrive" / "data.h5")
+        dataset.read_batch([0])
+        drive.kill()
+        with pytest.raises(DriveDisconnectedError, match=r"mount_drive\("):
+            dataset.read_batch(range(64))
+        dataset.close()
 
 
 @pytest.mark.fuse

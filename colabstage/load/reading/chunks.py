@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError
+from colabstage.io.files import translate_read_error
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off
 
 if TYPE_CHECKING:
@@ -284,6 +285,9 @@ class H5pyChunks:
         try:
             values: NDArray[Any] = self._dataset[part]
         except OSError as error:
+            # Errors with a number come from the disk or the mount, and say nothing about the file.
+            if error.errno is not None:
+                raise translate_read_error(error, str(self._dataset.file.filename), 1) from error
             where = f"{self._facts.name} in '{self._dataset.file.filename}'"
             msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
             raise DamagedPackError(msg) from error

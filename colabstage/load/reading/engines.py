@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from colabstage.errors import PackFormatError
-from colabstage.h5.untrusted import check_parts, element_dtype, home_of, ragged_trouble
+from colabstage.h5.untrusted import check_parts, element_dtype, home_of, ragged_trouble, reading_contents
 from colabstage.io.units import format_bytes, format_count
 from colabstage.load.reading.chunks import Filter, undecodable
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off, empty_array, spare_memory
@@ -487,9 +487,10 @@ class H5pyEngine:
     h5py holds one lock for the whole process, so more threads would not help.
     """
 
-    def __init__(self, dataset: Any, facts: StorageFacts) -> None:
+    def __init__(self, dataset: Any, facts: StorageFacts, path: Path) -> None:
         self._dataset = dataset
         self._facts = facts
+        self._path = path
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         if out.nbytes == 0:
@@ -500,12 +501,13 @@ class H5pyEngine:
         # edges[i] : edges[i + 1] of `order` are the places that the i-th wanted row goes to.
         edges = np.searchsorted(place[order], np.arange(len(wanted) + 1))
         longest = max(1, _SCRATCH_BYTES // max(1, self._facts.row_bytes))
-        # Each run of neighbours in one go.
-        for start, first, length in row_runs(wanted, longest):
-            pool.cancellation.check()
-            block = self._dataset[first : first + length]
-            targets = order[edges[start] : edges[start + length]]
-            out[targets] = block[wanted[place[targets]] - first]
+        with reading_contents(self._path):
+            # Each run of neighbours in one go.
+            for start, first, length in row_runs(wanted, longest):
+                pool.cancellation.check()
+                block = self._dataset[first : first + length]
+                targets = order[edges[start] : edges[start + length]]
+                out[targets] = block[wanted[place[targets]] - first]
 
 
 class ByteSwappedEngine:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from colabstage.errors import DamagedPackError, NotEnoughSpaceError, SourceNotFoundError
+from colabstage.io.files import translate_read_error
 from colabstage.io.units import format_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _CheckedFile:
         Raises:
             DamagedPackError: it is not the file that `expected` was taken of.
             SourceNotFoundError: there is none any more.
-            OSError: it cannot be opened.
+            SourceReadError, DriveDisconnectedError: the disk or mount refuses to open it.
         """
         self.path = path
         self._expected = expected
@@ -75,6 +76,8 @@ class _CheckedFile:
         except FileNotFoundError as error:
             msg = f"'{path}' was there when this dataset was opened, and is not any more. Was it moved or deleted?"
             raise SourceNotFoundError(msg) from error
+        except OSError as error:
+            raise translate_read_error(error, str(path), 1) from error
         weakref.finalize(self, os.close, self._handle).atexit = False
         self.check()
 
@@ -114,14 +117,17 @@ class ReadFile(_CheckedFile):
 
         Raises:
             DamagedPackError: the file ends before that.
+            SourceReadError, DriveDisconnectedError: the disk or mount refuses to read it.
         """
-        done = os.preadv(self._handle, [target.data], start)
-        while done < len(target):
-            count = os.preadv(self._handle, [target.data[done:]], start + done)
+        done = 0
+        try:
             # A read of nothing is the file's end, and a second try would not move it.
-            if count == 0:
-                raise cut_off(self.path, start + len(target), start + done)
-            done += count
+            while done < len(target) and (count := os.preadv(self._handle, [target.data[done:]], start + done)):
+                done += count
+        except OSError as error:
+            raise translate_read_error(error, str(self.path), 1) from error
+        if done < len(target):
+            raise cut_off(self.path, start + len(target), start + done)
 
     def read(self, start: int, stop: int) -> bytes:
         """Read the bytes from `start` up to `stop`, of the file that was opened; raises as `check` and `read_into`."""

@@ -418,9 +418,8 @@ class SplitPart:
         if opened is None or opened.pid != os.getpid():
             path = self._path_now()
             file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields)
-            with reading_contents(path):
-                x = self._loaded or self._open_x(file)
-                y = None if self._y is None else self._open_y(file, self._y, x)
+            x = self._loaded or self._open_x(file)
+            y = None if self._y is None else self._open_y(file, self._y, x)
             opened = self._opened = _ProcessState(os.getpid(), x, y)
         return opened
 
@@ -490,7 +489,8 @@ def decoding(inputs: FieldSource, file: Any, path: Path) -> FieldSource:
 
 
 class OpenFile:
-    """Make engines for the fields of one file. What is open closes when the last engine over it is dropped."""
+    """Make engines for the fields of one file. What is open closes when the last engine over it is dropped. What HDF5
+    raises is translated where it is asked; files that are mapped or read raise typed errors of their own."""
 
     def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None) -> None:
         """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
@@ -510,17 +510,18 @@ class OpenFile:
             return _in_native_order(GatherEngine(mapped_table(file, facts), file), facts)
         if choice.name == "read":
             return _in_native_order(ReadEngine(self._read(facts), facts), facts)
-        # Compact, virtual, external, or empty: HDF5 alone knows where values are.
-        if facts.chunks is None or not facts.shape[0]:
-            return H5pyEngine(self._h5[facts.name], facts)
-        if choice.name == "chunks" and not facts.filters and keep:
-            table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
-            return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
-        if keep and facts.nbytes <= keepable_bytes(read_resources().free_memory_bytes):
-            every = empty_array(facts.shape, facts.dtype)
-            decoder = ChunkEngine(self._chunks(facts, choice, keep=False), facts)
-            return KeptRows(decoder, every, GatherEngine(memory_table(every), None), facts.chunks[0])
-        return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
+        with reading_contents(self._path):
+            # Compact, virtual, external, or empty: HDF5 alone knows where values are.
+            if facts.chunks is None or not facts.shape[0]:
+                return H5pyEngine(self._h5[facts.name], facts, self._path)
+            if choice.name == "chunks" and not facts.filters and keep:
+                table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
+                return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
+            if keep and facts.nbytes <= keepable_bytes(read_resources().free_memory_bytes):
+                every = empty_array(facts.shape, facts.dtype)
+                decoder = ChunkEngine(self._chunks(facts, choice, keep=False), facts)
+                return KeptRows(decoder, every, GatherEngine(memory_table(every), None), facts.chunks[0])
+            return ChunkEngine(self._chunks(facts, choice, keep=keep), facts)
 
     def _chunks(self, facts: StorageFacts, choice: EngineChoice, *, keep: bool = True) -> ChunkSource:
         """Return the chunks of a dataset; with `keep` they are kept for a while where taking them is not free."""
@@ -547,14 +548,16 @@ class OpenFile:
         Raises:
             NotEnoughSpaceError: with `in_memory`, when rows of variable length are more than memory can hold.
         """
-        if source.coding is not None:
+        if source.coding is None and not source.heap:
+            if in_memory:
+                return GatherEngine(memory_table(self._load(source.facts, source.choice)), None)
+            return self.rows(source.facts, source.choice)
+        # Offsets and heaps are read by HDF5, however the bytes of rows are.
+        with reading_contents(self._path):
+            if source.coding is None:
+                return self._ragged_rows(source, self._ragged_source(source, in_memory=in_memory))
             label, read, check = self._files_of_rows(source, in_memory=in_memory)
             return EncodedRows(label, read, source.info.rows, source.coding, resizer=resizer, slot=slot, check=check)
-        if source.heap:
-            return self._ragged_rows(source, self._ragged_source(source, in_memory=in_memory))
-        if in_memory:
-            return GatherEngine(memory_table(self._load(source.facts, source.choice)), None)
-        return self.rows(source.facts, source.choice)
 
     def _files_of_rows(
         self, source: FieldSource, *, in_memory: bool
@@ -594,14 +597,20 @@ class OpenFile:
             chunked = ChunkBytes(self._chunks(facts, choice), facts)
             return chunked.read, chunked.check
         dataset = self._h5[facts.name]
-        return lambda start, stop: bytes(dataset[start:stop].tobytes()), None
+
+        def ask(start: int, stop: int) -> bytes:
+            with reading_contents(self._path):
+                return bytes(dataset[start:stop].tobytes())
+
+        return ask, None
 
     def few_ragged(self, source: FieldSource) -> RaggedRows | None:
         """Read rows of variable length into memory now, if they are so few that nobody minds; `None` where they are
         not."""
         if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
             return None
-        kept = self._kept(source, _FEW_BYTES)
+        with reading_contents(self._path):
+            kept = self._kept(source, _FEW_BYTES)
         return None if kept is None else self._ragged_rows(source, kept)
 
     def _ragged_rows(self, source: FieldSource, rows: RaggedSource) -> RaggedRows:
@@ -625,13 +634,14 @@ class OpenFile:
     def boxes(self, source: FieldSource, x: FieldRows, image: ImageOptions | None) -> BoxTargets:
         """Make the reader of boxes, which follow their images `x` where `image` has those resized."""
         assert source.offsets is not None
-        return BoxTargets(
-            f"{source.info.name} in '{self._path}'",
-            self._offsets(source.offsets),
-            {name: (self.rows(facts, choice), facts) for name, (facts, choice) in source.columns.items()},
-            image=image,
-            sizes_of=x.own_sizes if isinstance(x, EncodedRows) else None,
-        )
+        with reading_contents(self._path):
+            return BoxTargets(
+                f"{source.info.name} in '{self._path}'",
+                self._offsets(source.offsets),
+                {name: (self.rows(facts, choice), facts) for name, (facts, choice) in source.columns.items()},
+                image=image,
+                sizes_of=x.own_sizes if isinstance(x, EncodedRows) else None,
+            )
 
     def _offsets(self, facts: StorageFacts) -> NDArray[np.int64]:
         # They are few and needed for every row: h5py reads them however they are stored.
@@ -640,7 +650,7 @@ class OpenFile:
     def _load(self, facts: StorageFacts, choice: EngineChoice) -> NDArray[Any]:
         """Read all of a dataset, front to back."""
         if choice.name in ("chunks", "h5py"):
-            with ThreadPool(usable_cores()) as pool:
+            with reading_contents(self._path), ThreadPool(usable_cores()) as pool:
                 # Each chunk is taken once, so what is kept of them would only double the memory.
                 return load_array(self.rows(facts, choice, keep=False), facts, pool)
         values = empty_array(facts.shape, facts.dtype)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from colabstage.errors import LayoutError, OptionError, PackFormatError, SourceNotFoundError
+from colabstage.errors import DamagedPackError, LayoutError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.layouts.detect import detect_layout
 from colabstage.load.reading.engines import EngineChoice
 from colabstage.load.reading.reader import SplitReader
@@ -137,6 +137,19 @@ def test_external_storage_that_was_cut_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.raw").write_bytes(raw[:-1])
     with pytest.raises(PackFormatError, match=f"needs {len(raw)} bytes"):
         SplitReader(tmp_path / "a.h5")
+
+
+def test_external_storage_that_goes_while_it_is_read_is_a_typed_error(tmp_path: Path) -> None:
+    """HDF5 opens it at each read, so a batch in the middle of an epoch fails as the first one would."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset(
+            "X_train", data=values(1, (4,)), external=[(str(tmp_path / "x.raw"), 0, h5py.h5f.UNLIMITED)]
+        )
+    reader = SplitReader(tmp_path / "a.h5")
+    np.testing.assert_array_equal(np.asarray(reader.read_x([2, 0])), values(1, (4,))[[2, 0]])
+    (tmp_path / "x.raw").unlink()
+    with pytest.raises(DamagedPackError, match=r"a\.h5' is an HDF5 file"):
+        reader.read_x([1])
 
 
 def test_targets_that_a_dead_link_leads_to_are_no_missing_targets(tmp_path: Path) -> None:
