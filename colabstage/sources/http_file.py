@@ -28,7 +28,7 @@ from colabstage.sources.http_answers import (
     validators,
 )
 from colabstage.sources.http_session import HttpSession
-from colabstage.sources.remote import LEAST_BYTES_PER_S, RemoteFacts, TransientError, at_least_rate
+from colabstage.sources.remote import RemoteFacts, TransientError, at_least_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,7 +88,6 @@ def open_http(
     *,
     checksum: Checksum | None = None,
     timeout_s: float = _TIMEOUT_S,
-    least_bytes_per_s: float = LEAST_BYTES_PER_S,
     policy: RetryPolicy | None = None,
     clock: Clock = SYSTEM_CLOCK,
     along_bytes: int = 0,
@@ -103,7 +102,6 @@ def open_http(
         checksum: what the content should have, when the caller knows; otherwise the one the server tells, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
             head of an answer.
-        least_bytes_per_s: what a body must bring on average in any `timeout_s` seconds of waiting for it.
         policy: how often to try again when the first look fails in a transient way.
         clock: by which these tries wait, and bodies are timed; sockets have time limits of their own.
         along_bytes: what is asked for of its beginning and, at the same time, of its end, for `HttpFile.known`: for
@@ -114,7 +112,7 @@ def open_http(
         SourceAccessError, SourceNotFoundError, WebPageError, SourceReadError: as they say.
         TransientError: the server could not answer, after all tries.
     """
-    session = HttpSession(url, timeout_s, least_bytes_per_s, clock)
+    session = HttpSession(url, timeout_s, clock)
     try:
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         look = _look_patiently(session, checksum, policy or RetryPolicy(), max(_LOOK_BYTES, along_bytes))
@@ -459,13 +457,7 @@ def _read_pieces(response: requests.Response, session: HttpSession, count: int |
             left -= 0 if count is None else len(piece)
             yield piece
 
-    return at_least_rate(
-        raw_pieces(),
-        session.label,
-        bytes_per_s=session.least_bytes_per_s,
-        window_s=session.timeout_s,
-        clock=session.clock,
-    )
+    return at_least_rate(raw_pieces(), session.label, window_s=session.timeout_s, clock=session.clock)
 
 
 def _read_some(response: requests.Response, count: int) -> bytes:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from colabstage.errors import ColabstageError, OptionError, SourceError, SourceReadError
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.redaction import show_address
-from colabstage.sources.remote import LEAST_BYTES_PER_S, TransientError
+from colabstage.sources.remote import TransientError
 
 if TYPE_CHECKING:
     import socket
@@ -112,15 +112,8 @@ class HttpSession:
     asked of where the first answer came from, and only when that refuses is the address looked up again, once.
     """
 
-    def __init__(
-        self,
-        url: str,
-        timeout_s: float,
-        least_bytes_per_s: float = LEAST_BYTES_PER_S,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, url: str, timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self.timeout_s = timeout_s
-        self.least_bytes_per_s = least_bytes_per_s
         self.clock = clock
         self.label = show_address(url)
         self.url, self._login = _without_login(url, self.label)

@@ -56,6 +56,8 @@ _PASSING_KINDS = frozenset(
 )
 _ACCESS_KINDS = frozenset({"UnauthenticatedError", "CredentialError"})
 _LOOK_S = 0.1
+# For the number of the newest version; without an answer in that time it counts as not known.
+_NEWEST_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def _version_of(path: Path) -> str:
     return path.name if path.parent.name == "versions" and path.name.isdigit() else ""
 
 
-def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | None:
+def newest_version(dataset: KaggleDataset) -> str | None:
     """Return the number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
     if find_spec("kagglehub") is None:
         return None
@@ -221,7 +223,7 @@ def newest_version(dataset: KaggleDataset, *, timeout_s: float = 15.0) -> str | 
     environ.pop("KAGGLEHUB_CACHE")
     with _start_worker(["--newest", f"{dataset.owner}/{dataset.name}"], environ, subprocess.DEVNULL) as process:
         try:
-            process.wait(timeout_s)
+            process.wait(_NEWEST_S)
             answer = json.loads(process.stdout.read() if process.stdout else b"")
         except (subprocess.TimeoutExpired, ValueError):
             return None
