@@ -34,7 +34,6 @@ from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
 from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import (
     KEPT_AFTER,
-    NOTHING_REPEATED,
     RECORD,
     ContentDigests,
     PackJournal,
@@ -375,7 +374,6 @@ class _PackRun:
                     cancellation=cancellation,
                     stream=self.stream,
                 )
-                found = NOTHING_REPEATED if digests is None else digests.repeated()
             if self.stream is not None:
                 # Whatever is said of torch, all rows are there.
                 self.stream.let_in()
@@ -393,7 +391,7 @@ class _PackRun:
                     skipped=skipped,
                     attributes=self._attributes(),
                 )
-        repeated = repeated_notes(found, self.job.table, plan.splits) if len(found.samples) else ()
+        repeated = () if digests is None else self._repeated(digests, plan.splits)
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,
@@ -413,6 +411,10 @@ class _PackRun:
             unit=self.job.table.unit,
         )
         return final, report
+
+    def _repeated(self, digests: ContentDigests, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
+        found = digests.repeated()
+        return repeated_notes(digests, found, self.job.table, splits) if len(found) else ()
 
     def _limits(self, coder: SampleCoder) -> PipelineLimits:
         kept = self.job.plan.x.lengths is not None

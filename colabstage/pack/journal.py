@@ -12,17 +12,16 @@ finished samples, as it finds their pixels. `ContentDigests` has a digest of eac
 
 from __future__ import annotations
 
-import mmap
 import threading
 from array import array
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import xxhash
 
 from colabstage.errors import CancelledError, DecodeError, DriveError, SourceError
-from colabstage.io.files import Closing, TargetFile, reserve
+from colabstage.io.files import Closing, TargetFile
 from colabstage.io.workspace import Journal, current_world, cut_own, walk_journal
 
 if TYPE_CHECKING:
@@ -42,9 +41,10 @@ _NO_STAMP = 0
 RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), ("length", "<i8", (2,))])
 
 
+_DIGEST = np.dtype("<u8")
 # Lengths are told apart by their lowest bits, in a table that is as large for ten files as for ten million.
 _LENGTHS = 1 << 18
-# Of so many samples a column may be made; of all of them there are no more than one.
+# Samples of which columns may be made; of all of them there is no more than one.
 _PAGE = 1 << 18
 
 
@@ -264,26 +264,11 @@ class SampleFacts(Closing):
         self._file.close()
 
 
-class Repeated(NamedTuple):
-    """Samples whose files others equal, M of them, ascending within each group."""
-
-    samples: NDArray[np.int64]
-    """`(M,)`, their numbers in the table."""
-    groups: NDArray[np.uint64]
-    """`(M,)`, the same for those of the same bytes, which are behind each other."""
-
-
-NOTHING_REPEATED = Repeated(np.zeros(0, np.int64), np.zeros(0, np.uint64))
-
-
 class ContentDigests(Closing):
-    """The digest of each sample's image file that another may equal, in a file that outlives the process.
-
-    Written from any thread, each sample by one alone.
-    """
+    """The digest of each image file that another may equal, for N samples."""
 
     def __init__(self, path: Path, sizes: NDArray[np.int64]) -> None:
-        """Open the file of an earlier run, or make it. `sizes`: int64 `(N,)`, the lengths of the files in bytes.
+        """Open the file of an earlier run, or make it. `sizes`: int64 `(N,)`, the lengths of the image files in bytes.
 
         Raises:
             OSError: the disk has no room.
@@ -292,34 +277,35 @@ class ContentDigests(Closing):
         for first in range(0, len(sizes), _PAGE):
             np.add.at(counts, sizes[first : first + _PAGE] % _LENGTHS, 1)
         self._is_repeated = counts > 1
+        self._path, self._count = path, len(sizes)
         path.touch()
-        with path.open("r+b") as file:
-            reserve(file.fileno(), max(1, len(sizes)) * 8)
-            # 0 where none was taken.
-            self._digests = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint64)[: len(sizes)]
+        # 0, as a file reads where nothing was written, stands for a file of which no digest was taken.
+        cut_own(path, self._count * _DIGEST.itemsize)
+        # Not mapped: what is mapped counts as memory of this process for as long as it packs.
+        self._file = TargetFile(path, fresh=False)
 
     def note(self, index: int, content: bytes) -> None:
-        """Take the digest of a sample's file, if another has its length."""
+        """Take the digest of a sample's file, if another has its length. May be called from any thread."""
         if self._is_repeated[len(content) % _LENGTHS]:
-            self._digests[index] = xxhash.xxh3_64_intdigest(content)
+            digest = xxhash.xxh3_64_intdigest(content)
+            self._file.write(digest.to_bytes(_DIGEST.itemsize, "little"), index * _DIGEST.itemsize)
 
-    def repeated(self) -> Repeated:
-        """Return the samples whose bytes another has too."""
-        # One column more, and not the places of all in another order: what repeats is little.
-        ordered = np.sort(self._digests)
-        again = np.unique(ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)])
-        del ordered
-        if not len(again):
-            return NOTHING_REPEATED
-        found = [
-            first + np.flatnonzero(np.isin(self._digests[first : first + _PAGE], again))
-            for first in range(0, len(self._digests), _PAGE)
-        ]
-        samples = np.concatenate(found)
-        groups = self._digests[samples]
-        order = np.argsort(groups, kind="stable")
-        return Repeated(samples[order], groups[order])
+    def repeated(self) -> NDArray[np.uint64]:
+        """Return the digests that several samples have, uint64 `(R,)`, each once, ascending."""
+        # The only column of all samples, and sorted where it is: which samples repeat is found page by page.
+        ordered = np.fromfile(self._path, _DIGEST, self._count)
+        ordered.sort()
+        found = [np.zeros(0, np.uint64)]
+        for first in range(0, len(ordered), _PAGE):
+            page = ordered[first : first + _PAGE + 1]
+            found.append(np.unique(page[1:][(page[1:] == page[:-1]) & (page[1:] != 0)]))
+        return np.unique(np.concatenate(found))
+
+    def pages(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        """Iterate over the digests of all samples in order, some at a time, with the number of the first of them."""
+        for first in range(0, self._count, _PAGE):
+            yield first, np.fromfile(self._path, _DIGEST, _PAGE, offset=first * _DIGEST.itemsize)
 
     def close(self) -> None:
-        """Let go of the file, which would keep its disk busy as long as an error has this."""
-        self._digests = np.zeros(0, np.uint64)
+        """Let go of the file, which can still be read."""
+        self._file.close()

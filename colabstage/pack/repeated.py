@@ -19,36 +19,85 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from colabstage.layouts.table import SampleTable
-    from colabstage.pack.journal import Repeated
+    from colabstage.pack.journal import ContentDigests
     from colabstage.pack.plan import SplitPlan
 
 
-def repeated_notes(found: Repeated, table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
+class _Differing:
+    """Which of R files have copies that differ in one respect."""
+
+    def __init__(self, repeated: int) -> None:
+        self._differs = np.zeros(repeated, np.bool_)
+        self.pair: tuple[int, int] | None = None
+        """The first copy that differs, behind the first one of the same file; samples."""
+
+    @property
+    def count(self) -> int:
+        """Return how many of the files have copies that differ."""
+        return int(np.count_nonzero(self._differs))
+
+    def compare(
+        self, files: NDArray[np.intp], samples: NDArray[np.int64], firsts: NDArray[np.int64], values: NDArray[Any]
+    ) -> None:
+        """Compare samples with the first ones of the same files.
+
+        Args:
+            files: `(M,)`, which file each sample is a copy of.
+            samples: `(M,)`, ascending.
+            firsts: `(M,)`, the first copy of the file of each.
+            values: `(N, …)`, what is compared, for all samples.
+        """
+        here, there = (values[which].reshape(len(samples), -1) for which in (samples, firsts))
+        # A value that is missing is NaN, which would differ from itself.
+        differs = ((here != there) & ~((here != here) & (there != there))).any(axis=1)  # noqa: PLR0124 - only NaN does
+        self._differs[files[differs]] = True
+        if self.pair is None and differs.any():
+            place = int(np.argmax(differs))
+            self.pair = int(firsts[place]), int(samples[place])
+
+
+def repeated_notes(
+    digests: ContentDigests, repeated: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]
+) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on those that are in several splits.
 
     Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
+
+    Args:
+        digests: the digests of all samples; read once more, in pages.
+        repeated: those that several samples have, uint64 `(R,)`, ascending.
+        table: the samples.
+        splits: what was packed of them.
     """
     # Samples that were left out are in no split.
     split_of = np.full(len(table), -1, np.int16)
     for number, split in enumerate(splits):
         split_of[split.samples] = number
-    packed = split_of[found.samples] >= 0
-    samples, groups, name = found.samples[packed], found.groups[packed], table.inputs.source.name
-    notes, targets = [], table.targets
-    if isinstance(targets, Values):
-        count, pair = _differing(samples, groups, targets.values[samples].reshape(len(samples), -1))
-        said = " and ".join(f"'{name(one)}' ({_label_of(table, targets, one)})" for one in pair)
-        if count:
-            notes.append(
-                f"{_counted(count)} there with different labels, byte for byte the same (first {said}). At most one of "
-                "them is right: correct the others, or take them out."
-            )
-    count, pair = _differing(samples, groups, split_of[samples, None])
-    said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in pair)
-    if count:
+    targets, name = table.targets, table.inputs.source.name
+    first_of = np.full(len(repeated), -1, np.int64)
+    by_label, by_split = _Differing(len(repeated)), _Differing(len(repeated))
+    for start, page in digests.pages():
+        files = np.minimum(np.searchsorted(repeated, page), len(repeated) - 1)
+        places = np.flatnonzero((repeated[files] == page) & (split_of[start : start + len(page)] >= 0))
+        samples, files = start + places, files[places]
+        met, at = np.unique(files, return_index=True)
+        is_new = first_of[met] < 0
+        first_of[met[is_new]] = samples[at[is_new]]
+        if isinstance(targets, Values):
+            by_label.compare(files, samples, first_of[files], targets.values)
+        by_split.compare(files, samples, first_of[files], split_of)
+    notes = []
+    if by_label.pair is not None and isinstance(targets, Values):
+        said = " and ".join(f"'{name(one)}' ({_label_of(table, targets, one)})" for one in by_label.pair)
         notes.append(
-            f"{_counted(count)} in several splits, byte for byte the same (first {said}). What a model was trained on "
-            "says nothing about new images when it is tested on it: take it out of one of them."
+            f"{_counted(by_label.count)} there with different labels, byte for byte the same (first {said}). At most "
+            "one of them is right: correct the others, or take them out."
+        )
+    if by_split.pair is not None:
+        said = " and ".join(f"'{name(one)}' ({splits[split_of[one]].name})" for one in by_split.pair)
+        notes.append(
+            f"{_counted(by_split.count)} in several splits, byte for byte the same (first {said}). What a model was "
+            "trained on says nothing about new images when it is tested on it: take it out of one of them."
         )
     return tuple(notes)
 
@@ -60,23 +109,3 @@ def _counted(count: int) -> str:
 def _label_of(table: SampleTable, targets: Values, sample: int) -> str:
     value = targets.values[sample]
     return table.classes[int(value)] if table.classes and value.ndim == 0 else str(value.tolist())
-
-
-def _differing(
-    samples: NDArray[np.int64], groups: NDArray[np.uint64], values: NDArray[Any]
-) -> tuple[int, tuple[int, ...]]:
-    """Return in how many groups values differ, and the first two samples of a group that have different ones.
-
-    Args:
-        samples: `(M,)`, ascending within each group.
-        groups: `(M,)`, the group of each; those of one group are behind each other.
-        values: `(M, …)`, what is compared.
-    """
-    before, after = values[:-1], values[1:]
-    # A value that is missing is NaN, which would differ from itself.
-    differs = (before != after) & ~((before != before) & (after != after))  # noqa: PLR0124 - only NaN does
-    places = np.flatnonzero((groups[1:] == groups[:-1]) & differs.any(axis=1))
-    if not len(places):
-        return 0, ()
-    first = int(places[np.argmin(samples[places])])
-    return len(np.unique(groups[places])), (int(samples[first]), int(samples[first + 1]))
