@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
+    from colabstage.pack.plan import SplitPlan
     from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
 

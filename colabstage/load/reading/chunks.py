@@ -390,7 +390,7 @@ def _piece(across: Place, facts: StorageFacts) -> _Piece:
     return _Piece(across, target, tuple(slice(0, part.stop - part.start) for part in target))
 
 
-class _Part(NamedTuple):
+class _ChunkRows(NamedTuple):
     """Rows that are copied out of one chunk."""
 
     group: int
@@ -410,7 +410,7 @@ def _as_run(numbers: NDArray[np.intp]) -> Run:
     return slice(first, first + len(numbers)) if bool((np.diff(numbers) == 1).all()) else numbers
 
 
-def _numbers(run: Run) -> Iterable[Any]:
+def _row_numbers(run: Run) -> Iterable[Any]:
     return range(run.start, run.stop) if isinstance(run, slice) else run.tolist()
 
 
@@ -440,28 +440,28 @@ class ChunkEngine:
         order = np.argsort(groups, kind="stable")
         edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
         within, group_of = (rows - groups * self._rows)[order], groups[order].tolist()
-        parts: list[_Part] = []
+        parts: list[_ChunkRows] = []
         for start, stop in itertools.pairwise(edges):
             line, places = _as_run(within[start:stop]), _as_run(order[start:stop])
-            parts += [_Part(group_of[start], line, places, piece) for piece in self._pieces]
+            parts += [_ChunkRows(group_of[start], line, places, piece) for piece in self._pieces]
         self._share(parts, out, pool)
 
     def read_groups(self, groups: NDArray[np.intp], every: NDArray[Any], pool: ThreadPool) -> None:
         """Copy all rows of chunks, by their places along the first axis, to where they are among `every` row."""
-        parts: list[_Part] = []
+        parts: list[_ChunkRows] = []
         for group in groups.tolist():
             start, stop = group * self._rows, min(len(every), (group + 1) * self._rows)
-            parts += [_Part(group, slice(0, stop - start), slice(start, stop), piece) for piece in self._pieces]
+            parts += [_ChunkRows(group, slice(0, stop - start), slice(start, stop), piece) for piece in self._pieces]
         self._share(parts, every, pool)
 
     def check(self) -> None:
         """Make sure that the file is the one that was opened."""
         self._source.check()
 
-    def _share(self, parts: list[_Part], out: NDArray[Any], pool: ThreadPool) -> None:
+    def _share(self, parts: list[_ChunkRows], out: NDArray[Any], pool: ThreadPool) -> None:
         ready = [self._source.is_ready((part.group, *part.piece.across)) for part in parts]
 
-        def copy(parts: list[_Part]) -> None:
+        def copy(parts: list[_ChunkRows]) -> None:
             for part in parts:
                 pool.cancellation.check()
                 self._copy(part, out)
@@ -472,7 +472,7 @@ class ChunkEngine:
         decoded = [part for part, at_once in zip(parts, ready, strict=True) if not at_once]
         pool.share(len(decoded), lambda first, last: copy(decoded[first:last]))
 
-    def _copy(self, part: _Part, out: NDArray[Any]) -> None:
+    def _copy(self, part: _ChunkRows, out: NDArray[Any]) -> None:
         """Copy rows of one chunk to their places in `out`, as far as the chunk's other axes reach."""
         rows, places, piece = part.rows, part.places, part.piece
         values = self._source.chunk((part.group, *piece.across))
@@ -483,7 +483,7 @@ class ChunkEngine:
             inside: tuple[Any, ...] = (rows, *piece.inside)
             out[wanted] = values[inside]
         else:
-            for where, row in zip(_numbers(places), _numbers(rows), strict=True):
+            for where, row in zip(_row_numbers(places), _row_numbers(rows), strict=True):
                 out[(where, *piece.target)] = values[(row, *piece.inside)]
 
 
