@@ -189,7 +189,7 @@ def test_an_item_that_raises_is_named_or_left_out(tmp_path: Path) -> None:
         (lambda i: (np.zeros(3, np.longdouble), i), r"float128|longdouble"),
         (lambda i: (np.zeros(3), {"label": i}), r"dict of 'label' as its target; expected 'boxes' and 'labels'"),
         (lambda i: {"image": np.zeros(3), "objects": {"bbox": []}}, r"first 9 items are dicts of 'bbox' without boxes"),
-        (lambda i: ([np.zeros(3), np.zeros(2)], i), r"make no array"),
+        (lambda i: ([np.zeros(3), np.zeros(2)], i), r"do not make an array"),
         (lambda i: 1 / 0, r"Items\[0\] raised ZeroDivisionError"),
     ],
     ids=["three", "one", "mapping", "date", "longdouble", "dict target", "objects", "ragged", "raises"],
