@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import Semaphore
 
 READERS, SIDE = 32, 224
 # Files that are read and not yet decoded, so that memory is bounded as it is in staging.
@@ -28,7 +29,7 @@ def list_files(pool: ThreadPoolExecutor, folder: Path) -> list[str]:
 
 def make_pixels(folder: Path, target: Path) -> None:
     """Write uint8 rows of 224x224x3, in the order of the files' names."""
-    row_bytes, room = SIDE * SIDE * 3, BoundedSemaphore(AHEAD)
+    row_bytes, room = SIDE * SIDE * 3, Semaphore(AHEAD)
     with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(os.cpu_count()) as workers:
         listing = readers.submit(list_files, readers, folder)
         import numpy as np  # beside the listing
@@ -52,11 +53,17 @@ def make_pixels(folder: Path, target: Path) -> None:
 
         file = os.open(target, os.O_RDWR | os.O_CREAT)
         try:
-            reads = [readers.submit(read, path) for path in listing.result()]
-            done = [workers.submit(use, number, coming.result(), file) for number, coming in enumerate(reads)]
+            reads = deque(readers.submit(read, path) for path in listing.result())
+            done = [workers.submit(use, number, reads.popleft().result(), file) for number in range(len(reads))]
             for one in done:
                 one.result()
+        except BaseException:
+            # Readers wait for room that nobody makes any more.
+            readers.shutdown(wait=False, cancel_futures=True)
+            room.release(READERS)
+            raise
         finally:
+            workers.shutdown()
             os.close(file)
 
 

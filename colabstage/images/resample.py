@@ -89,7 +89,7 @@ def can_torch_resize() -> bool:
     """Return whether torch is here, has its fast kernel on this processor, and keeps within one grey level of Pillow.
 
     From torch 2.10 on only its library is loaded, which takes one core 0.2 s and 70 MB. An older one is imported, where
-    it is installed: about two seconds, and 200 MB.
+    it is installed: one to two seconds, and 150 MB.
     """
     try:
         # Asked again each time: a kernel that was found is of no use where torch has been taken away since.

@@ -36,19 +36,26 @@ def whereabouts(path: Path) -> str:
                 "Items in 'Shared with me' are not part of a mounted Drive until you choose 'Add shortcut to Drive'; "
                 "what was just uploaded may take minutes to appear, or a refresh_drive()."
             )
-    sentences += _other_meanings(wanted)
+    sentences += _other_meanings(wanted, there if path.is_absolute() and there != Path.cwd() else None)
     return " ".join(sentences)
 
 
-def _other_meanings(wanted: tuple[str, ...]) -> list[str]:
-    """Return a sentence for a path that may be written for another system, or be none. Pure."""
+def _other_meanings(wanted: tuple[str, ...], there: Path | None) -> list[str]:
+    """Return a sentence for a path that may be written for another system, or be none. Pure.
+
+    `there`: the folder that `wanted` is in; `None` where that need not be said.
+    """
     first = wanted[0] if wanted else ""
     if re.match(r"[A-Za-z]:(\\|$)", first):
         return [
             "That is a path of Windows, whose disks are not on this machine: upload the files, or put them on Drive."
         ]
     if "\\" in "".join(wanted):
-        meant = "/".join(wanted).replace("\\", "/")
+        # A shell has backslashes before blanks; Python has none there.
+        meant = re.sub(r"\\(?! )", "/", "/".join(wanted)).replace("\\ ", " ")
+        meant = meant if there is None else str(there / meant)
+        if "\\ " in "/".join(wanted):
+            return [f"Blanks take no backslash in Python: '{meant}'."]
         return [f"Names are kept apart by slashes here: '{meant}'."]
     if len(wanted) > 1 and _HOST.fullmatch(first.lower()):
         return [f"An address begins with its kind: 'https://{'/'.join(wanted)}'."]

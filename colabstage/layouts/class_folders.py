@@ -174,7 +174,7 @@ class _ClassFolders:
             targets=Values(labels),
             classes=tuple(classes),
             splits=tuple([all_found[rank].split for rank in ranks.tolist()]) if splits else None,
-            notes=(*self._notes(len(files) - len(order), found), *notes),
+            notes=(*self._notes(len(files) - len(order), found), *_numbered_note(classes), *notes),
         )
 
     def _find_files(self) -> FileEntries:
@@ -277,7 +277,6 @@ class _ClassFolders:
         everything = set().union(*by_split.values())
         return (
             *notes,
-            *_numbered_note(sorted(everything)),
             *[
                 f"The split '{split}' has no {self.kind.noun} of "
                 f"{format_count(len(everything) - len(found), 'classes')}: {listed(sorted(everything - found))}."

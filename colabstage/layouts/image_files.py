@@ -94,7 +94,8 @@ def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = Tr
     if two is not None:
         msg = (
             f"Masks such as '{two[0]}' have the values 0 and 1, others such as '{two[1]}' 0 and {VOID}, which look "
-            "like one foreground written in two ways. Write it in one way: pixels that are 0 and 1, or 0 and 255."
+            "like one foreground written in two ways. Write it in one way: pixels that are 0 and 1, or 0 and 255. "
+            f"Where {VOID} is no class, give layout= a function that returns a SampleTable with Masks as targets."
         )
         raise BrokenDatasetError(msg)
     if meaning == "greys":
@@ -131,7 +132,8 @@ def two_foregrounds(looked_at: Mapping[str, NDArray[np.int64]]) -> tuple[str, st
 
     Pixels of no class, 255 too, border on those of one, so that some mask has both.
     """
-    ones, voids = ([name for name, counts in looked_at.items() if counts[value]] for value in (1, VOID))
+    # A mask of one value alone may be all foreground, or all without a class: it says nothing.
+    ones, voids = ([name for name, counts in looked_at.items() if counts[0] and counts[value]] for value in (1, VOID))
     is_binary = not any(counts[2:VOID].any() for counts in looked_at.values())
     return (ones[0], voids[0]) if is_binary and ones and voids and not {*ones} & {*voids} else None
 

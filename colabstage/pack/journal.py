@@ -278,6 +278,8 @@ class ContentDigests(Closing):
             np.add.at(counts, sizes[first : first + _PAGE] % _LENGTHS, 1)
         self._is_repeated = counts > 1
         self._path, self._count = path, len(sizes)
+        # What an earlier run noted may be of files that were replaced since.
+        self._is_new = not path.exists()
         path.touch()
         # 0, as a file reads where nothing was written, stands for a file of which no digest was taken.
         cut_own(path, self._count * _DIGEST.itemsize)
@@ -286,8 +288,9 @@ class ContentDigests(Closing):
 
     def note(self, index: int, content: bytes) -> None:
         """Take the digest of a sample's file, if another has its length. May be called from any thread."""
-        if self._is_repeated[len(content) % _LENGTHS]:
-            digest = xxhash.xxh3_64_intdigest(content)
+        may_repeat = self._is_repeated[len(content) % _LENGTHS]
+        if may_repeat or not self._is_new:
+            digest = xxhash.xxh3_64_intdigest(content) if may_repeat else 0
             self._file.write(digest.to_bytes(_DIGEST.itemsize, "little"), index * _DIGEST.itemsize)
 
     def repeated(self) -> NDArray[np.uint64]:

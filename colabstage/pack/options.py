@@ -312,9 +312,10 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
     if isinstance(found, int | float) and not isinstance(found, bool):
         # Elsewhere the one number is what is held out: Keras's validation_split, scikit-learn's test_size.
         if 0 < found < 0.5:
+            found = float(found)  # numpy's numbers show themselves with their type
             rest = round(1 - found, 9)
             msg = (
-                f"splits={splits!r} would train on {100 * found:.4g} % of the samples, and test on the others. Write "
+                f"splits={found!r} would train on {100 * found:.4g} % of the samples, and test on the others. Write "
                 f"splits={rest!r} to train on the others, or both parts: splits=({found!r}, {rest!r})."
             )
             raise OptionError(msg)

@@ -79,6 +79,8 @@ def repeated_notes(
     for start, page in digests.pages():
         files = np.minimum(np.searchsorted(repeated, page), len(repeated) - 1)
         places = np.flatnonzero((repeated[files] == page) & (split_of[start : start + len(page)] >= 0))
+        if not len(places):
+            continue
         samples, files = start + places, files[places]
         met, at = np.unique(files, return_index=True)
         is_new = first_of[met] < 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.io.missing import whereabouts
 from colabstage.io.redaction import names_secret, show_address
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
@@ -451,6 +452,6 @@ def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
         return source
     found = sorted(glob.glob(f"{glob.escape(str(literal))}/{pattern}", recursive=True))  # noqa: PTH207 - Path.glob wants the pattern apart from its folder
     if not found:
-        msg = f"Nothing fits the pattern '{text}'."
+        msg = f"Nothing fits the pattern '{text}'. {whereabouts(source.path)}"
         raise SourceNotFoundError(msg)
     return ManySource(source.address, source.name, source.label, tuple(local_source(name) for name in found))

@@ -199,6 +199,8 @@ TreeFormat = Literal["folder"] | ArchiveKind
 _TARS: dict[Compression, ArchiveKind] = {"gz": "tar.gz", "bz2": "tar.bz2", "xz": "tar.xz", "zst": "tar.zst"}
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _TABLE_SUFFIXES = (".csv", ".tsv")
+# Where there is one of these, it may have the labels.
+_NO_CLASSES = (*_TABLE_SUFFIXES, ".json", ".jsonl", ".parquet", ".txt", ".xml")
 # Of a compressed file, to see what is in it.
 _LOOK_BYTES = 64 * 1024
 
@@ -364,7 +366,7 @@ class Joining:
     """Why, as a sentence."""
 
 
-def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Joining:
+def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_folders: bool = True) -> Joining:
     """Decide how to name the files of several trees in one. Pure.
 
     They are united as they are, unless a name would be there twice, or the trees are named like splits (train, val,
@@ -373,6 +375,7 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
     Args:
         stems: the readable name of each tree; need not be distinct.
         names: the file names in each tree.
+        of_folders: whether all trees are folders, and none an archive.
     """
     # Splits come first: united, train/ and test/ of two archives would lose which is which.
     folders = distinct_names(stems)
@@ -387,12 +390,12 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]]) -> Join
     if collision is None:
         reason = f"The files of {len(stems):,} parts are united; no name is there twice."
         # photos/* of a shell: the folders of classes, each as a part, whose own names are nowhere then.
-        are_folders = not any("/" in name or name.endswith(_TABLE_SUFFIXES) for part in names for name in part)
-        if are_folders and len(set(stems)) == len(stems) > 1:
-            reason += (
-                f" What the parts are called ({_listed(stems)}) is lost: if these are classes, stage the folder that "
-                "they are in."
-            )
+        is_flat = not any("/" in name or name.lower().endswith(_NO_CLASSES) for part in names for name in part)
+        # Parts of one thing that are counted, as images_001 and images_002, are no classes; 0 and 1 may be.
+        is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
+        if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
+            remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
+            reason += f" What the parts are called ({_listed(stems)}) is lost: if these are classes, {remedy}."
         return Joining(("",) * len(stems), reason)
     reason = f"'{collision}' is in more than one part, so each part is a folder: {_listed(folders)}."
     return Joining(folders, reason)
@@ -456,7 +459,11 @@ class JoinedTree(TreeView):
         # A folder's files can all be read at once, which is what its kind is looked at for.
         self.kind = "folder" if "folder" in kinds else kinds[0]
         parts_of = [FileEntries.of(tree.entries) for tree in self._trees]
-        joining = joining or plan_joining([stem for stem, _ in parts], [entries.names for entries in parts_of])
+        joining = joining or plan_joining(
+            [stem for stem, _ in parts],
+            [entries.names for entries in parts_of],
+            of_folders=all(kind == "folder" for kind in kinds),
+        )
         listing = Listing()
         start = 0
         for prefix, entries in zip(joining.prefixes, parts_of, strict=True):

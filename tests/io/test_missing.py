@@ -35,6 +35,7 @@ def test_the_nearest_name_is_told_of_sources_and_of_packs(tmp_path: Path, look: 
         ("C:/photos", "a path of Windows"),
         (r"data\photos", "'data/photos'"),
         (r".\photos", "'./photos'"),
+        (r"My\ Drive/my\ photos", "Blanks take no backslash in Python: 'My Drive/my photos'"),
         ("www.example.org/x.zip", "'https://www.example.org/x.zip'"),
         ("zenodo.org/records/1/x.zip", "'https://zenodo.org/records/1/x.zip'"),
         ("photos.zip", ""),
@@ -54,3 +55,8 @@ def test_what_is_no_path_of_this_machine_has_the_line(
     ]
     assert all(says in one for one in told)
     assert [bool(one) for one in told] == [bool(says)] * 2
+
+
+def test_a_path_elsewhere_is_suggested_whole(tmp_path: Path) -> None:
+    """What is written for it is taken from the current folder otherwise."""
+    assert f"'{tmp_path}/a/b.zip'" in whereabouts(tmp_path / r"a\b.zip")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from colabstage.errors import DecodeError
+from colabstage.pack import journal
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.folder import FolderTree
@@ -44,9 +45,10 @@ def counted(pattern: re.Pattern[str], notes: tuple[str, ...]) -> int:
         max_size=6,
     ),
     encoding=st.sampled_from(["pixels", "encoded"]),
+    page=st.sampled_from([1, 2, 5, 1 << 18]),
 )
 def test_notes_count_what_contradicts_itself(
-    tmp_path_factory: pytest.TempPathFactory, pictures: list[list[tuple[str, str]]], encoding: Any
+    tmp_path_factory: pytest.TempPathFactory, pictures: list[list[tuple[str, str]]], encoding: Any, page: int
 ) -> None:
     """Each image once, in however many folders it is; and nothing is said of copies with one label in one split."""
     root = tmp_path_factory.mktemp("made")
@@ -55,7 +57,10 @@ def test_notes_count_what_contradicts_itself(
             write(root / "photos", f"{split}/{label}/own{number}.png", picture=1000 + 2 * number + (label == "cat"))
     for picture, places in enumerate(pictures):
         write(root / "photos", *(f"{a}/{b}/{picture}-{n}.png" for n, (a, b) in enumerate(places)), picture=picture)
-    notes = pack_dataset(root / "photos", root / "a.h5", encoding=encoding, progress=False).notes
+    with pytest.MonkeyPatch.context() as patch:
+        # Of samples that are looked through at a time; some have none that repeats.
+        patch.setattr(journal, "_PAGE", page)
+        notes = pack_dataset(root / "photos", root / "a.h5", encoding=encoding, progress=False).notes
     assert counted(LABELS, notes) == sum(len({label for _, label in places}) > 1 for places in pictures)
     assert counted(SPLITS, notes) == sum(len({split for split, _ in places}) > 1 for places in pictures)
 
@@ -96,6 +101,23 @@ def test_a_pack_that_continues_compares_with_what_an_earlier_run_read(photos: Pa
     report = pack_dataset(photos, tmp_path / "a.h5", progress=False)
     assert report.resumed
     assert counted(LABELS, report.notes) == 1
+
+
+def test_a_file_that_was_replaced_since_repeats_nothing(photos: Path, tmp_path: Path) -> None:
+    """An interrupted run noted the copy; the person puts the right image there, whose length is no other's."""
+    names = [entry.name for entry in sorted(FolderTree(photos).entries, key=lambda entry: entry.position)]
+    last = photos / names[-1]
+    right, broken = last.read_bytes(), last.read_bytes()[:60]
+    for name in names:  # all of one block, which is packed again
+        if name not in {"cat/00.png", "dog/same.png", names[-1]}:
+            (photos / name).unlink()
+    last.write_bytes(broken)
+    with pytest.raises(DecodeError):
+        pack_dataset(photos, tmp_path / "a.h5", progress=False)
+    last.write_bytes(right)
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(photos / "dog/same.png")
+    report = pack_dataset(photos, tmp_path / "a.h5", progress=False)
+    assert counted(LABELS, report.notes) == 0
 
 
 def test_images_that_are_left_out_contradict_nothing(photos: Path, tmp_path: Path) -> None:

@@ -53,14 +53,19 @@ def test_names_are_joined_so_that_nothing_is_lost(
         (["contest", "train"], [["train.csv"], ["1.jpg"]], False),
         (["train", "train"], [["1.jpg"], ["2.jpg"]], False),
         (["cat"], [["1.jpg"]], False),
+        (["images_001", "images_002"], [["1.jpg"], ["2.jpg"]], False),
+        (["0", "1"], [["1.jpg"], ["2.jpg"]], True),
+        (["cat", "dog"], [["LABELS.CSV"], ["2.jpg"]], False),
     ],
-    ids=["flat", "collide", "deeper", "with a table", "alike", "one"],
+    ids=["flat", "collide", "deeper", "with a table", "alike", "one", "counted", "numbers", "a table in capitals"],
 )
 def test_names_of_parts_that_are_lost_are_told_of(stems: list[str], names: list[list[str]], is_told: bool) -> None:
     """A pattern such as photos/* matches the folders of classes: whether names collide must not decide silently."""
     reason = plan_joining(stems, names).reason
     assert (f"called ('{stems[0]}', '{stems[-1]}') is lost" in reason) is is_told
     assert ("stage the folder that they are in" in reason) is is_told
+    archives = plan_joining(stems, names, of_folders=False).reason
+    assert ("extract each into a folder of its name" in archives) is is_told
 
 
 def make_parts(folder: Path) -> tuple[FolderTree, ZipTree]:

@@ -19,13 +19,14 @@ import zlib
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from colabstage.errors import DamagedPackError, DecodeError
-from colabstage.io.files import translate_read_error
+from colabstage.h5.untrusted import reading_contents
 from colabstage.load.reading.memory import SHARE_BYTES, cut_off
 
 if TYPE_CHECKING:
@@ -282,16 +283,19 @@ class H5pyChunks:
     def chunk(self, place: Place) -> NDArray[Any] | None:
         sides = zip(place, self._facts.chunks or (), self._facts.shape, strict=True)
         part = tuple(slice(number * side, min(length, (number + 1) * side)) for number, side, length in sides)
-        try:
-            values: NDArray[Any] = self._dataset[part]
-        except OSError as error:
-            # Errors with a number come from the disk or the mount, and say nothing about the file.
-            if error.errno is not None:
-                raise translate_read_error(error, str(self._dataset.file.filename), 1) from error
-            where = f"{self._facts.name} in '{self._dataset.file.filename}'"
-            msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
-            raise DamagedPackError(msg) from error
-        return values
+        # For damage that h5py finds where it raises no OSError.
+        with reading_contents(Path(str(self._dataset.file.filename))):
+            try:
+                values: NDArray[Any] = self._dataset[part]
+            except OSError as error:
+                # Errors with a number come from the disk or the mount, and say nothing about the file.
+                if error.errno is not None:
+                    raise
+                where = f"{self._facts.name} in '{self._dataset.file.filename}'"
+                msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
+                raise DamagedPackError(msg) from error
+        # Turned here if need be: what is put among rows that others read already may only be copied there.
+        return values.astype(self._facts.dtype, copy=False)
 
     def is_ready(self, place: Place) -> bool:
         return False
@@ -323,7 +327,7 @@ class StoredChunks:
         # HDF5 may know a filter's settings better, and says what is wrong where it does not.
         except DecodeError:
             return self._by_hdf5.chunk(place)
-        return values.view(stored).reshape(shape)
+        return values.view(stored).reshape(shape).astype(facts.dtype, copy=False)
 
     def is_ready(self, place: Place) -> bool:
         return not self._facts.filters

@@ -85,9 +85,13 @@ class _CheckedFile:
         """Make sure that nobody wrote to the file; a mapped file that got shorter would kill the process.
 
         Raises:
-            DamagedPackError: somebody did.
+            DamagedPackError: somebody did. SourceReadError, DriveDisconnectedError: the disk or mount does not say.
         """
-        check_stamp(self.path, os.fstat(self._handle), self._expected)
+        try:
+            found = os.fstat(self._handle)
+        except OSError as error:
+            raise translate_read_error(error, str(self.path), 1) from error
+        check_stamp(self.path, found, self._expected)
 
 
 class MappedFile(_CheckedFile):
@@ -99,7 +103,11 @@ class MappedFile(_CheckedFile):
     def __init__(self, path: Path, expected: FileStamp) -> None:
         """Map `path`; raises as `_CheckedFile`."""
         super().__init__(path, expected)
-        self.data: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ), np.uint8)
+        try:
+            mapping = mmap.mmap(self._handle, 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise translate_read_error(error, str(path), 1) from error
+        self.data: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
 
 
 class ReadFile(_CheckedFile):
@@ -110,7 +118,9 @@ class ReadFile(_CheckedFile):
         super().__init__(path, expected)
         # Read-ahead would fetch many times the bytes of a row.
         if at_random:
-            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
+            # A mount that does not take the hint is read without it.
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_into(self, start: int, target: NDArray[np.uint8]) -> None:
         """Fill a contiguous `(n,)` array with the bytes from `start` on.

@@ -180,6 +180,14 @@ def read_fractions(text: str) -> Fractions:
     with suppress(ValueError):
         # Numbers alone first: what has a name in it is no number, and falls through.
         numbers = [float(part) for part in text.split(",")]
+        # What Python is told of such a number, in the words of a shell.
+        if len(numbers) == 1 and 0 < numbers[0] < 0.5:
+            rest = f"{round(1 - numbers[0], 9):g}"
+            msg = (
+                f"{text!r} would be the part to train on. Write {rest} to train on the others, or both parts: "
+                f"{text.strip()},{rest}."
+            )
+            raise typer.BadParameter(msg)
         return Fractions(split_fractions(numbers if len(numbers) > 1 else numbers[0]) or ())
     fractions = Fractions()
     for part in text.split(","):

@@ -36,6 +36,13 @@ def test_what_gives_no_fractions_is_refused(text: str) -> None:
         read_fractions(text)
 
 
+def test_one_number_below_a_half_has_the_lines_to_write() -> None:
+    """As in Python: elsewhere that number is what is held out."""
+    with pytest.raises(typer.BadParameter, match=r"Write 0\.8 to train on the others, or both parts: 0\.2,0\.8\."):
+        read_fractions("0.2")
+    assert list(read_fractions("0.8").items()) == [("train", 0.8), ("test", 0.2)]
+
+
 def test_no_cache_is_spelt_none() -> None:
     """`none` is no cache; everything else goes on as it is."""
     assert parse_cache_dir("none") is None
