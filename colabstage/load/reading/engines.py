@@ -521,6 +521,11 @@ class ByteSwappedEngine:
         pool.share(len(rows), lambda start, stop: turn_bytes(out[start:stop]))
 
 
+def in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
+    """Return an engine whose rows are in this machine's byte order, whichever they are stored in."""
+    return engine if facts.stored == facts.dtype else ByteSwappedEngine(engine)
+
+
 def turn_bytes(values: NDArray[Any]) -> None:
     """Bring values from the other byte order to this machine's, in place."""
     if not values.flags.c_contiguous:

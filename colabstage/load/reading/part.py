@@ -38,7 +38,6 @@ from colabstage.load.reading.chunks import (
     read_chunk_table,
 )
 from colabstage.load.reading.engines import (
-    ByteSwappedEngine,
     CacheState,
     EngineChoice,
     GatherEngine,
@@ -47,6 +46,7 @@ from colabstage.load.reading.engines import (
     RowEngine,
     choose_engine,
     choose_ragged,
+    in_native_order,
     is_warm,
     load_array,
     mapped_table,
@@ -266,11 +266,9 @@ class SplitPart:
         return self._x.choice
 
     def estimate_row_bytes(self) -> int:
-        """Return about how long an input row is once it is in memory, from the headers of a few, where each has its
-        own length."""
+        """Return about how long an input row is in memory; from the headers of a few, where each has its own length."""
         if self._arrival is not None and self.encoded:
-            # Headers are all over the file, and fetching blocks for an estimate would take long. Photographs as JPEG
-            # take about a tenth of their pixels.
+            # To fetch blocks for an estimate would take long. Photographs as JPEG take a tenth of their pixels.
             return self.row_bytes * _PIXELS_A_BYTE
         engine = self._inputs()
         if not isinstance(engine, EncodedRows) or not len(self):
@@ -413,11 +411,10 @@ class SplitPart:
     def _open(self) -> _ProcessState:
         """Return what this process has open, opened now if it was not."""
         opened = self._opened
-        # Two threads may both find it closed, and then one of the two openings is dropped. That costs a millisecond,
-        # and needs no lock, which a fork could leave locked.
+        # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
         if opened is None or opened.pid != os.getpid():
             path = self._path_now()
-            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields)
+            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields, self._beside_bytes)
             x = self._loaded or self._open_x(file)
             y = None if self._y is None else self._open_y(file, self._y, x)
             opened = self._opened = _ProcessState(os.getpid(), x, y)
@@ -492,9 +489,12 @@ class OpenFile:
     """Make engines for the fields of one file. What is open closes when the last engine over it is dropped. What HDF5
     raises is translated where it is asked; files that are mapped or read raise typed errors of their own."""
 
-    def __init__(self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None) -> None:
+    def __init__(
+        self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None, beside_bytes: int = 0
+    ) -> None:
         """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
-        is refused on opening. `fields`: what inputs and targets are called, where they have names of their own."""
+        is refused on opening. `fields` and `beside_bytes`: as of `SplitPart`."""
+        self._beside_bytes = beside_bytes
         self._fields = fields
         self._path = path
         self._stamps = stamps
@@ -507,17 +507,17 @@ class OpenFile:
         # Contiguous, which is all that has one place for every row.
         if choice.name == "mapped":
             file = self._mapped(facts)
-            return _in_native_order(GatherEngine(mapped_table(file, facts), file), facts)
+            return in_native_order(GatherEngine(mapped_table(file, facts), file), facts)
         if choice.name == "read":
-            return _in_native_order(ReadEngine(self._read(facts), facts), facts)
+            return in_native_order(ReadEngine(self._read(facts), facts), facts)
         with reading_contents(self._path):
             # Compact, virtual, external, or empty: HDF5 alone knows where values are.
             if facts.chunks is None or not facts.shape[0]:
                 return H5pyEngine(self._h5[facts.name], facts, self._path)
             if choice.name == "chunks" and not facts.filters and keep:
                 table = read_chunk_table(self._h5[facts.name], facts, self._mapped(facts))
-                return _in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
-            if keep and facts.nbytes <= keepable_bytes(read_resources().free_memory_bytes):
+                return in_native_order(PlacedRows(self._mapped(facts), table, facts), facts)
+            if keep and facts.nbytes <= self._keepable(facts):
                 every = empty_array(facts.shape, facts.dtype)
                 decoder = ChunkEngine(self._chunks(facts, choice, keep=False), facts)
                 return KeptRows(decoder, every, GatherEngine(memory_table(every), None), facts.chunks[0])
@@ -532,7 +532,12 @@ class OpenFile:
             source = StoredChunks(self._mapped(facts), table, facts, by_hdf5)
             # Nothing is decoded, so there is nothing to keep.
             keep = keep and bool(facts.filters)
-        return CachedChunks(source, keepable_bytes(read_resources().free_memory_bytes)) if keep else source
+        return CachedChunks(source, self._keepable(facts)) if keep else source
+
+    def _keepable(self, facts: StorageFacts) -> int:
+        # Parts of one dataset share what a single file could keep.
+        part = facts.nbytes / max(1, facts.nbytes + self._beside_bytes)
+        return int(part * keepable_bytes(read_resources().free_memory_bytes))
 
     def field(
         self,
@@ -605,8 +610,7 @@ class OpenFile:
         return ask, None
 
     def few_ragged(self, source: FieldSource) -> RaggedRows | None:
-        """Read rows of variable length into memory now, if they are so few that nobody minds; `None` where they are
-        not."""
+        """Read rows of variable length into memory now, if they are few; `None` where they are not."""
         if source.nbytes + _OFFSET_BYTES * source.info.rows > _FEW_BYTES:
             return None
         with reading_contents(self._path):
@@ -694,7 +698,3 @@ class OpenFile:
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
         return open_fields(self._path, self._fields)
-
-
-def _in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
-    return engine if facts.stored == facts.dtype else ByteSwappedEngine(engine)

@@ -134,6 +134,30 @@ def test_a_chunk_that_is_longer_than_the_table_says_is_not_read_beyond_the_file(
         dataset_h5(path).read_batch([0, 7])
 
 
+def test_shards_share_what_one_file_could_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone would be kept as rows; both together are more than that, so chunks are kept, of less."""
+    rows = np.arange(2 * 64 * 100, dtype=np.int32).reshape(2, 64, 100)
+    paths = [tmp_path / f"part-{number}.h5" for number in range(2)]
+    for path, values in zip(paths, rows, strict=True):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("X_train", data=values, chunks=(8, 50), compression="gzip")
+            file["Y_train"] = np.zeros(len(values), np.int64)
+    monkeypatch.setattr(part, "keepable_bytes", lambda _: int(1.5 * rows[0].nbytes))
+    kept: list[int] = []
+    make = chunks.CachedChunks.__init__
+
+    def counted(self: chunks.CachedChunks, source: chunks.ChunkSource, most: int) -> None:
+        kept.append(most)
+        make(self, source, most)
+
+    monkeypatch.setattr(chunks.CachedChunks, "__init__", counted)
+    for files, expected in (paths[:1], []), (paths, [int(0.75 * rows[0].nbytes)] * 2):
+        kept.clear()
+        got, _ = dataset_h5(files).read_batch(range(len(files) * 64))
+        np.testing.assert_array_equal(got, rows[: len(files)].reshape(-1, 100))
+        assert kept == expected
+
+
 @settings(max_examples=200, deadline=None)
 @given(kind=_files(), data=st.data(), threads=st.sampled_from([1, 3]), most_kept=st.sampled_from([None, 100]))
 def test_every_foreign_file_gives_what_h5py_gives(
