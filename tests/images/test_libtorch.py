@@ -11,7 +11,7 @@ import pytest
 
 from colabstage.images.libtorch import LibTorch, find_libtorch
 from colabstage.images.resample import can_torch_resize
-from tests.support.libtorch import has_libtorch
+from tests.support.libtorch import SIZES, has_libtorch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 
 pytestmark = pytest.mark.skipif(not has_libtorch(), reason="needs torch 2.10 or later on Linux: pip install torch")
-SIZES = [
-    ((375, 500), (224, 224)),
-    ((100, 40), (224, 224)),
-    ((1, 1), (9, 7)),
-    ((1, 700), (30, 20)),
-    ((3000, 2), (64, 64)),
-    ((31, 33), (1, 1)),
-    ((64, 64), (63, 65)),
-]
 READY = "import sys, numpy as np\nfrom colabstage.images.resample import can_torch_resize, scale_by_torch\n"
 
 

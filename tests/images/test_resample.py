@@ -17,6 +17,7 @@ from PIL import Image
 from colabstage.images.decode import Scratch, decode_sized, fit_pixels
 from colabstage.images.geometry import ImageOptions, place_image
 from colabstage.images.resample import can_torch_resize, resample
+from tests.support.libtorch import SIZES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
 needs_kernel = pytest.mark.skipif(
     not can_torch_resize(), reason="needs torch's kernel: pip install torch, on a processor with AVX2"
 )
-SIZES = [
-    ((375, 500), (224, 224)),
-    ((224, 500), (224, 224)),
-    ((100, 40), (224, 224)),
-    ((1, 1), (9, 7)),
-    ((1, 700), (30, 20)),
-    ((3000, 2), (64, 64)),
-    ((31, 33), (1, 1)),
-    ((64, 64), (63, 65)),
-]
 
 
 def noise(*shape: int, seed: int = 0, dtype: Any = np.uint8) -> NDArray[Any]:
