@@ -18,15 +18,24 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
+
+import psutil
+
+from colabstage.machine.mounts import list_mounts, unmount_lazily
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 DURATIONS = ROOT / "build/durations.jsonl"
@@ -117,17 +126,42 @@ def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
     return Outcome(max(total - failed - errors - skipped, 0), failed, errors, skipped, broken), names
 
 
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """Have a folder for all that a pass writes, and leave nothing of it: no process, no mount, no file.
+
+    Tests that were killed leave clients that nobody ends and mounts that nobody serves; in the folder that pytest
+    shares among all its runs, they make a later run fail when it tidies up.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    try:
+        yield folder
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.pid != os.getpid() and any(f"{folder}/" in part for part in process.cmdline()):
+                    process.kill()
+        # The latest first, because one may be mounted within another.
+        for mount in reversed([mount for mount in list_mounts() if mount.mountpoint.is_relative_to(folder)]):
+            print(f"\nA test left a mount: {mount.mountpoint}", flush=True)
+            unmount_lazily(mount.mountpoint)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def run_pytest(
     python: Path, folder: Path, options: list[str], until: float = math.inf
 ) -> tuple[Outcome, tuple[str, ...]]:
-    """Run tests, with reports and pytest's memory of failures in `folder`; their output goes to ours.
+    """Run tests, with reports, pytest's memory of failures and the tests' files in `folder`; output goes to ours.
 
     Nothing runs beyond `until`, on the clock of `time.monotonic`.
     """
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [str(python), "-P", "-m", "pytest", "-q", f"--junitxml={report}", "-o", f"cache_dir={folder}/cache"]
-    with subprocess.Popen([*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+    environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(folder)}
+    with subprocess.Popen(
+        [*command, *options], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    ) as process:
         start = time.monotonic()
         stopped = False
         try:
@@ -149,8 +183,7 @@ def run_pytest(
 
 def run_pass(python: Path, selection: list[str], side_by_side: int = 0, until: float = math.inf) -> Outcome:
     """Run the tests that pytest's options select, by so many processes, and a few that failed once more, by one."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with own_folder() as folder:
         # A process that has run out of tests takes some of another's: a few tests take a hundred times as long as most.
         processes = ["-n", str(side_by_side), "--dist", "worksteal", "-p", "tests.longest_first"]
         first, failed = run_pytest(python, folder, [*selection, *processes], until)

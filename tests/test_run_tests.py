@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from colabstage.machine.mounts import list_mounts
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveKnobs
 from scripts import run_tests
 from scripts.compare_tests import TRACED, Gone, find_losses, read_traced
-from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, TELL_S, Outcome, Setup, had_before, run_pass, settle
+from scripts.run_tests import FIRST, MOST_TRIED_AGAIN, TELL_S, Outcome, Setup, had_before, own_folder, run_pass, settle
 from scripts.touched_tests import costs_of, places_of, too_many, users_of
 from tests.longest_first import longest_first
 
@@ -43,6 +48,25 @@ def test_what_passes_at_the_second_try_is_named(tmp_path: Path, capfd: pytest.Ca
     assert found == Outcome(passed=2, shaky=("test_made::test_shaky",))
     assert found.good
     assert "1 passed" in capfd.readouterr().out
+
+
+@pytest.mark.fuse
+def test_what_killed_tests_leave_goes_with_their_folder(capfd: pytest.CaptureFixture[str]) -> None:
+    """A mount whose client is dead, one whose client is stopped, and a process that waits."""
+    with own_folder() as folder:
+        drives = [SimulatedDrive(folder / name, knobs=DriveKnobs.quick()) for name in ("dead", "stopped")]
+        for drive in drives:
+            drive.mount(drive.cloud.parent / "mounted")
+        drives[0].kill()
+        assert drives[1]._server is not None
+        drives[1]._server.send_signal(signal.SIGSTOP)
+        waiting = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", f"{folder}/file"])
+    assert waiting.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
+    assert not [mount for mount in list_mounts() if mount.mountpoint.is_relative_to(folder)]
+    assert capfd.readouterr().out.count("A test left a mount: ") == 2
+    for drive in drives:
+        drive.unmount()
 
 
 @pytest.mark.long
