@@ -158,10 +158,9 @@ def run_pytest(
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     command = [str(python), "-P", "-m", "pytest", "-q", f"--junitxml={report}", "-o", f"cache_dir={folder}/cache"]
-    environment = {**os.environ, "PYTEST_DEBUG_TEMPROOT": str(folder)}
-    with subprocess.Popen(
-        [*command, *options], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    ) as process:
+    # A short name: the sockets that tests make below it may have 107 characters in all.
+    command += [f"--basetemp={folder}/t"]
+    with subprocess.Popen([*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         start = time.monotonic()
         stopped = False
         try:
