@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import TargetExistsError
+from colabstage.io.units import listed
 from colabstage.io.workspace import (
     DRAFT,
     FOREIGN_AGE_S,
@@ -314,15 +315,10 @@ class Standing:
     def __str__(self) -> str:
         if not self.inventory:
             return "was not made by colabstage"
-        said = [f"not from colabstage: {_name_some(self.strange)}"] if self.strange else []
-        said += [f"changed: {_name_some(self.changed)}"] if self.changed else []
-        said += [f"gone: {_name_some(self.gone)}"] if self.gone else []
+        said = [f"not from colabstage: {listed(self.strange, _TOLD)}"] if self.strange else []
+        said += [f"changed: {listed(self.changed, _TOLD)}"] if self.changed else []
+        said += [f"gone: {listed(self.gone, _TOLD)}"] if self.gone else []
         return f"was changed since it was made ({'; '.join(said)})" if said else "is as it was made"
-
-
-def _name_some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_TOLD])
-    return shown if len(names) <= _TOLD else f"{shown} and {len(names) - _TOLD:,} more"
 
 
 def look_at(target: Path) -> Standing:

@@ -115,6 +115,16 @@ def format_names(first: Sequence[str], count: int) -> str:
     return f"{count:,}: {', '.join(first)}{f' and {more:,} more' if more else ''}"
 
 
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Write the first few names, each in quotes, and how many follow.
+
+    >>> listed(["cat", "dog"]), listed(["cat", "dog", "owl"], 2)
+    ("'cat', 'dog'", "'cat', 'dog' and 1 more")
+    """
+    shown = ", ".join(f"'{name}'" for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
 def format_rate(amount: float, seconds: float, unit: str) -> str:
     """Write a rate: bytes with a scaled unit, other things with a noun.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.io.units import format_count, left_out
+from colabstage.io.units import format_count, left_out, listed
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -24,7 +24,6 @@ from colabstage.layouts.names import (
     is_image_folder,
     is_role_folder,
     is_split_folder,
-    listed,
     required,
     split_name,
 )

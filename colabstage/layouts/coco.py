@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.units import listed
 from colabstage.layouts.image_boxes import Column, LabelledImage, MissingImagesError, check_images, detection_table
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     FileLookup,
-    listed,
     required,
     split_of_path,
     split_of_word,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.units import format_count
-from colabstage.layouts.names import SPLIT_NAMES, listed
+from colabstage.io.units import format_count, listed
+from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import decode_text, read_file
 from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
 

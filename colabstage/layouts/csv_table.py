@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
+from colabstage.io.units import listed
 from colabstage.layouts.class_folders import FileKind
 from colabstage.layouts.columns import (
     TABLE_EXTENSIONS,
@@ -33,7 +34,6 @@ from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
     FileLookup,
-    listed,
     split_name,
     split_of_path,
     stem_of,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.units import left_out
+from colabstage.io.units import left_out, listed
 from colabstage.layouts.audio import SOUND_EXTENSIONS, read_audio
 from colabstage.layouts.class_folders import read_array_folder, read_image_folder
 from colabstage.layouts.columns import is_table
@@ -32,7 +32,6 @@ from colabstage.layouts.names import (
     is_part_folder,
     is_role_folder,
     is_split_folder,
-    listed,
     read_listed_splits,
     shared_folders,
     split_name,

@@ -18,14 +18,13 @@ from colabstage.errors import LayoutError
 from colabstage.images.geometry import VOID
 from colabstage.images.headers import is_lossy
 from colabstage.images.masks import count_levels
-from colabstage.io.units import left_out
+from colabstage.io.units import left_out, listed
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     is_foreign_folder,
     is_image_folder,
     is_note,
-    listed,
     required,
     shared_folders,
     split_name,

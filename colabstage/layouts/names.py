@@ -76,7 +76,6 @@ _FOREIGN = frozenset(
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
 # A message with more names than this is not read.
-_NAMES_SHOWN = 8
 
 
 class SplitName(NamedTuple):
@@ -130,12 +129,6 @@ def count_kinds(files: Iterable[FileEntry]) -> str:
     for ending, count in zip(endings, np.bincount(of_files, minlength=len(endings)).tolist(), strict=True):
         counts[ending.lower() or "without extension"] += count
     return count_by(counts)
-
-
-def listed(names: list[str]) -> str:
-    """Write the first few of some names."""
-    shown = ", ".join(f"'{name}'" for name in names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN:,} more"
 
 
 @functools.lru_cache(maxsize=4096)

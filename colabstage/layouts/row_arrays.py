@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.io.units import listed
 from colabstage.layouts.columns import class_numbers, make_targets
 from colabstage.layouts.image_files import find_masks
-from colabstage.layouts.names import SPLIT_NAMES, listed, split_of_word
+from colabstage.layouts.names import SPLIT_NAMES, split_of_word
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head
 from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy

@@ -15,12 +15,12 @@ import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
+from colabstage.io.units import listed
 from colabstage.layouts.names import (
     SPLIT_NAMES,
     count_kinds,
     folder_of,
     is_note,
-    listed,
     split_of_path,
     split_of_word,
     stem_of,

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from colabstage.errors import DriveDisconnectedError, DriveError
+from colabstage.io.units import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -375,22 +376,18 @@ def check_unused(root: Path) -> None:
     # Before open files: a mapped file may be open too, and the mapping is what ends the process.
     mapped = _mapped_below(root)
     if mapped:
+        names = listed(sorted(mapped), _NAMES_SHOWN)
         msg = (
-            f"Files on Drive are mapped into this notebook's memory: {_few_names(mapped)}. Touching that after Drive "
+            f"Files on Drive are mapped into this notebook's memory: {names}. Touching that after Drive "
             "is unmounted ends the notebook. Delete what was read from them (torch.load(mmap=True), safetensors and "
             "numpy.memmap map files), or load it from a local copy, then try again."
         )
         raise DriveError(msg)
     opened = _open_below(root)
     if opened:
-        names = _few_names(opened)
+        names = listed(sorted(opened), _NAMES_SHOWN)
         msg = f"Files on Drive are open in this notebook and would break: {names}. Close them, then try again."
         raise DriveError(msg)
-
-
-def _few_names(paths: set[str]) -> str:
-    shown = ", ".join(f"'{path}'" for path in sorted(paths)[:_NAMES_SHOWN])
-    return shown if len(paths) <= _NAMES_SHOWN else f"{shown} and {len(paths) - _NAMES_SHOWN} more"
 
 
 def _open_below(root: Path) -> set[str]:

@@ -20,6 +20,7 @@ import numpy as np
 from colabstage.errors import ArchiveError, CorruptArchiveError, SourceNotFoundError
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.missing import whereabouts
+from colabstage.io.units import listed
 from colabstage.trees.decompress import open_stream, unpack_into
 from colabstage.trees.entries import (
     DEFAULT_LIMITS,
@@ -385,7 +386,9 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
             "" if part and all(name.lower().startswith(f"{stem.lower()}/") for name in part) else folder
             for folder, stem, part in zip(folders, stems, names, strict=True)
         )
-        return Joining(prefixes, f"The parts are named like splits, so each is a folder: {_listed(folders)}.")
+        return Joining(
+            prefixes, f"The parts are named like splits, so each is a folder: {listed(folders, _FOLDERS_SHOWN)}."
+        )
     collision = _first_collision(names)
     if collision is None:
         reason = f"The files of {len(stems):,} parts are united; no name is there twice."
@@ -395,9 +398,11 @@ def plan_joining(stems: Sequence[str], names: Sequence[Collection[str]], *, of_f
         is_counted = any(map(str.isalpha, stems[0])) and len({re.sub(r"\d+", "", stem) for stem in stems}) == 1
         if is_flat and len(set(stems)) == len(stems) > 1 and not is_counted:
             remedy = "stage the folder that they are in" if of_folders else "extract each into a folder of its name"
-            reason += f" What the parts are called ({_listed(stems)}) is lost: if these are classes, {remedy}."
+            reason += (
+                f" What the parts are called ({listed(stems, _FOLDERS_SHOWN)}) is lost: if these are classes, {remedy}."
+            )
         return Joining(("",) * len(stems), reason)
-    reason = f"'{collision}' is in more than one part, so each part is a folder: {_listed(folders)}."
+    reason = f"'{collision}' is in more than one part, so each part is a folder: {listed(folders, _FOLDERS_SHOWN)}."
     return Joining(folders, reason)
 
 
@@ -434,11 +439,6 @@ def _first_collision(names: Sequence[Collection[str]]) -> str | None:
     # One tree is written into one folder later, where a name cannot be a file and a folder.
     folders = parent_folders(files)
     return min([*twice, *(folders & files.keys())], default=None)
-
-
-def _listed(folders: Sequence[str]) -> str:
-    shown = ", ".join(f"'{folder}'" for folder in folders[:_FOLDERS_SHOWN])
-    return f"{shown} and {len(folders) - _FOLDERS_SHOWN:,} more" if len(folders) > _FOLDERS_SHOWN else shown
 
 
 class JoinedTree(TreeView):
