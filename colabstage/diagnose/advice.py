@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from colabstage.io.units import format_bytes, format_duration
+from colabstage.io.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from colabstage.diagnose.facts import ProfileFacts, Setting, StageName
 
@@ -106,19 +106,22 @@ def in_background(facts: ProfileFacts, load_s: float, load_cpu_s: float) -> floa
     return max(load_s, facts.step_s, facts.cores_s(load_cpu_s))
 
 
-def fewest_workers(facts: ProfileFacts, most: int, ahead: int) -> tuple[int, float]:
-    """Return the smallest number of worker processes, 1 to `most`, within 5 % of the best, and its time."""
-    # A worker costs memory and a core, so the last 5 % are not worth one.
-    times = {workers: cycle_with_processes(facts, workers, ahead) for workers in range(1, most + 1)}
-    best = min(times.values())
-    return next((workers, seconds) for workers, seconds in times.items() if seconds <= 1.05 * best)
+def fewest_workers(facts: ProfileFacts, ahead: int) -> tuple[int, float]:
+    """Return the smallest number of worker processes, 1 to 16, within 5 % of the best, and its time."""
+    return _least_of((workers, cycle_with_processes(facts, workers, ahead)) for workers in range(1, _MOST_WORKERS + 1))
 
 
 def smallest_ahead(facts: ProfileFacts, workers: int) -> tuple[int, float]:
     """Return the smallest `prefetch_factor` of 2, 4, … 64 within 5 % of the best, and its time."""
-    times = {ahead: cycle_with_processes(facts, workers, ahead) for ahead in (2, 4, 8, 16, 32, 64)}
-    best = min(times.values())
-    return next((ahead, seconds) for ahead, seconds in times.items() if seconds <= 1.05 * best)
+    return _least_of((ahead, cycle_with_processes(facts, workers, ahead)) for ahead in (2, 4, 8, 16, 32, 64))
+
+
+def _least_of(trials: Iterable[tuple[int, float]]) -> tuple[int, float]:
+    """Return the first of ascending numbers whose time is within 5 % of the best."""
+    # A worker costs memory and a core, so the last 5 % are not worth one.
+    times = list(trials)
+    best = min(seconds for _, seconds in times)
+    return next((number, seconds) for number, seconds in times if seconds <= 1.05 * best)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
 
 
 def _cores(facts: ProfileFacts) -> str:
-    return f"of {_plural(facts.costs.core_count, 'core')} here {facts.costs.cores:.1f} can be had now"
+    return f"of {format_count(facts.costs.core_count, 'cores')} here {facts.costs.cores:.1f} can be had now"
 
 
 def _torch(facts: ProfileFacts) -> Iterator[Advice]:
@@ -278,7 +281,7 @@ def _torch(facts: ProfileFacts) -> Iterator[Advice]:
 def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
     ahead = max(2, setting.prefetch)
-    workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, ahead)
+    workers, cycle_s = fewest_workers(facts, ahead)
     before_s = cycle_with_processes(facts, setting.workers, ahead) if setting.processes else facts.batch_s
     # Where processes run already, the model's own answer for them says what another number of them changes.
     if workers == setting.workers or (setting.processes and cycle_s > 0.9 * before_s):
@@ -291,9 +294,8 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
         cycle_s *= facts.cycle_s / before_s
     room = _cores(facts)
     if workers > facts.costs.core_count:
-        room = (
-            f"more than the {_plural(facts.costs.core_count, 'core')} here, of which torch warns, but they mostly wait"
-        )
+        cores = format_count(facts.costs.core_count, "cores")
+        room = f"more than the {cores} here, of which torch warns, but they mostly wait"
     if setting.is_stream and workers > 1:
         room += (
             ". Each process iterates over the whole IterableDataset: have its __iter__ take a part by "
@@ -301,7 +303,7 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
         )
     yield Advice(
         f"DataLoader(..., {_pasted(options)})",
-        f"{_plural(workers, 'process')} would make batches while the step runs; {room}",
+        f"{format_count(workers, 'processes')} would make batches while the step runs; {room}",
         max(cycle_s, facts.step_s) + _restart_s(facts, cycle_s),
         options=options,
     )
@@ -444,11 +446,11 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
                 options={"strategy": "memory"},
             )
     if not setting.processes and transform_s + decode_s > _WORTH * facts.serial_s:
-        workers, cycle_s = fewest_workers(facts, _MOST_WORKERS, 2)
+        workers, cycle_s = fewest_workers(facts, 2)
         options = {"strategy": "workers", "num_workers": workers}
         yield Advice(
             f"make_loader(..., {_pasted(options)})",
-            f"{_plural(workers, 'process')} would run what is called for each sample; {_cores(facts)}",
+            f"{format_count(workers, 'processes')} would run what is called for each sample; {_cores(facts)}",
             cycle_s,
             options=options,
         )
@@ -460,20 +462,18 @@ def _keras(facts: ProfileFacts) -> Iterator[Advice]:
     # Ours works ahead by itself, and reads a packed file already.
     if setting.strategy is not None:
         return
-    processes = fewest_workers(facts, _MOST_WORKERS, 4)
-    times = {count: with_threads(facts, count, 4) for count in range(2, _MOST_WORKERS + 1)}
-    best = min(times.values())
-    threads = next((count, took) for count, took in times.items() if took <= 1.05 * best)
+    processes = fewest_workers(facts, 4)
+    threads = _least_of((count, with_threads(facts, count, 4)) for count in range(2, _MOST_WORKERS + 1))
     # Threads unless processes are clearly better: they copy nothing and start at once.
     several = processes[1] < 0.85 * threads[1]
     workers, cycle_s = processes if several else threads
     if several != setting.processes or workers > setting.workers:
         options = {"workers": workers, "use_multiprocessing": several, "max_queue_size": 4 * workers}
-        kind = "process" if several else "thread"
+        kind = "processes" if several else "threads"
         why = "its Python code holds Python's lock, so threads would wait for each other" if several else _cores(facts)
         yield Advice(
             f"PyDataset.__init__({_pasted(options)})",
-            f"{_plural(workers, kind)} would make batches while the step runs; {why}",
+            f"{format_count(workers, kind)} would make batches while the step runs; {why}",
             cycle_s,
             options=options,
         )
@@ -526,7 +526,3 @@ def _pasted(options: dict[str, Any]) -> str:
     return ", ".join(
         f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}" for name, value in options.items()
     )
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}{'es' if word.endswith('s') else 's'}"

@@ -166,7 +166,7 @@ class SourceComparison:
         size = self.image_size
         decoded = "as large as they are" if size is None else f"decoded to {size[0]} x {size[1]}"
         measured = f"Measured with {format_count(self.compared, 'images')}, {decoded}"
-        threads = f"{self.num_workers} reader{'s' if self.num_workers > 1 else ''} for files"
+        threads = f"{format_count(self.num_workers, 'readers')} for files"
         pack = f"a pack of all takes about {format_bytes(self.pack_bytes)} ({self.encoding})"
         return [f"{measured}; {threads}; {pack}.", *self.notes]
 

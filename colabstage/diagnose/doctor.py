@@ -151,7 +151,7 @@ def judge_mount(facts: MachineFacts) -> Ruling:
         return Ruling("fail", f"{said}.")
     # One figure for all: who has ten mounts wants to know which is the slow one.
     slowest = max(facts.mounts, key=lambda mount: mount.seconds)
-    count = f"{len(facts.mounts)} mount{'s' if len(facts.mounts) > 1 else ''}"
+    count = format_count(len(facts.mounts), "mounts")
     said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
     return Ruling("warn" if slowest.seconds > _SLOW_ANSWER_S else "ok", f"{said}{format_duration(slowest.seconds)}.")
 
@@ -194,8 +194,8 @@ def judge_shared_memory(facts: MachineFacts) -> Ruling:
     # Each worker has one batch in the making and some ahead, and one is on its way to the loop.
     need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
     said = (
-        f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {workers} "
-        f"worker{'s' if workers > 1 else ''} take up to {format_bytes(need)}"
+        f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {format_count(workers, 'workers')} "
+        f"take up to {format_bytes(need)}"
     )
     # A container's other programs use /dev/shm too, so half of it is already close.
     return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
@@ -204,13 +204,13 @@ def judge_shared_memory(facts: MachineFacts) -> Ruling:
 def judge_cores(facts: MachineFacts) -> Ruling:
     """Use at most one worker less than there are cores (num_workers="auto" of make_loader does): more only take each
     other's turn, and the training loop's. On two cores, make_loader's threads beat any number of workers."""
-    cores = f"{facts.cores} core{'s' if facts.cores > 1 else ''}"
+    cores = format_count(facts.cores, "cores")
     # The training loop itself needs a core.
     best = max(1, facts.cores - 1)
     if facts.workers is None:
-        return Ruling("ok", f"{cores}: at most {best} worker{'s' if best > 1 else ''} beside the training loop.")
+        return Ruling("ok", f"{cores}: at most {format_count(best, 'workers')} beside the training loop.")
     how = "running" if facts.workers_from == "running" else "asked about"
-    said = f"{cores}, {facts.workers} worker{'s' if facts.workers != 1 else ''} {how}"
+    said = f"{cores}, {format_count(facts.workers, 'workers')} {how}"
     return Ruling("warn" if facts.workers > best else "ok", f"{said}.")
 
 
@@ -430,8 +430,8 @@ class DoctorReport:
         counts = {status: sum(finding.status == status for finding in self.findings) for status in _WORDS}
         if not counts["fail"] and not counts["warn"]:
             return f"All {counts['ok']} checks passed."
-        counted = ((counts["fail"], "problem"), (counts["warn"], "warning"))
-        parts = [f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in counted if count]
+        counted = ((counts["fail"], "problems"), (counts["warn"], "warnings"))
+        parts = [format_count(count, nouns) for count, nouns in counted if count]
         return f"{' and '.join(parts)}; {counts['ok']} fine."
 
 

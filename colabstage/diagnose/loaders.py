@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,14 +122,20 @@ def _length(loader: Any) -> int | None:
 def known_stages(*datasets: object) -> dict[CodeType, StageName]:
     """Return the transforms and loading functions that datasets name, also inside of what wraps them."""
     known: dict[CodeType, StageName] = {}
-    for dataset in datasets:
-        # Subsets and concatenations wrap each other; five deep is more than anybody has, and a circle ends there.
-        layer, depth = dataset, 0
-        while layer is not None and depth < 5:
-            for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
-                _learn(known, getattr(layer, name, None), "transform")
-            layer, depth = getattr(layer, "dataset", None), depth + 1
+    for layer in chain.from_iterable(map(_layers, datasets)):
+        for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
+            _learn(known, getattr(layer, name, None), "transform")
     return known
+
+
+def _layers(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and what it wraps, from the outside in."""
+    # Subsets and concatenations wrap each other; five deep is more than anybody has, and a circle ends there.
+    for _ in range(5):
+        if dataset is None:
+            return
+        yield dataset
+        dataset = getattr(dataset, "dataset", None)
 
 
 def _learn(known: dict[CodeType, StageName], function: object, stage: StageName) -> None:
@@ -161,14 +168,9 @@ def gives_the_same(dataset: Any) -> bool:
 
 def named_folder(dataset: Any) -> str | None:
     """Return the folder that a dataset says it was made from, as torchvision's do; otherwise `None`."""
-    layer = dataset
-    for _ in range(5):
-        # What torchvision calls the folder of a dataset.
-        root = getattr(layer, "root", None)
-        if isinstance(root, str | PathLike):
-            return str(root)
-        layer = getattr(layer, "dataset", None)
-    return None
+    # What torchvision calls the folder of a dataset.
+    roots = (getattr(layer, "root", None) for layer in _layers(dataset))
+    return next((str(root) for root in roots if isinstance(root, str | PathLike)), None)
 
 
 def can_be_staged(folder: str | None) -> bool | None:
@@ -201,16 +203,14 @@ def h5_behind(dataset: object) -> str | None:
     """Return the path of an HDF5 file that a dataset, or what it wraps, has open as an attribute; `None` without
     one."""
     h5py = sys.modules.get("h5py")
-    layer: Any = dataset
-    for _ in range(5):
-        if layer is None or h5py is None or type(layer).__module__.startswith("colabstage."):
+    for layer in _layers(dataset):
+        if h5py is None or type(layer).__module__.startswith("colabstage."):
             return None
         for value in vars(layer).values() if hasattr(layer, "__dict__") else ():
             handle = value.file if isinstance(value, h5py.Dataset | h5py.Group) and value.id.valid else None
             if handle is not None:
                 with contextlib.suppress(ValueError, OSError):
                     return str(handle.filename)
-        layer = getattr(layer, "dataset", None)
     return None
 
 

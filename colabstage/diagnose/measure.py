@@ -273,14 +273,13 @@ def _move_to(batch: Any, device: Any) -> Any:
 
 
 def _transfer_s(batch: Any, device: Any) -> float:
-    seconds = []
-    # The first copy creates the CUDA context; the shortest of the others was disturbed least.
-    for _ in range(4):
-        began = time.perf_counter()
+    def move() -> None:
         _move_to(batch, device)
         _synchronise()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+
+    # The first copy creates the CUDA context; the shortest of the others was disturbed least.
+    move()
+    return _best_of(move, 3)
 
 
 def _synchronise() -> None:
@@ -361,15 +360,10 @@ def _pack_s(path: str, samples: int) -> float | None:
         # Under the name that nearly all such files use; another one could not be pasted.
         reader = SplitReader(path, "train", in_memory=False)
         rows = np.random.default_rng(0).integers(0, len(reader), samples)
-        seconds = []
-        for _ in range(3):
-            began = time.perf_counter()
-            reader.read_x(rows)
-            seconds.append(time.perf_counter() - began)
+        # The first one may have read from the disk, and an epoch after the first does not.
+        return _best_of(lambda: reader.read_x(rows), 3)
     except Exception:  # noqa: BLE001 - a file of another shape is the caller's right; then this advice is not given
         return None
-    # The first one may have read from the disk, and an epoch after the first does not.
-    return min(seconds)
 
 
 def measure_cores(cores: int) -> float:
@@ -468,9 +462,10 @@ def measure_pickling(batch: Any) -> float:
     return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
 
 
-def _best_of(work: Callable[[], object]) -> float:
+def _best_of(work: Callable[[], object], trials: int = _TRIALS) -> float:
+    """Return the seconds of the shortest of some trials, which was disturbed least."""
     seconds = []
-    for _ in range(_TRIALS):
+    for _ in range(trials):
         began = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - began)

@@ -17,6 +17,7 @@ import numpy as np
 
 from colabstage.images.decode import encode_jpeg
 from colabstage.io.page import COLOURS, facts_table, table
+from colabstage.io.units import format_count
 from colabstage.ui.samples import channels_first, class_name, sample_kind
 
 if TYPE_CHECKING:
@@ -337,8 +338,7 @@ def caption(sample: Sample, classes: Sequence[str]) -> str:
     y = sample.y
     boxes, mask = boxes_of(sample), mask_of(sample)
     if boxes is not None:
-        count = len(boxes["boxes"])
-        return f"{count} box{'' if count == 1 else 'es'}"
+        return format_count(len(boxes["boxes"]), "boxes")
     if mask is not None:
         names = [class_name(value, classes) for value, _ in mask_shares(mask) if not is_background(value, classes)]
         more = len(names) - _MOST_IN_CAPTION

@@ -79,11 +79,11 @@ def test_taking_batches_from_processes_is_the_consumers_time() -> None:
 
 def test_on_two_cores_two_processes_are_enough_for_work_and_more_only_wait() -> None:
     """Of sixteen that would be as fast, the fewest."""
-    assert fewest_workers(DECODING, 16, 2)[0] == 3
+    assert fewest_workers(DECODING, 2)[0] == 3
     working = replace(DECODING, stages=(StageCost("decode", 0.08, 0.08),))
-    assert fewest_workers(working, 16, 2)[0] == 2
+    assert fewest_workers(working, 2)[0] == 2
     waiting = replace(DECODING, stages=(StageCost("read", 0.08, 0.0),))
-    assert fewest_workers(waiting, 16, 2)[0] in {4, 5}
+    assert fewest_workers(waiting, 2)[0] in {4, 5}
     assert smallest_ahead(DECODING, 2)[0] == 2
 
 

@@ -114,7 +114,7 @@ def plan_extract(
     elif large and workers > 1:
         reason = f"{workers} threads: the archive's bytes can be read in this process only."
     else:
-        reason = f"{workers} thread{'s' if workers > 1 else ''}: there is too little to do for processes to pay."
+        reason = f"{format_count(workers, 'threads')}: there is too little to do for processes to pay."
     return ExtractPlan(kind, len(entries), content, max(0, taken - freed_bytes), batches, workers, processes, reason)
 
 

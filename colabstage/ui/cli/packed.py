@@ -11,7 +11,7 @@ from colabstage.errors import PackFormatError, SourceNotFoundError, printable
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.files import hash_ranges
 from colabstage.io.missing import whereabouts
-from colabstage.io.units import format_bytes, format_duration, format_rate
+from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.machine.resources import usable_cores
 from colabstage.ui.cli import options as o  # noqa: TC001 - typer looks the annotations up
 from colabstage.ui.cli.outcome import exit_codes, fail, print_json, show, shows_progress
@@ -227,7 +227,7 @@ class VerifiedFile:
         if self.whole:
             rate = format_rate(self.nbytes, self.seconds, "B")
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
-            compared = f"{self.blocks:,} block{'s' if self.blocks != 1 else ''} of {size} in all"
+            compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
             return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
         # Both may be true: a copy that was cut off also ends within a block.
         faults = []
