@@ -92,13 +92,6 @@ class FlushReport:
     """Why it is not, where that was asked for and failed; everything has been uploaded nevertheless."""
 
 
-def find_drive(*, timeout_s: float = _ANSWER_S) -> Path | None:
-    """Return the `MyDrive` folder of a mounted Google Drive that answers within `timeout_s` seconds; `None` without
-    one.
-    """
-    return ask_drives(timeout_s=timeout_s).folder
-
-
 class DriveAnswer(NamedTuple):
     """Which Drive answers."""
 
@@ -140,7 +133,7 @@ def mount_drive(
 
     A Drive that is mounted there already is used as it is, in whatever mode, without asking for permission. A mount
     whose client has died is mounted again, even while files on it are open (they stay broken) or the current folder is
-    on it. Call it from a notebook cell; threads use `find_drive` instead.
+    on it. Call it from a notebook cell, and not from a thread.
 
     Args:
         mountpoint: an empty folder, or one to be created; letters, digits and `_./+@%,:=-` only.
@@ -335,7 +328,7 @@ def _check_main_thread(verb: str) -> None:
         msg = (
             f"{verb}() was called in the thread '{threading.current_thread().name}'. Colab's page answers over one "
             "channel for the whole notebook, and a cell that runs a !command meanwhile takes the answer away, so it is "
-            "not asked from threads. Call it in a notebook cell, before the threads start; they can use find_drive()."
+            "not asked from threads. Call it in a notebook cell, before the threads start."
         )
         raise NotSupportedHereError(msg)
 

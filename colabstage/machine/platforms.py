@@ -38,7 +38,7 @@ class Platform:
     """A folder on the machine's own disk, lost with the machine on most platforms; it may not exist yet."""
     persistent_dir: Path | None
     """A folder that outlives the machine; `None` where there is none. On Colab only a mounted Drive outlives the
-    machine (`find_drive` knows whether and where), so it is `None` there: a folder created in Drive's place while Drive
+    machine (`ask_drives` knows whether and where), so it is `None` there: a folder created in Drive's place while Drive
     is not mounted is lost, and prevents Drive from being mounted.
     """
     not_lasting: str = ""

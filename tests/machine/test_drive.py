@@ -22,7 +22,7 @@ from colabstage.errors import (
     TargetExistsError,
 )
 from colabstage.machine import drive as drive_module
-from colabstage.machine.drive import find_drive, flush_drive, mount_drive, refresh_drive
+from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
 from colabstage.machine.drive_client import mount_error
 from colabstage.machine.mounts import drive_root, normalise_drive_path
 from tests.support.colab import simulated_colab
@@ -188,7 +188,7 @@ def test_a_client_that_returns_without_mounting_is_found_out(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("verb", [mount_drive, refresh_drive, flush_drive])
 def test_only_the_main_thread_may_ask(colab: SimulatedColab, verb: Callable[[], object]) -> None:
-    """Colab's channel to the page is not thread safe, so other threads are told to use find_drive."""
+    """Colab's channel to the page is not thread safe, so it is not asked from other threads."""
     caught: list[BaseException] = []
 
     def call() -> None:
@@ -243,7 +243,7 @@ def test_paths_elsewhere_are_on_no_drive(tmp_path: Path, monkeypatch: pytest.Mon
     place = tmp_path / "content/drive/My Drive"
     place.mkdir(parents=True)
     assert drive_root(place) is None
-    assert find_drive() is None
+    assert ask_drives().folder is None
     assert normalise_drive_path(place) == place
 
 
@@ -267,7 +267,7 @@ def test_a_client_that_hangs_is_reported_and_not_forced(
     place = silent_mount(colab.root / "content/drive", "fuse.drive").place
     with pytest.raises(DriveDisconnectedError, match="has not answered"):
         mount_drive(place)
-    assert find_drive(timeout_s=0.3) is None
+    assert ask_drives(timeout_s=0.3).folder is None
     assert colab.calls == []
 
 
@@ -349,11 +349,11 @@ def test_mounting_returns_my_drive_and_asks_once(
 
 @pytest.mark.fuse
 def test_a_mounted_drive_is_found(real_colab: SimulatedColab) -> None:
-    """find_drive, drive_root and the spelling of paths agree with the mount."""
+    """ask_drives, drive_root and the spelling of paths agree with the mount."""
     place = real_colab.root / "content/drive"
-    assert find_drive() is None
+    assert ask_drives().folder is None
     folder = mount_drive(place)
-    assert find_drive() == folder
+    assert ask_drives().folder == folder
     assert drive_root(folder / "not/there") == place
     assert normalise_drive_path(place / "My Drive/a") == folder / "a"
 
@@ -365,7 +365,7 @@ def test_a_dead_mount_is_mounted_again(real_colab: SimulatedColab) -> None:
     place = real_colab.root / "content/drive"
     folder = mount_drive(place)
     practice_drive(real_colab).kill()
-    assert find_drive() is None
+    assert ask_drives().folder is None
     with pytest.raises(DriveDisconnectedError, match="has died"):
         flush_drive()
     assert mount_drive(place) == folder
@@ -386,7 +386,7 @@ def test_a_drive_mounted_elsewhere_stands_in_the_way(real_colab: SimulatedColab)
     folder = mount_drive(real_colab.root / "content/drive")
     with pytest.raises(DriveError, match="would end that mount"):
         mount_drive(real_colab.root / "content/other")
-    assert find_drive() == folder
+    assert ask_drives().folder == folder
 
 
 @pytest.mark.fuse
@@ -438,7 +438,7 @@ def test_flushing_uploads_and_mounts_again(real_colab: SimulatedColab) -> None:
     assert (report.mountpoint, report.remounted, report.problem) == (folder.parent, True, None)
     assert report.seconds >= 0
     assert (practice_drive(real_colab).cloud / "MyDrive/model.pt").read_bytes() == b"w" * 1000
-    assert find_drive() == folder
+    assert ask_drives().folder == folder
 
 
 @pytest.mark.fuse
@@ -446,7 +446,7 @@ def test_flushing_at_the_end_leaves_drive_unmounted(real_colab: SimulatedColab) 
     """With remount=False nobody is asked for anything at the end of a long night."""
     mount_drive(real_colab.root / "content/drive")
     assert not flush_drive(remount=False).remounted
-    assert find_drive() is None
+    assert ask_drives().folder is None
     assert real_colab.auth_requests == 1
 
 
@@ -458,7 +458,7 @@ def test_a_flush_that_fails_is_an_error_and_drive_stays(real_colab: SimulatedCol
     for verb in (flush_drive, refresh_drive):
         with pytest.raises(DriveError, match=r"gave up after .* ms, so not.*keep the\s+session open"):
             verb()
-    assert find_drive() == folder
+    assert ask_drives().folder == folder
 
 
 @pytest.mark.fuse

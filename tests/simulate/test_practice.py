@@ -33,10 +33,10 @@ TWICE = """
 import sys
 if {plain}: sys.modules["mfusepy"] = None
 from colabstage.simulate.practice import open_drive, practice_source
-from colabstage.machine.drive import find_drive
+from colabstage.machine.drive import ask_drives
 drive = open_drive()
 assert open_drive() == drive
-assert find_drive() == (None if {plain} else drive)
+assert ask_drives().folder == (None if {plain} else drive)
 (drive / "note.txt").write_text("kept")
 print("AT", drive, practice_source("", "boxes").stat().st_size > 1000, practice_source("mine.zip"))
 """

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
 from colabstage.io import ownership, workspace
 from colabstage.io.files import make_folder
-from colabstage.machine.drive import _drives, find_drive
+from colabstage.machine.drive import _drives, ask_drives
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
@@ -330,9 +330,9 @@ def test_a_drive_to_practise_on_is_nobody_elses(
 ) -> None:
     """A process that knows nothing of the practice machine finds no Drive; the machine's own does."""
     monkeypatch.setenv(SYSTEM_ROOT_VARIABLE, str(tmp_path))
-    assert find_drive() == my_drive
+    assert ask_drives().folder == my_drive
     monkeypatch.delenv(SYSTEM_ROOT_VARIABLE)
-    # Not by find_drive(), which asks every Drive that is mounted for other tests meanwhile.
+    # Not by ask_drives(), which asks every Drive that is mounted for other tests meanwhile.
     assert drive.mountpoint not in [mount.mountpoint for mount in _drives()]
 
 

@@ -280,7 +280,7 @@ def simulated_colab(
 
     Args:
         root: a folder that stands for `/` on that machine: `root/content`, `root/var/colab/hostname`. Only Drives
-            mounted below it are found by `find_drive`.
+            mounted below it are found by `ask_drives`.
         preset: `colab_cpu`, `colab_gpu`, `colab_enterprise`, `colab_subprocess` (a script that a notebook started: no
             kernel), `kaggle` (which carries some of Colab's variables), `local` (no `google.colab` at all).
         drive: what `drive.mount` mounts; unmounted at the end.
