@@ -28,11 +28,11 @@ from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_b
 from colabstage.load.arrival import visited_units
 from colabstage.load.places import bring_kept, find_fields, find_places
 from colabstage.machine.platforms import detect_platform
-from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, local_source, parse_source
+from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import is_part
 from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
-from colabstage.sources.remote_files import read_small_file, remote_opener
+from colabstage.sources.remote_files import FileSource, read_small_file, remote_opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -315,9 +315,7 @@ def open_partial(
             pool.results([opening])
         label = label_of(files, sources)
         wanted = FileSet(name_files(sources, manifests), label)
-        content = wanted.digest[:8]
-        # The folder is of this content of these files; those of what they were before are removed.
-        folder = _parts_folder(local_dir) / (_forget(sources, local_dir, but=content) + content)
+        folder = _folder_of(sources, local_dir, wanted.digest[:8])
         make_folder(folder)
         # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
@@ -414,30 +412,21 @@ class _UnclaimedFile:
             file.close()
 
 
-def forget_parts(
-    files: Sequence[str | os.PathLike[str]], local_dir: str | os.PathLike[str] | None, *, but: str = ""
-) -> str:
-    """Remove what is here of files, of whatever content they were, except of the one whose digits are `but`.
-
-    Returns:
-        The beginning of the names of these folders.
-    """
-    return _forget([source_of(file) for file in files], local_dir, but=but)
+def forget_parts(files: Sequence[str | os.PathLike[str]], local_dir: str | os.PathLike[str] | None) -> None:
+    """Remove what is here of files, of whatever content they were."""
+    _folder_of([source_of(file) for file in files], local_dir, "")
 
 
-def _forget(sources: Sequence[SingleSource], local_dir: str | os.PathLike[str] | None, *, but: str) -> str:
+def _folder_of(sources: Sequence[SingleSource], local_dir: str | os.PathLike[str] | None, content: str) -> Path:
+    """Return the folder of what is here of files of this content; those of what they were before are removed."""
+    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
     addresses = hashlib.sha256("\n".join(source.address for source in sources).encode()).hexdigest()
     mine = f"{sources[0].name}.part-{addresses[:8]}-"
-    folder = _parts_folder(local_dir)
+    folder = base / PARTS
     for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
-        if other.name != mine + but:
+        if other.name != mine + content:
             remove_vouched(other, is_part)
-    return mine
-
-
-def _parts_folder(local_dir: str | os.PathLike[str] | None) -> Path:
-    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
-    return base / PARTS
+    return folder / (mine + content)
 
 
 def _open_pack(file: BlockwiseFile | WholeFile, place: Path | None = None) -> PartialPack:
@@ -493,9 +482,9 @@ def _addresses_of(files: Files) -> list[str | os.PathLike[str]]:
     return [f"{shards['stem']}-{number:05}-of-{count:05}{shards['rest']}" for number in range(count)]
 
 
-def source_of(address: str | os.PathLike[str]) -> LocalSource | WebSource | ObjectSource | ShareSource:
+def source_of(address: str | os.PathLike[str]) -> FileSource:
     source = parse_source(address)
-    if not isinstance(source, LocalSource | WebSource | ObjectSource | ShareSource):
+    if not isinstance(source, FileSource):
         msg = f"disk_limit= is for packed files; '{source.label}' is none. Give its path or address."
         raise OptionError(msg)
     return source

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.layouts.table import SampleTable
     from colabstage.pack.job import PackJob
-    from colabstage.pack.plan import SplitPlan
     from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
 
@@ -392,7 +391,7 @@ class _PackRun:
                     skipped=skipped,
                     attributes=self._attributes(),
                 )
-        repeated = () if digests is None else self._repeated(digests, plan.splits)
+        repeated = () if digests is None else repeated_notes(digests, self.job.table, plan.splits)
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,
@@ -412,10 +411,6 @@ class _PackRun:
             unit=self.job.table.unit,
         )
         return final, report
-
-    def _repeated(self, digests: ContentDigests, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
-        found = digests.repeated()
-        return repeated_notes(digests, found, self.job.table, splits) if len(found) else ()
 
     def _limits(self, coder: SampleCoder) -> PipelineLimits:
         kept = self.job.plan.x.lengths is not None

@@ -544,7 +544,9 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
     if options.jpeg_quality is not None:
         return _plan_jpeg(images, table, options, splits)
     if options.encoding == "encoded":
-        _check_kept_files(images, table)
+        if not _has_files(images, table):
+            msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
+            raise OptionError(msg)
         return encoded("encoding='encoded' was asked for")
     shape, dtype, trouble = _row_shape(image_options(table, options), facts)
     if shape is None:
@@ -607,12 +609,6 @@ def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
 def _has_files(images: Images, table: SampleTable) -> bool:
     """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
-
-
-def _check_kept_files(images: Images, table: SampleTable) -> None:
-    if not _has_files(images, table):
-        msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
-        raise OptionError(msg)
 
 
 def _row_shape(

@@ -56,19 +56,19 @@ class _Differing:
             self.pair = int(firsts[place]), int(samples[place])
 
 
-def repeated_notes(
-    digests: ContentDigests, repeated: NDArray[np.uint64], table: SampleTable, splits: Sequence[SplitPlan]
-) -> tuple[str, ...]:
+def repeated_notes(digests: ContentDigests, table: SampleTable, splits: Sequence[SplitPlan]) -> tuple[str, ...]:
     """Return a note on images that have several labels, and one on those that are in several splits.
 
     Images that are there twice with one label, in one split, are no mistake that anybody need hear of.
 
     Args:
-        digests: the digests of all samples; read once more, in pages.
-        repeated: those that several samples have, uint64 `(R,)`, ascending.
+        digests: the digests of all samples; read once more, in pages, if several samples have one.
         table: the samples.
         splits: what was packed of them.
     """
+    repeated = digests.repeated()
+    if not len(repeated):
+        return ()
     # Samples that were left out are in no split.
     split_of = np.full(len(table), -1, np.int16)
     for number, split in enumerate(splits):

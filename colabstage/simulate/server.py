@@ -16,7 +16,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,11 +241,9 @@ class Server:
         """Deny everything for a moment, then vanish without a word, the mount left dangling."""
         # The real client, too, answers "no such file" to everything for a moment before it is gone.
         self._files.dying = True
-        threading.Thread(target=self._vanish, name="death", daemon=True).start()
-
-    def _vanish(self) -> None:
-        time.sleep(self._knobs.death_enoent_s)
-        os._exit(1)
+        death = threading.Timer(self._knobs.death_enoent_s, os._exit, (1,))
+        death.daemon = True
+        death.start()
 
 
 def serve_mount() -> None:

@@ -72,7 +72,9 @@ class ObjectFile:
         try:
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
                 at += len(piece)
-                self._check_length(at, end)
+                if end is not None and at > end:
+                    msg = f"'{self._facts.label}' gave more than was asked for: its service has no range requests."
+                    raise SourceReadError(msg)
                 if held:
                     yield held
                 held = piece
@@ -101,11 +103,6 @@ class ObjectFile:
         """Hang up. Calling it twice is fine."""
         if self._owns_store:
             self._store.close()
-
-    def _check_length(self, at: int, end: int | None) -> None:
-        if end is not None and at > end:
-            msg = f"'{self._facts.label}' gave more than was asked for: its service has no range requests."
-            raise SourceReadError(msg)
 
     def _check_version(self) -> None:
         try:
@@ -272,7 +269,12 @@ class ObjectTree(Tree):
         # One byte more than listed: a longer object shows without a further question.
         data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)), self._retry)
         if len(data) != entry.size:
-            raise self._changed(entry, len(data))
+            found = f"{len(data):,} bytes were there" if len(data) < entry.size else "there is more"
+            msg = (
+                f"'{self.label.rstrip('/')}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it "
+                "changed while being read. Wait until its upload is complete, then stage again."
+            )
+            raise SourceChangedError(msg)
         return data
 
     def open(self, entry: FileEntry) -> ByteSource:
@@ -339,13 +341,6 @@ class ObjectTree(Tree):
             return self._members[entry.name]
         except KeyError:
             raise unknown_entry(self.label, entry.name) from None
-
-    def _changed(self, entry: FileEntry, got: int) -> SourceChangedError:
-        found = f"{got:,} bytes were there" if got <= entry.size else "there is more"
-        return SourceChangedError(
-            f"'{self.label.rstrip('/')}/{entry.name}' was listed with {entry.size:,} bytes, but {found}: it changed "
-            "while being read. Wait until its upload is complete, then stage again."
-        )
 
     def _patiently(self, ask: Callable[[], T], policy: RetryPolicy) -> T:
         """Return the answer to a question that has to be answered as a whole, asked again where it broke off."""

@@ -228,11 +228,8 @@ class SourcePart(Closing):
     @property
     def is_walked(self) -> bool:
         """Return whether it is a tar that is looked through where it is, which may take a while."""
-        return self.opening.sparing and self._is_copied and not self.comes_first and self._is_tar
-
-    @property
-    def _is_tar(self) -> bool:
-        return recognise_archive(self._content) == "tar"
+        is_far = self.opening.sparing and self._is_copied and not self.comes_first
+        return is_far and recognise_archive(self._content) == "tar"
 
     @property
     def unpacks_first(self) -> bool:

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from colabstage.errors import ChecksumMismatchError, OptionError, SourceChangedError, SourceReadError
@@ -134,13 +135,9 @@ class TransientError(SourceReadError):
         self.wait_s = wait_s
         self.slow = slow
 
-    def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None, bool]]:
-        # By a function: exceptions are rebuilt from their arguments alone, without keywords.
-        return _transient_error, (str(self), self.wait_s, self.slow)
-
-
-def _transient_error(message: str, wait_s: float | None, slow: bool) -> TransientError:
-    return TransientError(message, wait_s, slow=slow)
+    def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None]]:
+        # Exceptions are rebuilt from their arguments alone, without keywords.
+        return partial(TransientError, slow=self.slow), (str(self), self.wait_s)
 
 
 @contextlib.contextmanager
@@ -156,7 +153,6 @@ def at_least_rate(
     pieces: Iterator[bytes],
     label: str,
     *,
-    bytes_per_s: float = LEAST_BYTES_PER_S,
     window_s: float = _PACE_WINDOW_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[bytes]:
@@ -167,7 +163,7 @@ def at_least_rate(
     of them take much longer than `window_s`.
 
     Raises:
-        TransientError: less than `bytes_per_s` came in `window_s` seconds of waiting.
+        TransientError: less than a kilobyte a second came in `window_s` seconds of waiting.
     """
     waited_s, came = 0.0, 0
     with contextlib.ExitStack() as stack:
@@ -178,7 +174,7 @@ def at_least_rate(
         for piece in pieces:
             waited_s, came = waited_s + (0.0 if began is None else clock.now() - began), came + len(piece)
             if waited_s >= window_s:
-                if came < bytes_per_s * waited_s:
+                if came < LEAST_BYTES_PER_S * waited_s:
                     msg = (
                         f"The server of '{label}' sent {came:,} bytes in {waited_s:.0f} s, which is too slow to finish."
                     )

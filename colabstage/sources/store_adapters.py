@@ -108,7 +108,7 @@ class AsyncAdapter(StoreAdapter):
     """Backends that live on fsspec's event loop (s3, gs, az): one file system serves every thread."""
 
     def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
-        return _on_loop(fs, ask(getattr(fs, f"_{verb}")), seconds)
+        return _result(_start(fs, ask(getattr(fs, f"_{verb}")), seconds), seconds)
 
     def lists_at_once(self, fs: Any) -> bool:
         from fsspec.asyn import AsyncFileSystem
@@ -425,11 +425,6 @@ def _result(future: Future[T], seconds: float) -> T:
     except BaseException:
         future.cancel()
         raise
-
-
-def _on_loop(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Return what a coroutine of a backend's returns, run on its event loop; `TimeoutError` after so many seconds."""
-    return _result(_start(fs, work, seconds), seconds)
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -377,7 +377,11 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder in which every dataset of this machine has its own."""
     if local_dir is None:
         return absolute_path(detect_platform().fast_dir / "colabstage")
-    return _read_folder(local_dir, "local_dir")
+    check_argument("local_dir", local_dir, "path")
+    if "://" in os.fspath(local_dir):
+        msg = f"local_dir={os.fspath(local_dir)!r} is an address; expected a folder on this machine or a mounted Drive."
+        raise OptionError(msg)
+    return absolute_path(local_dir)
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
@@ -405,11 +409,3 @@ def _read_address(text: str) -> ObjectSource | Path:
         msg = f"cache_dir='{shown}' has a pattern or a query in it; {expected}."
         raise OptionError(msg)
     return source
-
-
-def _read_folder(path: str | os.PathLike[str], option: str) -> Path:
-    check_argument(option, path, "path")
-    if "://" in os.fspath(path):
-        msg = f"{option}={os.fspath(path)!r} is an address; expected a folder on this machine or on a mounted Drive."
-        raise OptionError(msg)
-    return absolute_path(path)

@@ -320,29 +320,29 @@ class BlockwiseFile:
             if len(self._missing(blocks, edges)):
                 # Who waits for room must not take it from others who do.
                 stack.close()
-                stack.enter_context(self._after_waiting(blocks, edges, needed, cancellation))
+                self._pin_after_waiting(stack, blocks, edges, needed, cancellation)
             yield
 
-    def _after_waiting(
+    def _pin_after_waiting(
         self,
+        stack: contextlib.ExitStack,
         blocks: NDArray[np.int64],
         edges: NDArray[np.int64],
         needed: NDArray[np.int64],
         cancellation: Cancellation | None,
-    ) -> AbstractContextManager[None]:
-        """Wait for blocks, and return what keeps them."""
+    ) -> None:
+        """Wait for blocks, and keep them until the stack is closed."""
         # One waits at a time, on this whole computer: of two who wait for as many as there is room for, neither would
         # ever have all of its own.
         patience = _Patience(self._part, self._stall_timeout_s, cancellation)
         with self._part.pins.turn(lambda: self._check(patience)):
             while True:
                 self._wait(blocks, edges, needed, patience)
-                pins = self._part.pins.held(needed.tolist())
-                pins.__enter__()
+                stack.enter_context(self._part.pins.held(needed.tolist()))
                 if not len(self._missing(blocks, edges)):
                     self._part.wanted[needed] = 0
-                    return _entered(pins)
-                pins.__exit__(None, None, None)
+                    return
+                stack.close()
 
     def close(self) -> None:
         """Stop fetching, until somebody reads again. What is here stays for the next time."""
@@ -564,15 +564,6 @@ class _Patience:
         if (fetched := int(self._part.counters[FETCHED])) != self._fetched:
             self._moved_at, self._fetched = time.monotonic(), fetched
         return time.monotonic() - self._moved_at < self._timeout_s
-
-
-@contextlib.contextmanager
-def _entered(context: AbstractContextManager[None]) -> Iterator[None]:
-    """Leave a context that was entered before."""
-    try:
-        yield
-    finally:
-        context.__exit__(None, None, None)
 
 
 def _remedy_of(kind: type[BaseException]) -> str:

@@ -112,7 +112,7 @@ class Pins:
     def _open(self) -> None:
         # Two handles, so that readers of this very process keep a block from being let go as well.
         self._reading, self._evicting = _open(self._path), _open(self._path)
-        self._close = weakref.finalize(self, _close, self._reading, self._evicting)
+        self._close = weakref.finalize(self, _close_all, [self._reading, self._evicting])
         self._close.atexit = False
 
     def _after_fork(self) -> None:
@@ -128,13 +128,13 @@ class Pins:
                 self._pid = os.getpid()
 
 
-def _close(*handles: int) -> None:
-    for handle in handles:
-        os.close(handle)
-
-
 def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _close_all(handles: list[int]) -> None:
+    while handles:
+        os.close(handles.pop())
 
 
 def _runs(blocks: list[int]) -> Iterator[tuple[int, int]]:
@@ -224,7 +224,7 @@ class LocalPart:
         with typed_write_errors(self.paths[0]):
             is_new = not (folder / TABLE).exists()
             for path, one in zip(self.paths, files.files, strict=True):
-                self._handles.append(handle := os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+                self._handles.append(handle := _open(path))
                 here = os.fstat(handle).st_size
                 self._is_left |= here > 0 and is_new
                 if here < one.manifest.size:
@@ -331,13 +331,8 @@ class LocalPart:
         raise OSError(code, os.strerror(code), str(path))
 
 
-def _close_all(handles: list[int]) -> None:
-    while handles:
-        os.close(handles.pop())
-
-
 def _map_table(path: Path, length: int) -> mmap.mmap:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = _open(path)
     try:
         if os.fstat(handle).st_size != length:
             # Nothing is noted in zeros. Several may do this at once, before any of them has noted anything.

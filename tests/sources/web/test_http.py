@@ -868,16 +868,16 @@ def test_a_body_that_drips_is_given_up(
 @pytest.mark.parametrize(
     ("pieces", "too_slow_at"),
     [
-        ([(1.0, 1000)] * 100, None),  # as fast as asked for
-        ([(1.0, 999)] * 100, 29),  # judged at the end of 30 s, not before
+        ([(1.0, 1024)] * 100, None),  # as fast as asked for
+        ([(1.0, 1023)] * 100, 29),  # judged at the end of 30 s, not before
         ([(0.0, 5)] * 1000, None),  # what is taken slowly, but is there, is no fault of the server
-        ([(1.0, 100_000), *[(1.0, 0)] * 29, *[(1.0, 999)] * 30], 59),  # each stretch by itself
-        ([(100.0, 99_999)], 0),
-        ([(100.0, 100_000), (29.0, 0), (0.5, 0), (0.5, 0)], 3),
+        ([(1.0, 100_000), *[(1.0, 0)] * 29, *[(1.0, 1023)] * 30], 59),  # each stretch by itself
+        ([(100.0, 102_399)], 0),
+        ([(100.0, 102_400), (29.0, 0), (0.5, 0), (0.5, 0)], 3),
     ],
 )
 def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]], too_slow_at: int | None) -> None:
-    """1,000 bytes a second, in any 30 seconds of waiting: seconds and bytes of each piece, without a server."""
+    """1,024 bytes a second, in any 30 seconds of waiting: seconds and bytes of each piece, without a server."""
     clock = ManualClock()
 
     def body() -> Iterator[bytes]:
@@ -890,7 +890,7 @@ def test_a_least_rate_counts_the_time_of_waiting(pieces: list[tuple[float, int]]
     with contextlib.ExitStack() as stack:
         if too_slow_at is not None:
             stack.enter_context(pytest.raises(TransientError, match="too slow to finish"))
-        came.extend(at_least_rate(body(), "here", bytes_per_s=1000.0, window_s=30.0, clock=clock))
+        came.extend(at_least_rate(body(), "here", window_s=30.0, clock=clock))
     assert len(came) - 1 == (len(pieces) if too_slow_at is None else too_slow_at)
 
 
