@@ -385,8 +385,9 @@ def test_memory_that_was_reserved_in_vain_is_used_by_the_next() -> None:
     """A smaller image may take it, a larger one may not; that of pieces that were given back meanwhile is gone."""
     kept = _Machine().kept(10_000)
     kept.keep((0, 0, 1), image(0, 100))
-    room = kept.reserve(8000)
+    room, behind = kept.reserve(8000), kept.reserve(1000)
     assert room is not None
+    assert behind is not None
     kept.give_back(room)
     kept.keep((0, 1, 1), image(1, 8001))
     assert kept.find((0, 1, 1)) is None

@@ -379,20 +379,30 @@ class _Slab:
 
     memory: NDArray[np.uint8]
     """All of it."""
-    used: int = 0
-    """Bytes that are taken, from the start on."""
     keys: list[Key] = field(default_factory=list)
     """Of the images in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Room:
-    """A place for an image that is going to be kept."""
+    """A place for an image that is going to be kept, or for several."""
 
     slab: _Slab
     """What it is a part of."""
-    memory: NDArray[np.uint8]
-    """`(n,)`, of any content, and at least as long as was asked for."""
+    start: int
+    """Of its first byte there."""
+    stop: int
+    """After its last byte."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return its length, at least as much as was asked for."""
+        return self.stop - self.start
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """Return its bytes, uint8 `(nbytes,)`, of any content."""
+        return self.slab.memory[self.start : self.stop]
 
 
 class KeptImages:
@@ -416,7 +426,8 @@ class KeptImages:
         self._clock = clock
         self._held: dict[Key, KeptImage] = {}
         self._slabs: list[_Slab] = []
-        self._unused: list[Room] = []
+        # All that is in slabs and not given to anybody, in pieces that do not touch each other.
+        self._free: list[Room] = []
         self._bytes = 0
         self._next_look = clock() + _LOOK_S
         self._grows_at = 0.0
@@ -440,7 +451,7 @@ class KeptImages:
         """Tell whether an image of so many bytes would probably be kept: asked before work that only keeping needs."""
         if os.getpid() != self.pid:
             return False
-        if nbytes <= self._room() or self._find_unused(nbytes) is not None:
+        if self._find_free(nbytes) is not None:
             return True
         left = self.most_bytes - self._bytes
         return nbytes <= left and self._clock() >= self._grows_at
@@ -465,19 +476,30 @@ class KeptImages:
             touch_pages(room.memory)
         return room
 
-    def put(self, room: Room, key: Key, pixels: NDArray[Any], facts: Any = None) -> None:
-        """Keep an image that was made in memory reserved for it."""
+    def put(self, room: Room, key: Key, pixels: NDArray[Any], facts: Any = None) -> KeptImage:
+        """Keep an image that was made in memory reserved for it.
+
+        Returns:
+            What to read instead of `pixels` from now on: where another thread has kept the same image meanwhile, its
+            image, because the room of this one goes to the next.
+        """
+        image = KeptImage(pixels, facts)
         with self._lock:
-            # Its memory may have been given back meanwhile, or another thread have decoded the same image.
-            if room.slab in self._slabs and key not in self._held:
+            # Its memory may have been given back meanwhile. It is nobody else's then.
+            if room.slab not in self._slabs:
+                return image
+            found = self._held.setdefault(key, image)
+            if found is image:
                 room.slab.keys.append(key)
-                self._held[key] = KeptImage(pixels, facts)
+            else:
+                self._set_free(room)
+        return found
 
     def give_back(self, room: Room) -> None:
-        """Have the next image take memory in which none was made after all."""
+        """Have the next image take memory in which none was made after all. Nobody reads or writes there any more."""
         with self._lock:
             if room.slab in self._slabs:
-                self._unused.append(room)
+                self._set_free(room)
 
     def attend(self) -> None:
         """Give memory back if the system has become short of it. Called for each batch, and looks once a second."""
@@ -497,51 +519,58 @@ class KeptImages:
             while self._slabs and self._bytes > left:
                 slab = self._slabs.pop()
                 self._bytes -= len(slab.memory)
-                self._unused = [room for room in self._unused if room.slab is not slab]
+                self._free = [room for room in self._free if room.slab is not slab]
                 for key in slab.keys:
                     del self._held[key]
 
-    def _room(self) -> int:
-        """Return the bytes that are left where images are put now."""
-        slabs = self._slabs[-1:]
-        return len(slabs[0].memory) - slabs[0].used if slabs else 0
-
-    def _find_unused(self, nbytes: int) -> Room | None:
-        # As a rule there is one for each thread, at most.
-        return next((room for room in self._unused if len(room.memory) >= nbytes), None)
+    def _find_free(self, nbytes: int) -> Room | None:
+        """Return the smallest piece that is long enough, which leaves the large ones to large images."""
+        # As a rule the rest of each slab, and one for each thread.
+        return min((room for room in self._free if room.nbytes >= nbytes), key=lambda room: room.nbytes, default=None)
 
     def _take(self, nbytes: int) -> Room | None:
         """Return memory for so many bytes; `None` where there is none."""
-        unused = self._find_unused(nbytes)
-        if unused is not None:
-            self._unused.remove(unused)
-            return unused
-        if nbytes > self._room() and not self._grow(nbytes):
+        found = self._find_free(nbytes)
+        if found is None:
+            found = self._grow(nbytes)
+        else:
+            self._free.remove(found)
+        if found is None:
             return None
-        slab = self._slabs[-1]
-        start, slab.used = (
-            slab.used,
-            min(len(slab.memory), slab.used - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES),
-        )
-        return Room(slab, slab.memory[start : start + nbytes])
+        # All images begin at a line of the processor's cache.
+        end = min(found.stop, found.start - (-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        if end < found.stop:
+            self._free.append(Room(found.slab, end, found.stop))
+        return Room(found.slab, found.start, end)
 
-    def _grow(self, nbytes: int) -> bool:
+    def _set_free(self, room: Room) -> None:
+        start, stop = room.start, room.stop
+        # With the pieces on both sides of it, or a large image would not fit where several small ones were.
+        for other in self._free[:]:
+            if other.slab is room.slab and (other.stop == start or other.start == stop):
+                self._free.remove(other)
+                start, stop = min(start, other.start), max(stop, other.stop)
+        self._free.append(Room(room.slab, start, stop))
+
+    def _grow(self, nbytes: int) -> Room | None:
+        """Return a slab that has just been mapped, for so many bytes and perhaps more; `None` where it may not be."""
         now, left = self._clock(), self.most_bytes - self._bytes
         # One larger than what is left does not keep smaller ones from it.
         if nbytes > left or now < self._grows_at:
-            return False
+            return None
         size = max(nbytes, min(left, _SLAB_BYTES))
         # What the training process itself needs stays free, and twice what is taken: or it would be given back at once.
         if spare_memory(self._free_memory()) < 2 * size:
             self._grows_at = now + _LOOK_S
-            return False
+            return None
         # In small pages: a host that has its virtual machines report free memory takes back what is free in pieces of
         # at least a huge page, and provides it anew, 4 kB by 4 kB, when it is touched. Small pages come out of smaller
         # pieces first. In huge ones an image cost three times the kernel's time; and what is read once in an epoch
         # gains little from them.
-        self._slabs.append(_Slab(np.frombuffer(map_memory(size, huge_pages=False), np.uint8)))
+        slab = _Slab(np.frombuffer(map_memory(size, huge_pages=False), np.uint8))
+        self._slabs.append(slab)
         self._bytes += size
-        return True
+        return Room(slab, 0, size)
 
 
 class KeptSlot:

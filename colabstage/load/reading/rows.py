@@ -216,9 +216,9 @@ class EncodedRows:
         if whole is not None:
             key, facts = (number, row, whole.factor), (whole.factor, whole.header)
             if rooms:
-                kept.put(rooms[0], key, whole.pixels, facts)
-            else:
-                kept.keep(key, whole.pixels, facts)
+                # Perhaps that of another thread, which has decoded the same image: the room of ours is the next one's.
+                return WholeImage(kept.put(rooms[0], key, whole.pixels, facts).pixels, *facts)
+            kept.keep(key, whole.pixels, facts)
         return whole
 
     def _find_kept(self) -> tuple[int, KeptImages | None]:
