@@ -47,7 +47,7 @@ from colabstage.load.epoch import epoch_order
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.engines import EngineChoice, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.part import OpenFile
+from colabstage.load.reading.open_file import OpenFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

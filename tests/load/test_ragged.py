@@ -29,7 +29,7 @@ from colabstage.load.augment import RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest
 from colabstage.load.loader import make_loader
-from colabstage.load.reading import part
+from colabstage.load.reading import open_file
 from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.ui.cli.packed import describe_file, print_description
@@ -135,7 +135,7 @@ def test_texts_are_str(tmp_path: Path, kind: str, in_memory: bool) -> None:
 
 def test_targets_of_any_length_too_many_to_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where targets are too many to be kept in memory, each batch's are read out of the file."""
-    monkeypatch.setattr(part, "_FEW_BYTES", 100)
+    monkeypatch.setattr(open_file, "_FEW_BYTES", 100)
     dataset = dataset_h5(write(tmp_path / "many.h5", rows_of("i4"), rows_of("i8", seed=1)))
     assert_rows(
         dataset.read_batch(REQUESTS["repeated"])[1], [rows_of("i8", seed=1)[row] for row in [3, 3, 0, 22, 3, 0]]
@@ -149,7 +149,7 @@ def test_estimates_that_were_too_low_do_not_fill_the_memory(tmp_path: Path, monk
     path = write(tmp_path / "uneven.h5", rows, np.arange(400))
     reader = SplitReader(path)
     assert reader.stored_bytes < 1000
-    monkeypatch.setattr(part, "spare_memory", lambda _free_bytes: 2_000_000)
+    monkeypatch.setattr(open_file, "spare_memory", lambda _free_bytes: 2_000_000)
     with pytest.raises(NotEnoughSpaceError, match="can be spared"):
         reader.into_memory()
 

@@ -21,7 +21,7 @@ from colabstage.errors import DamagedPackError, PackFormatError
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
-from colabstage.load.reading import chunks, engines, part
+from colabstage.load.reading import chunks, engines, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ def test_shards_share_what_one_file_could_keep(tmp_path: Path, monkeypatch: pyte
         with h5py.File(path, "w") as file:
             file.create_dataset("X_train", data=values, chunks=(8, 50), compression="gzip")
             file["Y_train"] = np.zeros(len(values), np.int64)
-    monkeypatch.setattr(part, "keepable_bytes", lambda _: int(1.5 * rows[0].nbytes))
+    monkeypatch.setattr(open_file, "keepable_bytes", lambda _: int(1.5 * rows[0].nbytes))
     kept: list[int] = []
     make = chunks.CachedChunks.__init__
 
@@ -167,7 +167,7 @@ def test_every_foreign_file_gives_what_h5py_gives(
     that is decoded is kept or only some chunks are."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         if most_kept is not None:
-            monkeypatch.setattr(part, "keepable_bytes", lambda _: most_kept)
+            monkeypatch.setattr(open_file, "keepable_bytes", lambda _: most_kept)
         path = Path(folder) / "foreign.h5"
         _write(path, kind)
         with h5py.File(path, "r") as file:

@@ -16,7 +16,7 @@ from colabstage.load.dataset import dataset_h5
 from colabstage.load.loader import make_loader
 from colabstage.load.reading.engines import EngineChoice, read_storage_facts
 from colabstage.load.reading.memory import FileStamp, ReadFile
-from colabstage.load.reading.part import OpenFile
+from colabstage.load.reading.open_file import OpenFile
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
