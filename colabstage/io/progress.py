@@ -244,7 +244,7 @@ class TqdmProgress:
 
     def background(self) -> Progress:
         """Return lines, as `background_of` has it: a bar would be torn by what the caller prints."""
-        return _LineBoard(_Lines())
+        return _LineBoard()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.std import tqdm
@@ -272,17 +272,23 @@ class TqdmProgress:
 _BETWEEN_LINES_S = 2.0
 
 
-class _Lines:
-    """Print how far steps are, a line at each tenth of them and one at the end."""
+class _LineBoard(Board):
+    """A board that prints how far steps are, a line at each tenth of them and one at the end; or is silent."""
 
     def __init__(self) -> None:
+        super().__init__(self.tell)
         self._told: dict[int, tuple[int, float]] = {}
-        self.silent = False
+        self._silent = False
 
-    def __call__(self, rows: tuple[Row, ...]) -> None:
+    def silence(self, *, wanted: bool) -> None:
+        """Print no lines, or go on with them."""
+        self._silent = wanted
+
+    def tell(self, rows: tuple[Row, ...]) -> None:
+        """Print what has not been printed of these rows."""
         from tqdm.std import tqdm
 
-        if self.silent:
+        if self._silent:
             return
         for number, row in enumerate(rows):
             told, at_s = self._told.get(number, (0, 0.0))
@@ -291,18 +297,6 @@ class _Lines:
                 self._told[number] = tenths, row.seconds
                 # Above a bar that the caller draws, and not into it.
                 tqdm.write(printable(row_text(row)), file=sys.stderr)
-
-
-class _LineBoard(Board):
-    """A board that prints lines, and can hold them back."""
-
-    def __init__(self, lines: _Lines) -> None:
-        super().__init__(lines)
-        self._lines = lines
-
-    def silence(self, *, wanted: bool) -> None:
-        """Print no lines, or go on with them."""
-        self._lines.silent = wanted
 
 
 def background_of(progress: Progress) -> Progress:

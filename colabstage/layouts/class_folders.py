@@ -270,9 +270,7 @@ class _ClassFolders:
         if others:
             notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
         # A note for each split that has no files of some class.
-        by_split: dict[str, set[str]] = {}
-        for folder in found:
-            by_split.setdefault(folder.split, set()).add(folder.class_name)
+        by_split = _classes_by_split(found)
         everything = set().union(*by_split.values())
         return (
             *notes,
@@ -370,12 +368,17 @@ def _unwrap_split(folders: list[_FolderOfKind], split: str) -> list[_FolderOfKin
     return _unwrap_split([folder._replace(parts=folder.parts[1:]) for folder in folders], split)
 
 
-def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
-    """Return the folders of classes, and those of splits whose only folder merely says images or repeats the split's
-    name while other splits have folders of classes."""
+def _classes_by_split(found: list[_ClassFolder]) -> dict[str, set[str]]:
     by_split: dict[str, set[str]] = {}
     for folder in found:
         by_split.setdefault(folder.split, set()).add(folder.class_name)
+    return by_split
+
+
+def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
+    """Return the folders of classes, and those of splits whose only folder merely says images or repeats the split's
+    name while other splits have folders of classes."""
+    by_split = _classes_by_split(found)
     flat = {
         split
         for split, names in by_split.items()

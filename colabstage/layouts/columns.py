@@ -427,13 +427,13 @@ def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
     _check_filled(name, cells, samples)
     if _whole_cells(cells) is not None:
         whole = _exact(name, cells)
-        return Values(whole), class_numbers(whole)
-    values = np.array([float(cell) for cell in cells], np.float64)
-    # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
-    if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
-        check_kept_apart(name, values)
-        return Values(values.astype(np.float32)), ()
-    whole = values.astype(np.int64)
+    else:
+        values = np.array([float(cell) for cell in cells], np.float64)
+        # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
+        if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
+            check_kept_apart(name, values)
+            return Values(values.astype(np.float32)), ()
+        whole = values.astype(np.int64)
     return Values(whole), class_numbers(whole)
 
 

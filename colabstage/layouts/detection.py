@@ -54,19 +54,11 @@ _ROLES = frozenset(
 )  # fmt: skip
 
 
-class _Object(NamedTuple):
-    """One thing in an image."""
-
-    name: str
-    values: list[float]
-    """The box, and what else is known of it."""
-
-
 class _VocAnnotation(NamedTuple):
     """What one file says."""
 
-    objects: list[_Object]
-    """What it says is in the image."""
+    objects: list[tuple[str, list[float]]]
+    """What it says is in the image: the name of each, the box, and what else is known of it."""
     size: tuple[int, int]
     """Height and width of the image; zeros where it says none."""
 
@@ -112,13 +104,13 @@ def read_voc(tree: Tree) -> SampleTable:
     files = [labels[image.name] for image in listed if image.name in labels]
     parsed = read_files(tree, files, lambda file, content: _parse_voc(file.name, content))
     # The files name classes in words only; sorted, so that every machine numbers them alike.
-    classes = sorted({found.name for each in parsed.values() for found in each.objects})
+    classes = sorted({name for each in parsed.values() for name, _ in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
     said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
     samples = [
         LabelledImage(
             image,
-            [[*each.values[:4], numbers[each.name], *each.values[4:]] for each in one.objects],
+            [[*values[:4], numbers[name], *values[4:]] for name, values in one.objects],
             lists[_voc_key(image.name)] if lists else split_of_path(image.name),
             one.size,
         )
@@ -184,7 +176,7 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
 def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
     """Read one file."""
     builder = TreeBuilder()
-    found: list[_Object] = []
+    found: list[tuple[str, list[float]]] = []
     depth = 0
 
     def fail(reason: str, line: int = 0, cause: Exception | None = None) -> NoReturn:
@@ -222,7 +214,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
             pose = said.get("pose", "").capitalize()
             number = float(POSES.index(pose)) if pose in POSES else 0.0
             # Tools that count from 0 write 0 here, and mean the first pixel as well.
-            found.append(_Object(said["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
+            found.append((said["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
 
     parser = xml_parser(fail)
     parser.StartElementHandler, parser.EndElementHandler = start, end

@@ -174,6 +174,11 @@ def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, demand: D
     # In this order: what the thread then fails with is nobody's error.
     queue.close()
     demand.cancel()
+    join_reader(thread)
+
+
+def join_reader(thread: threading.Thread) -> None:
+    """Wait for a thread that was told to stop."""
     if thread is threading.current_thread() or not thread.is_alive():
         return
     thread.join(_JOIN_S)

@@ -112,11 +112,6 @@ class DriveKnobs:
             upload_bytes_per_s=30e6,
         )
 
-    @classmethod
-    def bad_day(cls) -> DriveKnobs:
-        """Return the slow end of what is reported: a second for each file, then 100 kB/s."""
-        return cls(cold_open_latency_s=1.0, stream_bytes_per_s=100e3, total_bytes_per_s=2e6, visibility_s=600.0)
-
     def scaled(self) -> DriveKnobs:
         """Return the same Drive with `time_scale` worked into every duration and rate, and itself 1."""
         changes: dict[str, float] = {"time_scale": 1.0}

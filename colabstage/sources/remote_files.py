@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceReadError
@@ -35,15 +35,6 @@ FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource
 _ASKERS = 16
 # What of a small file comes along with the first answer.
 _SMALL_BYTES = 256 * 1024
-
-
-class RemoteFileEntry(NamedTuple):
-    """One file of a tree of files that lie anywhere."""
-
-    name: str
-    """Its name in the tree."""
-    open: Callable[[], RemoteFile]
-    """Opens it, any number of times."""
 
 
 def name_remote_files(addresses: Sequence[str]) -> list[str]:
@@ -77,7 +68,7 @@ class RemoteFileTree(Tree):
 
     Args:
         label: its address, for messages.
-        files: in the order in which to read.
+        files: the name of each in the tree, and what opens it, any number of times; in the order in which to read.
         policy: how often a file is asked for again when it fails in a transient way.
         cancellation: looked at while the files are asked for.
 
@@ -92,16 +83,16 @@ class RemoteFileTree(Tree):
     def __init__(
         self,
         label: str,
-        files: Sequence[RemoteFileEntry],
+        files: Sequence[tuple[str, Callable[[], RemoteFile]]],
         *,
         policy: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
         cancellation: Cancellation | None = None,
     ) -> None:
         self.label = label
         self._policy = policy
-        names = [clean_member_name(label, file.name) for file in files]
+        names = [clean_member_name(label, name) for name, _ in files]
         check_collisions(label, names, ())
-        self._open = dict(zip(names, (file.open for file in files), strict=True))
+        self._open = dict(zip(names, (opener for _, opener in files), strict=True))
         # A service that hangs must not hold up the interpreter's end.
         with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
             facts = pool.run(self._ask, names, cancellation=cancellation)
@@ -209,8 +200,8 @@ def list_files(
 ) -> RemoteFileTree:
     """Return single files as one tree: each by the address that names it, and where it is."""
     names = name_remote_files([address for address, _ in files])
-    entries = [RemoteFileEntry(name, remote_opener(source)) for name, (_, source) in zip(names, files, strict=True)]
-    return RemoteFileTree(label, entries, cancellation=cancellation)
+    openers = [(name, remote_opener(source)) for name, (_, source) in zip(names, files, strict=True)]
+    return RemoteFileTree(label, openers, cancellation=cancellation)
 
 
 def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[], RemoteFile]:

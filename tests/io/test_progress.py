@@ -19,7 +19,7 @@ from colabstage.io.progress import (
     NullProgress,
     Progress,
     TqdmProgress,
-    _Lines,
+    _LineBoard,
     annotate,
     background_of,
     resolve_progress,
@@ -100,7 +100,7 @@ def fail_within(progress: Progress, screen: io.StringIO) -> None:
 def test_what_goes_on_in_the_background_is_told_in_whole_lines() -> None:
     """In a terminal the caller prints meanwhile; a `Progress` of its own is asked whether it has room."""
     row = Row("pack", "images", 100, 0, "running", 0.0, 0.0)
-    show = _Lines()
+    show = _LineBoard().tell
     with redirect_stderr(io.StringIO()) as screen:
         # Nothing yet; a tenth; too soon for another line; later; the same tenth; the end, at once.
         for done, seconds in ((5, 0.0), (10, 3.0), (20, 4.0), (30, 6.0), (35, 9.0)):

@@ -42,7 +42,7 @@ def test_impossible_knobs_are_refused_by_name(changes: dict[str, float]) -> None
         DriveKnobs(**changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("knobs", [DriveKnobs.quick(), DriveKnobs.good_day(), DriveKnobs.bad_day(), DriveKnobs()])
+@pytest.mark.parametrize("knobs", [DriveKnobs.quick(), DriveKnobs.good_day(), DriveKnobs()])
 def test_knobs_survive_the_trip_to_the_client(knobs: DriveKnobs) -> None:
     """Knobs written as JSON and read again are the same, infinities included."""
     knobs = dataclasses.replace(knobs, visibility_s=math.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,14 +10,13 @@ import pytest
 from colabstage.errors import SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.sources.http_file import open_http
-from colabstage.sources.remote_files import RemoteFileEntry, RemoteFileTree, name_remote_files
+from colabstage.sources.remote_files import RemoteFileTree, name_remote_files
 from tests.support.http_knobs import WebFault, WebKnobs
 from tests.support.http_server import WebServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colabstage.sources.remote import RemoteFile
 
 QUICK = RetryPolicy(attempts=2, first_wait_s=0.01)
 FILES = {f"pets/{kind}/{n}.bin": f"{kind}{n}".encode() * 1000 for kind in ("cat", "dog") for n in range(3)}
@@ -51,13 +51,8 @@ def server() -> Iterator[WebServer]:
 def open_all(server: WebServer) -> RemoteFileTree:
     """All files of the server as a tree."""
 
-    def opener(name: str) -> RemoteFileEntry:
-        def open_it() -> RemoteFile:
-            return open_http(server.url(name), policy=QUICK)
-
-        return RemoteFileEntry(name.removeprefix("pets/"), open_it)
-
-    return RemoteFileTree("six files", [opener(name) for name in FILES], policy=QUICK)
+    files = [(name.removeprefix("pets/"), partial(open_http, server.url(name), policy=QUICK)) for name in FILES]
+    return RemoteFileTree("six files", files, policy=QUICK)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ def test_a_file_that_is_read_in_order_is_opened_once(server: WebServer) -> None:
     """However long it is: a look for each part of it would be a round trip each."""
     content = bytes(40 * 1024 * 1024)
     server.put("long.bin", content)
-    with RemoteFileTree("one", [RemoteFileEntry("long.bin", lambda: open_http(server.url("long.bin")))]) as tree:
+    with RemoteFileTree("one", [("long.bin", lambda: open_http(server.url("long.bin")))]) as tree:
         server.forget_requests()
         assert sum(map(len, tree.chunks(tree.entries[0]))) == len(content)
         # The look, and all of it.

@@ -8,13 +8,13 @@ a batch every few milliseconds, and two threads for each of them cost as much as
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Demand
+from colabstage.load.prefetch import join_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,10 +83,6 @@ T = TypeVar("T")
 _LOOK_S = 1.0
 # How long the thread waits for room: longer than most steps last, and too short for anybody to wait for at exit.
 _LINGER_S = 0.1
-# It ends after the rows it is at; a slow mount may need its time for them.
-_JOIN_S = 30.0
-
-_log = logging.getLogger(__name__)
 
 
 class OnDemandPrefetcher(Generic[T]):
@@ -159,11 +155,8 @@ class OnDemandPrefetcher(Generic[T]):
             thread = self._thread
             self._changed.notify_all()
         self._demand.cancel()
-        if thread is None or thread is threading.current_thread():
-            return
-        thread.join(_JOIN_S)
-        if thread.is_alive():
-            _log.warning("%s is still busy with its last rows after %.0f s and ends alone.", thread.name, _JOIN_S)
+        if thread is not None:
+            join_reader(thread)
 
     def _fill(self) -> None:
         """Have the thread go on if it has something to do: wake it, or start it. The lock is held."""
