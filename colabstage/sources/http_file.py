@@ -28,7 +28,7 @@ from colabstage.sources.http_answers import (
     validators,
 )
 from colabstage.sources.http_session import HttpSession
-from colabstage.sources.remote import RemoteFacts, TransientError, at_least_rate
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, at_least_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -138,18 +138,14 @@ def open_known(url: str, facts: RemoteFacts, headers: Mapping[str, str]) -> Http
     return HttpFile(HttpSession(url, _TIMEOUT_S), _Look(facts, validators(headers), page))
 
 
-class HttpFile:
+class HttpFile(RemoteFile):
     """A `RemoteFile` on a web server. Made by `open_http` or `open_known`."""
 
     def __init__(self, session: HttpSession, look: _Look, tail: Future[_Tail | None] | None = None) -> None:
         self._session = session
         self._look = look
         self._tail = tail
-
-    @property
-    def facts(self) -> RemoteFacts:
-        """Return what the first answer said."""
-        return self._look.facts
+        self.facts = look.facts
 
     def known(self, offset: int, stop: int) -> bytes | None:
         """Return bytes that came along when it was opened; `None` where these did not. May wait for those of its end,

@@ -16,7 +16,7 @@ from colabstage.io.files import RetryPolicy, hash_block
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import left_out
 from colabstage.sources.object_store import ObjectStore
-from colabstage.sources.remote import Checksum, RemoteFacts, TransientError
+from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile, TransientError
 from colabstage.sources.transfer.connections import RetryBudget, read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name, is_junk, parent_folders
 from colabstage.trees.folder import GOOGLE_NATIVE
@@ -33,7 +33,7 @@ _SHORT_BYTES = 1024 * 1024
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
 
-class ObjectFile:
+class ObjectFile(RemoteFile):
     """One object as a `RemoteFile`. What arrives is of `facts.version`: at the end of each range the service is asked.
 
     The last piece of a range is handed out after that, so that a range that is complete is a range that was checked;
@@ -45,14 +45,9 @@ class ObjectFile:
     ) -> None:
         self._store = store
         self._path = path
-        self._facts = facts
+        self.facts = facts
         self._owns_store = owns_store
         self._asks_version = asks_version
-
-    @property
-    def facts(self) -> RemoteFacts:
-        """Return what was known when it was opened."""
-        return self._facts
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,9 +56,9 @@ class ObjectFile:
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte; see `RemoteFile`."""
-        size = self._facts.size
-        if offset and not self._facts.ranges:
-            msg = f"'{self._facts.label}' can only be read from its beginning; its service has no range requests."
+        size = self.facts.size
+        if offset and not self.facts.ranges:
+            msg = f"'{self.facts.label}' can only be read from its beginning; its service has no range requests."
             raise SourceReadError(msg)
         end = size if length is None else offset + length
         at = offset
@@ -73,7 +68,7 @@ class ObjectFile:
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
                 at += len(piece)
                 if end is not None and at > end:
-                    msg = f"'{self._facts.label}' gave more than was asked for: its service has no range requests."
+                    msg = f"'{self.facts.label}' gave more than was asked for: its service has no range requests."
                     raise SourceReadError(msg)
                 if held:
                     yield held
@@ -90,14 +85,14 @@ class ObjectFile:
         if self._asks_version:
             self._check_version()
         if end is not None and at < end:
-            msg = f"'{self._facts.label}' was cut off at byte {at:,} of {end:,}."
+            msg = f"'{self.facts.label}' was cut off at byte {at:,} of {end:,}."
             raise TransientError(msg)
         if held:
             yield held
 
     def without_version_check(self) -> ObjectFile:
         """Return the same object for a reader that compares hashes; closed with this one."""
-        return ObjectFile(self._store, self._path, self._facts, owns_store=False, asks_version=False)
+        return ObjectFile(self._store, self._path, self.facts, owns_store=False, asks_version=False)
 
     def close(self) -> None:
         """Hang up. Calling it twice is fine."""
@@ -108,13 +103,13 @@ class ObjectFile:
         try:
             info = self._store.info(self._path)
         except SourceNotFoundError as error:
-            msg = f"'{self._facts.label}' was removed while it was read."
+            msg = f"'{self.facts.label}' was removed while it was read."
             raise SourceChangedError(msg) from error
-        now, then = version_of(info), self._facts.version
+        now, then = version_of(info), self.facts.version
         # A listing may know less than the answer about one object.
-        if size_of(info) != self._facts.size or (now and then and now != then):
+        if size_of(info) != self.facts.size or (now and then and now != then):
             msg = (
-                f"'{self._facts.label}' changed while it was read (version '{then}' became '{now}'). Wait until its "
+                f"'{self.facts.label}' changed while it was read (version '{then}' became '{now}'). Wait until its "
                 "upload is complete, then fetch it again."
             )
             raise SourceChangedError(msg)

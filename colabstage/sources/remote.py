@@ -211,9 +211,8 @@ class RemoteFacts:
 class RemoteFile(Protocol):
     """One file somewhere else. `read_range` may be called from many threads at once."""
 
-    @property
-    def facts(self) -> RemoteFacts:
-        """Return what was known when it was opened."""
+    facts: RemoteFacts
+    """What was known when it was opened."""
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
         """Return the content from `offset` on, in pieces of at most a megabyte, as they come.
@@ -230,24 +229,17 @@ class RemoteFile(Protocol):
     def close(self) -> None:
         """Release connections and handles. Calling it twice is fine."""
 
+    def known(self, offset: int, stop: int) -> bytes | None:
+        """Return bytes that came along when it was opened; `None` where these did not, as of most files."""
+        return None
 
-def known_bytes(source: RemoteFile, offset: int, stop: int) -> bytes | None:
-    """Return bytes of a file that came along when it was opened; `None` where these did not, as of most files.
+    def without_version_check(self) -> RemoteFile:
+        """Return the same file for a reader that compares hashes of what it reads; closed with this one.
 
-    A `RemoteFile` that has some has a method `known(offset, stop)`.
-    """
-    known: Callable[[int, int], bytes | None] = getattr(source, "known", lambda _offset, _stop: None)
-    return known(offset, stop)
-
-
-def without_version_check(source: RemoteFile) -> RemoteFile:
-    """Return the same file for a reader that compares hashes of what it reads.
-
-    A `RemoteFile` that asks its service, by a request of its own after each range, whether the content is still that of
-    `facts.version` has a method of this name; of others it is the file itself. A hash proves more, and asks nobody.
-    """
-    unasked: Callable[[], RemoteFile] = getattr(source, "without_version_check", lambda: source)
-    return unasked()
+        It is another one only where a service is asked after each range whether the content is still that of
+        `facts.version`: a hash proves more, and asks nobody.
+        """
+        return self
 
 
 # Whether a mount gives one file faster by several readers depends on what is behind it: the simulated Drive, whose
@@ -258,7 +250,7 @@ _LOOKING = RetryPolicy(missing_is_transient=False)
 _READING = RetryPolicy()
 
 
-class MountedFile:
+class MountedFile(RemoteFile):
     """A `RemoteFile` that is a regular file here. Its `version` is the modification time.
 
     A part keeps its handle to itself while it is read, because the kernel reads ahead for each handle; the next part

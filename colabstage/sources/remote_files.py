@@ -13,7 +13,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.drive_client import ask_md5s
 from colabstage.sources.identity import as_one_of_many, identify_remote
 from colabstage.sources.parse import LocalSource, ObjectSource, ShareSource, WebSource, is_on_drive
-from colabstage.sources.remote import MountedFile, given_up, known_bytes, without_version_check
+from colabstage.sources.remote import MountedFile, given_up
 from colabstage.sources.transfer.connections import read_directly, read_through
 from colabstage.trees.entries import check_collisions, clean_member_name
 from colabstage.trees.open import distinct_names
@@ -225,7 +225,7 @@ def open_remote(
         source: where it is.
         checksum: what a web server's or a bucket's file should have, when the caller knows.
         policy: how often a web server is asked again.
-        along_bytes: what a web server is asked for at both ends, for `known_bytes`.
+        along_bytes: what a web server is asked for at both ends, for `RemoteFile.known`.
 
     Raises:
         SourceReadError: it is a folder.
@@ -274,5 +274,5 @@ def read_small_file(source: SingleSource) -> bytes:
     with contextlib.closing(remote_opener(source, along_bytes=along_bytes)()) as file:
         if (size := file.facts.size) is None:
             return b"".join(read_through(file, policy=RetryPolicy()))
-        came = known_bytes(file, 0, size)
-        return read_directly(without_version_check(file), 0, size, policy=RetryPolicy()) if came is None else came
+        came = file.known(0, size)
+        return read_directly(file.without_version_check(), 0, size, policy=RetryPolicy()) if came is None else came

@@ -28,7 +28,7 @@ from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.http_file import HttpFile, open_known
 from colabstage.sources.http_session import innermost
 from colabstage.sources.parse import ShareSource
-from colabstage.sources.remote import RemoteFacts, TransientError, given_up
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError, given_up
 from colabstage.sources.share_gdown import list_folder_by_gdown
 from colabstage.sources.share_pages import (
     ShareLink,
@@ -346,7 +346,7 @@ _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _PAGES = (WebPageError, SourceAccessError, SourceNotFoundError)
 
 
-class SharedRanges:
+class SharedRanges(RemoteFile):
     """A `RemoteFile` behind a link. Made by `open_shared`."""
 
     def __init__(self, link: ShareLink, file: HttpFile) -> None:

@@ -48,7 +48,7 @@ from colabstage.sources.parse import local_source
 from colabstage.sources.partial.file import BlockwiseFile, fixed_bytes
 from colabstage.sources.partial.local import Edges
 from colabstage.sources.partial.plan import FileOfSet, FileSet, Visits
-from colabstage.sources.remote import RemoteFacts
+from colabstage.sources.remote import RemoteFacts, RemoteFile
 from tests.support.http_server import WebServer
 from tests.support.staged import disk_sampled
 
@@ -274,7 +274,7 @@ def test_a_file_that_is_cut_meanwhile_is_not_held(pack: Pack, tmp_path: Path) ->
     part_of(dataset).close()
 
 
-class Silent:
+class Silent(RemoteFile):
     """A file of which nothing comes."""
 
     facts = RemoteFacts("nobody", "data.h5", None)
@@ -297,7 +297,7 @@ def test_a_source_that_is_silent_is_an_error_within_its_time(pack: Pack, tmp_pat
     silent.close()
 
 
-class Broken:
+class Broken(RemoteFile):
     """A file whose first block fails at once while it is broken, and any other once it is told to."""
 
     facts = RemoteFacts("nobody", "data.h5", None)
@@ -387,7 +387,7 @@ def test_a_full_disk_is_told_although_nothing_can_be_noted(pack: Pack, small_dis
     part_of(dataset).close()
 
 
-class Held:
+class Held(RemoteFile):
     """A file that gives nothing until so many blocks are asked for at once; then it gives each, and counts them."""
 
     facts = RemoteFacts("held", "data.h5", None)

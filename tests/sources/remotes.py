@@ -13,7 +13,7 @@ import numpy as np
 from colabstage.errors import SourceChangedError
 from colabstage.io.files import RetryPolicy
 from colabstage.io.progress import Cancellation, NullProgress
-from colabstage.sources.remote import RemoteFacts, TransientError
+from colabstage.sources.remote import RemoteFacts, RemoteFile, TransientError
 from colabstage.sources.transfer.whole_file import fetch_file
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def random_bytes(count: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(count)
 
 
-class MemoryFile:
+class MemoryFile(RemoteFile):
     """`content`, as if it were far away.
 
     `answer(number, offset)` decides over request `number` (from 0): `None` serves it, a number cuts it after so many

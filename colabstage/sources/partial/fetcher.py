@@ -26,7 +26,6 @@ from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHED, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import NEVER, Pacer, Reader, Visits, look_ahead, plan_misses
-from colabstage.sources.remote import without_version_check
 from colabstage.sources.transfer.connections import read_directly, stopped_error
 
 if TYPE_CHECKING:
@@ -428,7 +427,7 @@ class Fetcher:
                 with self._lent(number) as remote:
                     changed, label = None, remote.facts.label
                     # After a wrong hash the question is worth a round trip: "changed" says more than "damaged".
-                    asked = remote if turn else without_version_check(remote)
+                    asked = remote if turn else remote.without_version_check()
                     data = read_directly(
                         asked, offset, length, policy=PATIENT, stopped=self._stop.is_set, tell=self._wait_for
                     )

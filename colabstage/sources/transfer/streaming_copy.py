@@ -27,7 +27,6 @@ from colabstage.errors import DriveDisconnectedError, SourceReadError
 from colabstage.io.files import Closing, RetryPolicy
 from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import SYSTEM_CLOCK
-from colabstage.sources.remote import known_bytes
 from colabstage.sources.transfer.connections import Transfer, read_directly, stopped_error
 from colabstage.sources.transfer.partial_file import take_partial_file
 
@@ -281,7 +280,7 @@ class StreamingCopy(Closing):
 
     def _look(self, offset: int, end: int) -> bytes:
         """Read before the copy has begun, and keep what comes along for the next look."""
-        if (data := known_bytes(self._source, offset, end)) is not None:
+        if (data := self._source.known(offset, end)) is not None:
             return data
         self._look_at_end()
         if offset >= self._end_begins and (data := self._read_at_end()) is not None:
@@ -302,7 +301,7 @@ class StreamingCopy(Closing):
                 return
             self._end_pool = pool = DaemonPool(1, "colabstage-end")
             # What came along when the file was opened says how long its table of contents is, so nothing is guessed.
-            if self._end_begins > ALONG_BYTES and not known_bytes(self._source, self.size - 1, self.size):
+            if self._end_begins > ALONG_BYTES and not self._source.known(self.size - 1, self.size):
                 self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
 
     def _read_at_end(self) -> bytes | None:
