@@ -8,7 +8,9 @@ So many tries for each item, never a blind loop. How long servers are asked agai
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import io
 import itertools
 import json
@@ -351,6 +353,33 @@ def reserve(handle: int, size: int) -> None:
         OSError: the disk has no room.
     """
     os.posix_fallocate(handle, 0, size)
+
+
+# From Linux's falloc.h.
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+@functools.cache
+def _fallocate() -> Any:
+    # Python has no call with a mode.
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
+
+
+def punch_hole(handle: int, offset: int, length: int) -> None:
+    """Give a part of a file back to the disk; it reads as zeros from then on.
+
+    Raises:
+        OSError: as the disk answers; `ENOSYS` or `EOPNOTSUPP` where the system or the disk cannot do that.
+    """
+    function = _fallocate()
+    code = errno.ENOSYS if function is None else 0
+    if function is not None and function(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) != 0:
+        code = ctypes.get_errno()
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 class TargetFile:

@@ -54,6 +54,12 @@ _counter = itertools.count()
 _MAX_NAME_BYTES = 160
 
 
+def short_digest(text: str, digits: int = 16) -> str:
+    """Return the first hexadecimal digits of a text's SHA-256: for names and keys that follow from it."""
+    # A path may hold what is not UTF-8, as file names on Linux can.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
+
+
 def current_world() -> str:
     """Return eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
     facts = []
@@ -62,7 +68,7 @@ def current_world() -> str:
             facts.append(str(Path(path).readlink()) if path.endswith("pid") else Path(path).read_text(encoding="ascii"))
         except OSError:
             facts.append(path)
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
+    return short_digest("\n".join(facts), 8)
 
 
 def _started(pid: int) -> str:

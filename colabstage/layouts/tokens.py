@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import posixpath
 import re
@@ -16,6 +15,7 @@ import numpy as np
 from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_of, said_by
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
+from colabstage.io.workspace import short_digest
 from colabstage.layouts.names import (
     SPLIT_NAMES,
     count_kinds,
@@ -136,8 +136,7 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
     # The file of tokens is made again in each run, so its own times say nothing; its texts and options do.
     stamp = " ".join(stamp_of(entry) for entry in entries)
-    digest = hashlib.sha256(stamp.encode(errors="surrogateescape")).hexdigest()[:16]
-    return TokenStream(entries[0].name, content, 0, count, dtype, f"{digest} {options!r}")
+    return TokenStream(entries[0].name, content, 0, count, dtype, f"{short_digest(stamp)} {options!r}")
 
 
 class _TextFile:

@@ -4,7 +4,6 @@ and opened, and an `Arrival` brings its rows."""
 from __future__ import annotations
 
 import glob
-import hashlib
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import HandedOut, Readiness
 from colabstage.io.redaction import show_address
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_bytes
+from colabstage.io.workspace import short_digest
 from colabstage.load.arrival import visited_units
 from colabstage.load.places import bring_kept, find_fields, find_places
 from colabstage.machine.platforms import detect_platform
@@ -420,8 +420,8 @@ def forget_parts(files: Sequence[str | os.PathLike[str]], local_dir: str | os.Pa
 def _folder_of(sources: Sequence[SingleSource], local_dir: str | os.PathLike[str] | None, content: str) -> Path:
     """Return the folder of what is here of files of this content; those of what they were before are removed."""
     base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
-    addresses = hashlib.sha256("\n".join(source.address for source in sources).encode()).hexdigest()
-    mine = f"{sources[0].name}.part-{addresses[:8]}-"
+    addresses = "\n".join(source.address for source in sources)
+    mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS
     for other in folder.glob(f"{mine}????????") if folder.is_dir() else ():
         if other.name != mine + content:

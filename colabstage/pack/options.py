@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
@@ -15,6 +14,7 @@ from colabstage.errors import OptionError, SourceChangedError
 from colabstage.h5.schema import FORMAT_VERSION, check_split_name
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import check_argument
+from colabstage.io.workspace import short_digest
 from colabstage.pack.code import Description, code_digest, describe_callable
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _identity_text(found: Description, once: str) -> str:
 
 
 def _digest_of_values(values: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(values, sort_keys=True))
 
 
 def square(size: object) -> tuple[int, int] | None:

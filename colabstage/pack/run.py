@@ -5,7 +5,6 @@ What is added has the same form as what is there, or is refused with the differe
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from dataclasses import replace
@@ -35,6 +34,7 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
 from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
+from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
 from colabstage.machine.mounts import require_answer, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
@@ -306,7 +306,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
     options = options_like(base, options)
     locks = Path(tempfile.gettempdir()) / f"colabstage-{os.geteuid()}"
     make_own_folder(locks)
-    name = hashlib.sha256(os.fsencode(dataset.absolute())).hexdigest()[:16]
+    name = short_digest(str(dataset.absolute()))
     # The number of the file is chosen before the work and used after it, so nobody else may choose one meanwhile. The
     # lock is in the folder for temporary files, because the dataset may be on a drive without locks.
     with local_lock(locks / f".colabstage-append-{name}.lock", timeout_s=0) as alone:

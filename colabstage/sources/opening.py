@@ -7,7 +7,6 @@ are one dataset are opened by `many`, and answer the same questions.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from colabstage.io.files import PATIENT, Closing, RetryPolicy, read_with_retry
 from colabstage.io.ownership import sweep_orphans
 from colabstage.io.progress import LateStep
 from colabstage.io.units import format_count
-from colabstage.io.workspace import disk_use, find_orphans
+from colabstage.io.workspace import disk_use, find_orphans, short_digest
 from colabstage.machine.drive_client import Md5Questions, ask_md5s
 from colabstage.machine.mounts import is_slow_mount, require_answer
 from colabstage.machine.resources import check_space
@@ -78,7 +77,7 @@ def copy_name(address: str, name: str) -> str:
 
 
 def _copy_prefix(address: str) -> str:
-    return f"{hashlib.sha256(address.encode(errors='surrogateescape')).hexdigest()[:8]}-"
+    return f"{short_digest(address, 8)}-"
 
 
 def sweep_copies(folder: Path, address: str) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.missing import whereabouts
 from colabstage.io.redaction import names_secret, show_address
+from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
@@ -158,7 +159,7 @@ def parse_source(source: SourceArgument) -> Source:
     parts = tuple(_parse_one(part) for part in source)
     if len(parts) == 1:
         return parts[0]
-    digest = hashlib.sha256("\n".join(part.address for part in parts).encode(errors="surrogateescape")).hexdigest()[:16]
+    digest = short_digest("\n".join(part.address for part in parts))
     # What their names have in common: `part` for `part-000`, `part-001`.
     common = os.path.commonprefix([part.name for part in parts]).rstrip("0123456789-_.")  # noqa: RUF071 - by character
     more = f"{len(parts) - 1:,} more"
@@ -319,7 +320,7 @@ def _split_address(text: str) -> SplitResult:
 def _keyed(shown: str, *rest: str) -> str:
     """Return the address that keys know: what may be shown, and a digest of what else distinguishes it."""
     hidden = "\n".join(filter(None, rest))
-    return f"{shown}?{hashlib.sha256(hidden.encode(errors='surrogateescape')).hexdigest()[:12]}" if hidden else shown
+    return f"{shown}?{short_digest(hidden, 12)}" if hidden else shown
 
 
 @functools.cache

@@ -19,7 +19,6 @@ the way, and takes the previous version where one is wrong.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
@@ -63,6 +62,8 @@ from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
+from colabstage.sources.remote import Checksum, pieces_of
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,12 +285,8 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
 
 def _md5_of(file: Path, cancellation: Cancellation) -> str:
     """Return the MD5 of a file, which is the hash that Drive reports."""
-    digest = hashlib.md5(usedforsecurity=False)
-    with file.open("rb") as content:
-        while block := content.read(BLOCK_BYTES):
-            cancellation.check()
-            digest.update(block)
-    return digest.hexdigest()
+    with contextlib.closing(LocalBytes(file)) as content:
+        return Checksum("md5", "").digest_of(pieces_of(content.pread, content.size, cancellation))
 
 
 def previous_path(target: Path) -> Path:

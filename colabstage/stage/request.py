@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from colabstage.errors import NotEnoughSpaceError, OptionError
 from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, parse_bytes
+from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import drive_root
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
@@ -202,7 +202,7 @@ def make_request(
         # Called after the table and not after the folder, which may hold several.
         parsed = replace(beside, name=parsed.path.stem)
     # From the source and the options, and never from where the pack is made: any machine has to find it in the cache.
-    key = hashlib.sha256(f"{parsed.address}\n{packing.fingerprint()}".encode(errors="surrogateescape")).hexdigest()[:16]
+    key = short_digest(f"{parsed.address}\n{packing.fingerprint()}")
     name = f"{parsed.name}-{key[:8]}"
     base = read_local_dir(local_dir)
     cache = read_cache_dir(cache_dir)

@@ -6,7 +6,6 @@ The bytes are a local file's, a temporary one's, somebody else's, a service's; t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
 import re
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError, SourceReadError
-from colabstage.io.files import Closing, block_ranges, pread_exactly
+from colabstage.io.files import Closing, block_ranges, pread_exactly, punch_hole
 from colabstage.io.units import left_out
 
 if TYPE_CHECKING:
@@ -301,8 +300,6 @@ def unknown_entry(tree: str, name: str) -> SourceReadError:
     return SourceReadError(f"'{tree}' has no member {name!r}; the entry is from another tree.")
 
 
-# From Linux's falloc.h.
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 # Holes begin and end at multiples of this: every file system's block size divides it.
 _HOLE_BYTES = 64 * 1024
 
@@ -370,8 +367,10 @@ class TemporaryBytes(LocalBytes):
         """Give the disk back what is before `offset`; those bytes read as zeros from now on."""
         # Only whole blocks go: the part of one before `offset` may be shared with what is still read.
         start, end = self._released, offset // _HOLE_BYTES * _HOLE_BYTES
-        if end > start and punch_hole(self._writer, start, end - start):
-            self._released = end
+        with contextlib.suppress(OSError):
+            if end > start:
+                punch_hole(self._writer, start, end - start)
+                self._released = end
 
     def close(self) -> None:
         """Release both handles. Calling it twice is fine."""
@@ -379,16 +378,6 @@ class TemporaryBytes(LocalBytes):
         handle, self._writer = getattr(self, "_writer", -1), -1
         if handle >= 0:
             os.close(handle)
-
-
-def punch_hole(handle: int, offset: int, length: int) -> bool:
-    """Free the disk space of a part of a file, which reads as zeros then; whether the file system can do that."""
-    # Python has no fallocate with a mode; a system without it keeps the space, and nothing else changes.
-    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
-    if fallocate is None:
-        return False
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return bool(fallocate(handle, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0)
 
 
 class SharedBytes(Closing):

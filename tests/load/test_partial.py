@@ -172,6 +172,16 @@ def test_an_epoch_goes_on_after_what_was_here_is_gone(pack: Pack, tmp_path: Path
         part_of(one).close()
 
 
+def test_a_pack_may_have_a_name_that_is_not_utf_8(pack: Pack, tmp_path: Path) -> None:
+    """As Linux allows, and as a pack that is opened whole may."""
+    place = tmp_path / os.fsdecode(b"photos-\xff.h5")
+    shutil.copy(pack.path, place)
+    shutil.copy(manifest_path(pack.path), manifest_path(place))
+    dataset = dataset_h5(place, disk_limit=LIMIT, local_dir=tmp_path / "local")
+    np.testing.assert_array_equal(dataset[7][0], pack.x[7])
+    part_of(dataset).close()
+
+
 def test_processes_share_one_part(pack: Pack, tmp_path: Path) -> None:
     """A forked worker, and another dataset made of a pickle, read what one process fetches; when that ends, the next
     one goes on fetching."""

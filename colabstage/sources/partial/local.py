@@ -10,7 +10,6 @@ it was written, and notes of another one count only once their bytes have been h
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -20,13 +19,12 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from colabstage.errors import NotSupportedHereError
-from colabstage.io.files import hash_block, pread_exactly, pwrite_exactly, reserve, typed_write_errors
+from colabstage.io.files import hash_block, pread_exactly, punch_hole, pwrite_exactly, reserve, typed_write_errors
 from colabstage.io.workspace import current_world
 
 if TYPE_CHECKING:
@@ -166,7 +164,6 @@ _WORLD_BYTES, _COUNTERS = 8, 8
 _HEAD_BYTES = _WORLD_BYTES + 8 * _COUNTERS
 # The third number is free: an earlier version counted something there.
 FETCHED, EVICTED, CAPACITY, CONTENT = 0, 1, 3, 4
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 TABLE, FETCHER = "blocks", "fetcher"
 
 
@@ -319,16 +316,17 @@ class LocalPart:
         stop = stop if tail or not is_last else -(-stop // PAGE_BYTES) * PAGE_BYTES
         if offset + head >= stop:
             return
-        if _fallocate()(self._handles[number], _PUNCH_HOLE | _KEEP_SIZE, offset + head, stop - offset - head) == 0:
-            return
-        code, path = ctypes.get_errno(), self.paths[number]
-        if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        try:
+            punch_hole(self._handles[number], offset + head, stop - offset - head)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                error.filename = str(self.paths[number])
+                raise
             msg = (
-                f"The disk of '{path.parent}' cannot give back parts of a file, which disk_limit= needs. Choose a "
-                "local_dir= on ext4, XFS, Btrfs or tmpfs."
+                f"The disk of '{self.paths[number].parent}' cannot give back parts of a file, which disk_limit= needs. "
+                "Choose a local_dir= on ext4, XFS, Btrfs or tmpfs, on Linux."
             )
-            raise NotSupportedHereError(msg)
-        raise OSError(code, os.strerror(code), str(path))
+            raise NotSupportedHereError(msg) from error
 
 
 def _map_table(path: Path, length: int) -> mmap.mmap:
@@ -345,14 +343,3 @@ def _map_table(path: Path, length: int) -> mmap.mmap:
 def is_part(folder: Path) -> bool:
     """Tell whether a folder holds a part of a file, as `LocalPart` and whoever fetches for it make one."""
     return not folder.is_symlink() and (folder / TABLE).is_file() and (folder / FETCHER).is_file()
-
-
-@cache
-def _fallocate() -> Any:
-    # Python has no call that gives back a part of a file.
-    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
-    if function is None:
-        msg = "This system cannot give back parts of a file, which disk_limit= needs; Linux can."
-        raise NotSupportedHereError(msg)
-    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return function
