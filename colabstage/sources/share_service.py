@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import posixpath
 import urllib.parse
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from colabstage.errors import (
     said_by,
 )
 from colabstage.io.files import Closing, RetryPolicy
+from colabstage.io.pipeline import DaemonPool
 from colabstage.io.progress import Cancellation
 from colabstage.sources.http_answers import disposition_name
 from colabstage.sources.http_file import HttpFile, open_known
@@ -202,14 +202,9 @@ class DriveWeb(Closing):
 
     def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Return `ask(item)` for each, several at once, in their order."""
-        with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            futures = [pool.submit(ask, item) for item in items]
-            try:
-                return [future.result() for future in futures]
-            finally:
-                # After a failure, what has not begun need not be asked any more.
-                for future in futures:
-                    future.cancel()
+        with DaemonPool(IN_FLIGHT, "colabstage-drive") as pool:
+            # Each question ends by itself, after its own tries.
+            return pool.run(ask, items, cancellation=self._cancellation, stall_timeout_s=float("inf"))
 
     def _folder_page(self, link: ShareLink) -> tuple[str, list[tuple[str, str]]]:
         answer = self._ask("https://drive.google.com/embeddedfolderview", link_query(link), link.label)
