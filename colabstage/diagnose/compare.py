@@ -35,11 +35,11 @@ from colabstage.io.workspace import remove_own, temp_beside
 from colabstage.layouts.table import Images
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.mounts import mount_of, require_answer, slow_reason
-from colabstage.machine.platforms import detect_platform
 from colabstage.machine.resources import check_space, read_resources, usable_cores
 from colabstage.pack.job import open_samples
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
+from colabstage.sources.parse import read_local_dir
 
 if TYPE_CHECKING:
     import os
@@ -269,12 +269,11 @@ def compare_sources(
     numbers = {"samples": samples, "num_workers": num_workers, "batch_size": batch_size, "budget_s": budget_s}
     for name, value in numbers.items():
         check_argument(name, value, "above zero")
-    options = PackOptions(**arguments)
+    options, local = PackOptions(**arguments), read_local_dir(local_dir)
     place = Path(path).expanduser()
     # Before anything is listed, because a mount that hangs keeps whoever lists it.
     require_answer(place)
     slow = slow_reason(mount_of(place))
-    local = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser()
     with _temporary_folder(local) as folder:
         run = _Comparing(options, folder, num_workers, budget_s, resolve_progress(progress))
         return run.compare(place, slow or "the local disk", samples, batch_size, seed)

@@ -27,8 +27,7 @@ from colabstage.io.units import NAMES_SHOWN, format_bytes, format_names, parse_b
 from colabstage.io.workspace import short_digest
 from colabstage.load.arrival import visited_units
 from colabstage.load.places import bring_kept, find_fields, find_places
-from colabstage.machine.platforms import detect_platform
-from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source
+from colabstage.sources.parse import LocalSource, ShareSource, local_source, parse_source, read_local_dir
 from colabstage.sources.partial.file import BlockwiseFile, WholeFile
 from colabstage.sources.partial.local import is_part
 from colabstage.sources.partial.plan import FileOfSet, FileSet, find_visits
@@ -303,7 +302,7 @@ def open_partial(
         SourceError, DriveError, PackFormatError, DamagedPackError: it cannot be read.
     """
     check_files(files)
-    limit = parse_bytes(disk_limit, "disk_limit")
+    limit, base = parse_bytes(disk_limit, "disk_limit"), read_local_dir(local_dir)
     wanted_files = find_files(files)
     sources = [source for source, _ in wanted_files]
     first, remote = remote_opener(sources[0]), _UnclaimedFile()
@@ -315,7 +314,7 @@ def open_partial(
             pool.results([opening])
         label = label_of(files, sources)
         wanted = FileSet(name_files(sources, manifests), label)
-        folder = _folder_of(sources, local_dir, wanted.digest[:8])
+        folder = _folder_of(sources, base, wanted.digest[:8])
         make_folder(folder)
         # For the list of datasets: blocks alone do not say what they are of.
         if not (folder / PART_RECORD).exists():
@@ -412,14 +411,13 @@ class _UnclaimedFile:
             file.close()
 
 
-def forget_parts(files: Sequence[str | os.PathLike[str]], local_dir: str | os.PathLike[str] | None) -> None:
-    """Remove what is here of files, of whatever content they were."""
-    _folder_of([source_of(file) for file in files], local_dir, "")
+def forget_parts(files: Sequence[str | os.PathLike[str]], base: Path) -> None:
+    """Remove what is here below `base` of files, of whatever content they were."""
+    _folder_of([source_of(file) for file in files], base, "")
 
 
-def _folder_of(sources: Sequence[SingleSource], local_dir: str | os.PathLike[str] | None, content: str) -> Path:
+def _folder_of(sources: Sequence[SingleSource], base: Path, content: str) -> Path:
     """Return the folder of what is here of files of this content; those of what they were before are removed."""
-    base = detect_platform().fast_dir / "colabstage" if local_dir is None else Path(local_dir).expanduser().absolute()
     addresses = "\n".join(source.address for source in sources)
     mine = f"{sources[0].name}.part-{short_digest(addresses, 8)}-"
     folder = base / PARTS

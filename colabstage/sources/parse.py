@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeGuard, Union
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from colabstage.errors import OptionError, SourceNotFoundError
+from colabstage.io.arguments import check_argument
 from colabstage.io.missing import whereabouts
 from colabstage.io.redaction import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -29,6 +30,7 @@ from colabstage.machine.mounts import (
     require_answer,
     silence_of,
 )
+from colabstage.machine.platforms import detect_platform
 from colabstage.sources.kaggle_datasets import parse_kaggle
 from colabstage.sources.share_pages import parse_share_link
 from colabstage.trees.tree import as_tree
@@ -241,6 +243,21 @@ def local_source(path: str | os.PathLike[str]) -> LocalSource:
     """Return the source at a path, or of all paths that fit a pattern."""
     path = absolute_path(path)
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
+
+
+def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder in which every dataset of this machine has its own, by the public `local_dir=`.
+
+    Raises:
+        OptionError: it is an address, or none that `absolute_path` takes.
+    """
+    if local_dir is None:
+        return absolute_path(detect_platform().fast_dir / "colabstage")
+    check_argument("local_dir", local_dir, "path")
+    if "://" in os.fspath(local_dir):
+        msg = f"local_dir={os.fspath(local_dir)!r} is an address; expected a folder on this machine or a mounted Drive."
+        raise OptionError(msg)
+    return absolute_path(local_dir)
 
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:

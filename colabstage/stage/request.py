@@ -28,6 +28,7 @@ from colabstage.sources.parse import (
     drive_path_of,
     parse_source,
     paths_of,
+    read_local_dir,
 )
 from colabstage.sources.remote import parse_checksum
 
@@ -371,17 +372,6 @@ def lock_path(folder: Path) -> Path:
     """Return the path of the lock of a dataset's folder."""
     # Beside the folder and not in it: purging removes the folder while it holds the lock.
     return folder.with_name(f".colabstage-{folder.name}.lock")
-
-
-def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder in which every dataset of this machine has its own."""
-    if local_dir is None:
-        return absolute_path(detect_platform().fast_dir / "colabstage")
-    check_argument("local_dir", local_dir, "path")
-    if "://" in os.fspath(local_dir):
-        msg = f"local_dir={os.fspath(local_dir)!r} is an address; expected a folder on this machine or a mounted Drive."
-        raise OptionError(msg)
-    return absolute_path(local_dir)
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:

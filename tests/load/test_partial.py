@@ -28,6 +28,7 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from colabstage.diagnose.compare import compare_sources
 from colabstage.errors import (
     DamagedPackError,
     NotEnoughSpaceError,
@@ -180,6 +181,16 @@ def test_a_pack_may_have_a_name_that_is_not_utf_8(pack: Pack, tmp_path: Path) ->
     dataset = dataset_h5(place, disk_limit=LIMIT, local_dir=tmp_path / "local")
     np.testing.assert_array_equal(dataset[7][0], pack.x[7])
     part_of(dataset).close()
+
+
+def test_local_dir_is_no_address(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a folder called s3: in the current one."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
+        dataset_h5(pack.path, disk_limit=LIMIT, local_dir="s3://bucket")
+    with pytest.raises(OptionError, match="local_dir='s3://bucket' is an address"):
+        compare_sources(tmp_path, local_dir="s3://bucket")
+    assert not list(tmp_path.iterdir())
 
 
 def test_processes_share_one_part(pack: Pack, tmp_path: Path) -> None:
