@@ -157,11 +157,7 @@ def fetch_files(
     if checksum is not None and isinstance(parsed, ManySource):
         msg = "hash= is for one file, and source is a list. Fetch the file alone, or leave the hash out."
         raise OptionError(msg)
-    text = os.fspath(target)
-    if "://" in text or not text:
-        msg = f"target={text!r} is not a path; expected a file or folder on this machine."
-        raise OptionError(msg)
-    place, into = absolute_path(text), text.endswith(os.sep)
+    place, into = absolute_path(target, "target"), os.fspath(target).endswith(os.sep)
     shown = resolve_progress(progress)
     fetch = _FetchCall(
         parsed, place, checksum, overwrite, verify == "full", shown, cancellation_of(shown), time.monotonic(), into

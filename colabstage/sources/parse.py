@@ -50,6 +50,7 @@ _EXPECTED = (
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
 # `Path("s3://bucket/key")` forgets one of the slashes.
 _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
+_NO_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|{_COLLAPSED.pattern}")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 # They would keep a copy of everything that passes, on the disk that is to be spared.
 _CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
@@ -249,25 +250,30 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder in which every dataset of this machine has its own, by the public `local_dir=`.
 
     Raises:
-        OptionError: it is an address, or none that `absolute_path` takes.
+        OptionError: as `absolute_path`.
     """
-    if local_dir is None:
-        return absolute_path(detect_platform().fast_dir / "colabstage")
-    check_argument("local_dir", local_dir, "path")
-    if "://" in os.fspath(local_dir):
-        msg = f"local_dir={os.fspath(local_dir)!r} is an address; expected a folder on this machine or a mounted Drive."
-        raise OptionError(msg)
-    return absolute_path(local_dir)
+    return absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
 
 
-def absolute_path(path: str | os.PathLike[str]) -> Path:
+def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     """Return a path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
+
+    Args:
+        path: what was given.
+        name: what the public argument is called that it is; then an address is not taken for a path.
 
     Raises:
         OptionError: no path can be called so, `~` names a user that there is not, or it is relative and the current
             folder is gone.
     """
+    if name:
+        check_argument(name, path, "path")
     text: object = os.fspath(path)
+    # Written to, it would be a folder called "s3:" in the current one, which nobody looks for.
+    if name and isinstance(text, str) and (not text or _NO_PATH.match(text)):
+        what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
+        msg = f"{name}={what}; expected a path on this machine or on a mounted Drive."
+        raise OptionError(msg)
     if not isinstance(text, str) or "\0" in text:
         msg = f"{path!r} is not a path: expected text without NUL characters."
         raise OptionError(msg)

@@ -151,6 +151,7 @@ def publish_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
+        OptionError: `path` or `target` is an address, which is not published to.
         SourceNotFoundError: `path` is not a file.
         SourceChangedError: something wrote to `path` while it was being copied.
         TargetExistsError: the target is not an unchanged version that `publish_file` wrote, but a folder, a link, or a
@@ -162,7 +163,7 @@ def publish_file(
 
     Whatever else is raised, nothing at `target` has changed.
     """
-    source, place = absolute_path(path), absolute_path(target)
+    source, place = absolute_path(path, "path"), absolute_path(target, "target")
     # A name that ends in a slash means a folder, whether it exists or not: as a file named `checkpoints`, three
     # checkpoints published to `checkpoints/` would replace each other.
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
@@ -560,6 +561,7 @@ def restore_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
+        OptionError: `published` or `target` is an address.
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is complete; the message says what is wrong with each.
         TargetExistsError: there is another file at `target`.
@@ -569,7 +571,7 @@ def restore_file(
 
     Whatever is raised, nothing at `target` has changed.
     """
-    newest, place = absolute_path(published), absolute_path(target)
+    newest, place = absolute_path(published, "published"), absolute_path(target, "target")
     # A name that ends in a slash means a folder, whether it exists or not.
     where = f"{place}{os.sep}" if os.fspath(target).endswith(os.sep) else str(place)
     shown = resolve_progress(progress)

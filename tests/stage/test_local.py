@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tarfile
 import time
+import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +39,10 @@ from colabstage.h5.manifest import manifest_path, read_manifest
 from colabstage.io.arguments import GOES_ON
 from colabstage.io.progress import NullProgress, ProgressStep
 from colabstage.io.workspace import leave_for_next, temp_beside
+from colabstage.sources.extract.archive import extract_archive
+from colabstage.sources.fetching import fetch_files
 from colabstage.stage.plan import plan_stage
+from colabstage.stage.publish import publish_file, restore_file
 from colabstage.stage.run import stage_dataset
 
 if TYPE_CHECKING:
@@ -448,6 +453,29 @@ def test_wrong_options_are_refused_before_anything_is_written(
     with pytest.raises(OptionError, match=r"expected|Choose"):
         stage(photos, **options)
     assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/model.pt", Path("s3://bucket/model.pt"), "file:///model.pt", ""])
+def test_no_address_becomes_a_folder_of_the_current_one(
+    place: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who publishes a checkpoint to a bucket would look for it there: every path that is given says what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    file, archive = tmp_path / "model.pt", tmp_path / "photos.zip"
+    file.write_bytes(b"weights")
+    with zipfile.ZipFile(archive, "w") as written:
+        written.writestr("a.txt", "a")
+    for call in (
+        partial(publish_file, file, place),
+        partial(publish_file, place, tmp_path / "copy.pt"),
+        partial(restore_file, place, tmp_path / "copy.pt"),
+        partial(restore_file, file, place),
+        partial(extract_archive, archive, place),
+        partial(fetch_files, file, place),
+    ):
+        with pytest.raises(OptionError, match=r"(path|target|published)=.* expected a path on this machine"):
+            call(progress=False)
+    assert sorted(tmp_path.iterdir()) == [file, archive]
 
 
 def test_addresses_are_not_taken_for_folders(photos: Path) -> None:

@@ -192,7 +192,7 @@ def extract_archive(
     if "://" in os.fspath(path):
         msg = f"path={show_address(os.fspath(path))!r} is an address; bring the archive here with fetch_files first."
         raise OptionError(msg)
-    archive, place = absolute_path(path), absolute_path(target)
+    archive, place = absolute_path(path), absolute_path(target, "target")
     shown = resolve_progress(progress)
 
     def extract() -> ExtractReport:
