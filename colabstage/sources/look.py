@@ -13,7 +13,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.io.pipeline import DaemonPool, in_thread
 from colabstage.machine.drive_client import Md5Questions, ask_client
 from colabstage.machine.mounts import is_slow_mount, silence_of
-from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_tree
+from colabstage.sources.identity import MD5_PROOF, compare_states, drive_md5s, identify_by_times, identify_tree
 from colabstage.sources.parse import (
     KaggleSource,
     LocalSource,
@@ -129,7 +129,7 @@ def _ask_disk(
     # Listing everything would take minutes there, so its folders speak for it.
     if is_slow_mount(place) or not recorded.trusts_times:
         return _ask_mounted(place, recorded, workers, heard, leave_out)
-    now = identify_tree(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
+    now = identify_by_times(FolderTree(place, heard=heard, leave_out=leave_out), address=recorded.address)
     seen = "names, sizes and times of all files are unchanged"
     return Look("same", seen) if compare_states(recorded, now) == "same" else Look("changed")
 

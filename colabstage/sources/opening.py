@@ -25,6 +25,7 @@ from colabstage.sources.identity import (
     SourceIdentity,
     drive_md5s,
     identify_archive,
+    identify_by_times,
     identify_remote,
     identify_tree,
 )
@@ -416,7 +417,7 @@ class SourcePart(Closing):
             return ""
         leave_out = self.source.leave_out if isinstance(self.source, LocalSource) else frozenset()
         again = FolderTree(self.path, workers=SLOW_LISTERS, leave_out=leave_out)
-        if identify_tree(again).times == identify_tree(self.tree).times:
+        if identify_by_times(again).times == identify_by_times(self.tree).times:
             return ""
         names, names_now = set(entry_names(self.tree.entries)), set(entry_names(again.entries))
         came, went = sorted(names_now - names), sorted(names - names_now)

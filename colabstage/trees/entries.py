@@ -286,8 +286,9 @@ class Listing:
         `prefix`: what precedes each of the names `bases`, "" or the folder with its slash.
         """
         self._names.add_all(prefix, bases)
-        self._positions.extend(range(len(self), len(self) + len(bases)))
-        self._sizes.extend(sizes)
+        self._add_positions(len(bases))
+        # Numbers of a list are taken one by one when an array is extended, and three times as fast when it is made.
+        self._sizes.extend(array("q", sizes))
         try:
             times = array("q", mtimes_ns)
         except OverflowError:
@@ -298,10 +299,14 @@ class Listing:
     def extend(self, other: Listing) -> None:
         """Append the files of another listing, each in the next position."""
         self._names.extend(other._names)
-        self._positions.extend(range(len(self), len(self) + len(other)))
+        self._add_positions(len(other))
         self._sizes.extend(other._sizes)
         self._mtimes_ns.extend(other._mtimes_ns)
         self._executable.extend(other._executable)
+
+    def _add_positions(self, count: int) -> None:
+        first = len(self._positions)
+        self._positions.frombytes(np.arange(first, first + count, dtype=np.int64).tobytes())
 
     @property
     def names(self) -> StringArray:

@@ -35,17 +35,10 @@ GOOGLE_NATIVE = (
     *(".gdoc", ".gsheet", ".gslides", ".gform", ".gdraw", ".gmap"),
     *(".gsite", ".gtable", ".gscript", ".gjam", ".glink"),
 )
-# Finds in names, each between two slashes and all in lower case, what `_look_at_entry` may not take for a file of a
-# dataset.
-_ODD_NAMES = re.compile(
-    "|".join(
-        [
-            r"/\.",
-            *(f"/{re.escape(name)}/" for name in sorted(JUNK_FILES)),
-            *(f"{re.escape(kind)}/" for kind in GOOGLE_NATIVE),
-        ]
-    )
-)
+# Find in names, each between two slashes and all in lower case, what `_look_at_entry` may not take for a file of a
+# dataset. Each begins with one mark that `re` can leap to: both in one pattern take twenty times as long.
+_ODD_NAMES = re.compile(rf"/(?:\.|(?:{'|'.join(map(re.escape, sorted(JUNK_FILES)))})/)")
+_ODD_ENDINGS = re.compile(rf"\.(?:{'|'.join(re.escape(kind.removeprefix('.')) for kind in GOOGLE_NATIVE)})/")
 # One task of the pool looks up at most this many entries, so that its own cost (about 20 µs) vanishes.
 _LOOK_BATCH = 256
 # Entries of a folder by which its pace shows; the seconds for one above which it is that of round trips, of which
@@ -536,15 +529,12 @@ class _LevelWalk:
         prefix = folder.prefix
         looked = _Looked(len(entries), Listing(), [])
         names = [entry.name for entry in entries]
-        odd_names = _ODD_NAMES.search(f"/{'/'.join(names).lower()}/") is not None
+        named = f"/{'/'.join(names).lower()}/"
+        odd_names = _ODD_NAMES.search(named) is not None or _ODD_ENDINGS.search(named) is not None
         odd: list[os.DirEntry[str]] = []
-        plain: list[str] = []
         sizes: list[int] = []
         times: list[int] = []
-        # An entry that was looked at holds nearly a kilobyte, and there may be millions, so each goes before the next.
-        entries.reverse()
-        while entries:
-            entry = entries.pop()
+        for entry in entries:
             try:
                 if odd_names or not entry.is_file(follow_symlinks=False):
                     odd.append(entry)
@@ -553,10 +543,14 @@ class _LevelWalk:
             except OSError:
                 odd.append(entry)
                 continue
-            plain.append(entry.name)
             sizes.append(found.st_size)
             times.append(found.st_mtime_ns)
-        looked.files.add_all(prefix, plain, sizes, times)
+        # An entry that was looked at holds nearly a kilobyte, and there may be millions.
+        entries.clear()
+        if odd:
+            others = {entry.name for entry in odd}
+            names = [name for name in names if name not in others]
+        looked.files.add_all(prefix, names, sizes, times)
         for entry in odd:
             path = f"{self._root}/{prefix}{entry.name}"
             seen = read_with_retry(functools.partial(_look_at_entry, entry), path, policy=self._retry)

@@ -26,6 +26,8 @@ _CODEC, _ERRORS = "utf-8", "surrogatepass"
 _PAGE_STRINGS = 2048
 # Searched together: enough that the cost of each step vanishes, without a copy of all.
 _FOUND_TOGETHER = 1 << 16
+# Lines of a table that are made together: more would no longer fit the processor's cache.
+_PAGE_LINES = 4096
 # Given to a digest at once.
 _FED_BYTES = 1 << 20
 # Up to this length of the longest string, all are sorted as bytes of one width.
@@ -178,6 +180,11 @@ class StringArray(Sequence[str]):
             return False
         # Half a character at the end of one would be completed by the next.
         return not np.any((self.bytes_at(0) & 0xC0) == 0x80)
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether the bytes of all are UTF-8 without zeros."""
+        return self.is_utf8() and all(b"\0" not in piece._data for piece in self._pieces())
 
     def _pieces(self) -> Iterator[StringArray]:
         """Return all strings, packed: in one piece where they are, otherwise in pieces, so that they are never here
@@ -353,13 +360,16 @@ class StringColumn:
 
     def add_all(self, prefix: str, texts: Sequence[str]) -> None:
         """Append some strings, each after `prefix`."""
+        if not texts:
+            return
         # All at once: adding them one by one takes five times as long.
-        whole = prefix + prefix.join(texts) if texts else ""
-        start = self._data.write(whole.encode(_CODEC, _ERRORS)) and len(prefix.encode(_CODEC, _ERRORS))
-        if whole.isascii():
-            self._lengths.extend([start + len(text) for text in texts])
-        else:
-            self._lengths.extend([start + len(text.encode(_CODEC, _ERRORS)) for text in texts])
+        whole = prefix + prefix.join(texts)
+        data = whole.encode(_CODEC, _ERRORS)
+        self._data.write(data)
+        in_ascii = len(data) == len(whole)
+        own = map(len, texts if in_ascii else [text.encode(_CODEC, _ERRORS) for text in texts])
+        lengths = np.fromiter(own, np.uintc, len(texts)) + np.uintc(len(prefix.encode(_CODEC, _ERRORS)))
+        self._lengths.frombytes(lengths.tobytes())
 
     def extend(self, other: StringColumn) -> None:
         """Append the strings of another column."""
@@ -383,6 +393,55 @@ def folders_of(names: Sequence[str]) -> tuple[list[str], NDArray[Any]]:
     strings = StringArray.of(names)
     slashes = strings.last_of(b"/")
     return strings.parts(np.zeros(len(slashes), np.int64), np.maximum(slashes, 0))
+
+
+def table_lines(names: Sequence[str], *columns: NDArray[np.int64]) -> Iterator[bytes]:
+    """Return a table as text, in pieces: a line for each name, its numbers after it, with tabs between.
+
+    Together the pieces are `"\\n".join(f"{name}\\t{number}…")` in UTF-8, where a surrogate is the byte that it stands
+    for in the name of a file.
+
+    Args:
+        names: N strings.
+        columns: whole numbers, each `(N,)`.
+    """
+    strings = StringArray.of(names)
+    for first in range(0, len(strings), _PAGE_LINES):
+        page = slice(first, first + _PAGE_LINES)
+        if first:
+            yield b"\n"
+        yield _lines(strings[page].packed(), [column[page] for column in columns])
+
+
+def _lines(names: StringArray, columns: Sequence[NDArray[np.int64]]) -> bytes:
+    """Return some lines of `table_lines`, from strings that are packed."""
+    width = int(names.lengths.max(initial=1)) or 1
+    if width > _WIDE or not names.is_text or any(int(column.min(initial=0)) < 0 for column in columns):
+        rows = zip(names, *(column.tolist() for column in columns), strict=True)
+        return "\n".join(["\t".join(map(str, row)) for row in rows]).encode(errors="surrogateescape")
+    # As columns of bytes, zeros where a row has none: a string for each line takes three times as long.
+    parts: list[NDArray[np.uint8]] = [names.padded(width).view(np.uint8).reshape(-1, width)]
+    for column in columns:
+        parts += [np.full((len(names), 1), ord("\t"), np.uint8), _digits(column)]
+    ends = np.full((len(names), 1), ord("\n"), np.uint8)
+    ends[-1] = 0
+    table: NDArray[np.uint8] = np.concatenate([*parts, ends], axis=1)
+    return bytes(table[table != 0])
+
+
+def _digits(numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return uint8 `(N, width)`: numbers from 0 on in decimal, as ASCII, with zero bytes before the shorter ones."""
+    width = len(str(int(numbers.max(initial=0))))
+    digits = np.empty((len(numbers), width), np.uint8)
+    rest = numbers
+    for place in range(width - 1, -1, -1):
+        upper = rest // 10
+        digits[:, place] = rest - upper * 10 + ord("0")
+        rest = upper
+    # From which number on there is a digit in each place; in the last one there always is.
+    least = np.array([*(10**place for place in range(width - 1, 0, -1)), 0], np.int64)
+    digits[numbers[:, None] < least] = 0
+    return digits
 
 
 def take_strings(strings: Sequence[str], rows: NDArray[Any]) -> Sequence[str]:
@@ -412,17 +471,30 @@ def first_repeated(strings: Sequence[str]) -> str | None:
     return None
 
 
-def _padded(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], width: int
-) -> NDArray[np.uint8]:
-    """Return uint8 `(N, width)`: pieces of some bytes, with zeros after each."""
-    padded = np.zeros((len(lengths), width), np.uint8)
-    padded[np.arange(width) < lengths[:, None]] = _cut_out(data, starts, lengths)
+def _padded(data: NDArray[np.uint8], starts: NDArray[Any], lengths: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
+    """Return uint8 `(N, width)`: pieces of some bytes, with zeros after each. `width`: at least 1, and the longest."""
+    short = max(0, width - len(data))
+    data = np.append(data, np.zeros(short, np.uint8)) if short else data
+    last = len(data) - width
+    # Every place of the data as an item of that width, which numpy copies as a whole where it would else look up each
+    # byte.
+    items = np.ndarray(last + 1, f"V{width}", data.data, strides=1)
+    padded: NDArray[np.uint8] = items[np.minimum(starts, np.int64(last))].view(np.uint8).reshape(-1, width)
+    # The few that begin where no whole item is left.
+    for row in np.flatnonzero(starts > last).tolist():
+        piece = data[starts[row] :]
+        padded[row, : len(piece)] = piece
+    if lengths.min(initial=width) < width:
+        padded[np.arange(width) >= lengths[:, None]] = 0
     return padded
 
 
 def _cut_out(data: NDArray[np.uint8], starts: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return pieces of some bytes, one after the other."""
+    width = int(lengths.max(initial=0))
+    if 0 < width <= _WIDE:
+        padded = _padded(data, starts, lengths, width)
+        return padded.reshape(-1) if lengths.min() == width else padded[np.arange(width) < lengths[:, None]]
     # How much further each byte is in the data than among the pieces.
     ahead = starts - (np.cumsum(lengths) - lengths)
     return data[np.repeat(ahead, lengths) + np.arange(int(lengths.sum()))]
@@ -436,7 +508,7 @@ def _differs_from_last(
     width = int(lengths.max(initial=0))
     # One long piece would make all of them that wide; whoever is told that two differ looks at them again.
     if width <= _WIDE:
-        pieces = _padded(data, starts, lengths, width)
+        pieces = _padded(data, starts, lengths, max(1, width))
         found[1:] = (pieces[1:] != pieces[:-1]).any(axis=1) | (lengths[1:] != lengths[:-1])
     return found
 

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.sources.identity import SourceIdentity, as_one_of_many, compare_states, identify_many
+from colabstage.io.files import hash_block
+from colabstage.sources.identity import (
+    SourceIdentity,
+    as_one_of_many,
+    compare_states,
+    identify_by_times,
+    identify_many,
+    identify_tree,
+)
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='"abc"', mtime_ns=5)
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")
@@ -69,3 +83,43 @@ def test_nothing_known_is_nothing_to_go_on_with() -> None:
     assert blank.fingerprint == ""
     assert identify_many([WEB, blank], address="x").fingerprint == ""
     assert WEB.fingerprint != replace(WEB, version='"abd"').fingerprint
+
+
+def test_a_folder_is_hashed_as_records_have_it(tmp_path: Path) -> None:
+    """Those of earlier sessions hold: a line for each file, with its size, and with its time after that."""
+    for number in range(300):
+        (tmp_path / f"{number}.jpg").write_bytes(b"x" * (number % 12))
+        os.utime(tmp_path / f"{number}.jpg", ns=(0, number * 10**16))
+    (tmp_path / os.fsdecode(b"\xff.jpg")).touch()
+    tree = FolderTree(tmp_path)
+    found = identify_tree(tree, address="/f")
+    lines = [f"{entry.name}\t{entry.size}" for entry in tree.entries]
+    timed = [f"{line}\t{entry.mtime_ns}" for line, entry in zip(lines, tree.entries, strict=True)]
+    assert found.listing == hash_block("\n".join(lines).encode(errors="surrogateescape"))
+    assert found.times == hash_block("\n".join(timed).encode(errors="surrogateescape"))
+    assert (found.files, found.nbytes) == (301, sum(entry.size for entry in tree.entries))
+
+
+@pytest.mark.parametrize("change", ["none", "size", "time", "name", "more"])
+def test_times_alone_tell_what_all_that_is_known_tells(tmp_path: Path, change: str) -> None:
+    """Where times are trusted, the short look at a folder has the verdict of the long one."""
+    file = tmp_path / "1.jpg"
+    file.write_bytes(b"12")
+    os.utime(file, ns=(0, 5))
+    recorded = identify_tree(FolderTree(tmp_path), address="/f")
+    match change:
+        case "size":
+            file.write_bytes(b"123")
+            os.utime(file, ns=(0, 5))
+        case "time":
+            os.utime(file, ns=(0, 6))
+        case "name":
+            file.rename(tmp_path / "2.jpg")
+        case "more":
+            (tmp_path / "2.jpg").touch()
+        case _:
+            pass
+    tree = FolderTree(tmp_path)
+    verdict = compare_states(recorded, identify_by_times(tree, address="/f"))
+    assert verdict == compare_states(recorded, identify_tree(tree, address="/f"))
+    assert verdict == ("same" if change == "none" else "changed")

@@ -15,7 +15,7 @@ import pytest
 from colabstage.errors import DriveDisconnectedError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import RetryPolicy
 from colabstage.trees import folder
-from colabstage.trees.entries import is_junk
+from colabstage.trees.entries import JUNK_FILES, is_junk
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
 
 if TYPE_CHECKING:
@@ -69,6 +69,16 @@ def test_junk_and_google_documents_are_left_out(tmp_path: Path, write_files: Wri
     assert "3 Google documents" in note
     assert "2 .gsheet, 1 .gdoc" in note
     assert "a/labels.gsheet" in note
+
+
+@pytest.mark.parametrize("base", [".x.jpg", *sorted(JUNK_FILES), *(f"a{kind}" for kind in GOOGLE_NATIVE)])
+def test_each_kind_of_junk_is_known_among_files(tmp_path: Path, write_files: WriteFiles, base: str) -> None:
+    """By its whole name or its ending, in upper case too; a part of another name means nothing."""
+    files = ["0.jpg", "a.gdoc.jpg", "a.gif", "gdoc", "my-desktop.ini", "thumbs.db.txt", "z.gdocx"]
+    listed = sorted([*files, base] if base == ".x.jpg" else files)
+    for name in (base, base.upper()):
+        folder = write_files(tmp_path / name, dict.fromkeys([*files, name], b""))
+        assert [entry.name.lower() for entry in FolderTree(folder).entries] == listed
 
 
 class _Counted:

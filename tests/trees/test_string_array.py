@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from colabstage.trees import strings as strings_module
-from colabstage.trees.strings import StringArray, first_repeated, folders_of, narrowed, take_strings
+from colabstage.trees.strings import StringArray, first_repeated, folders_of, narrowed, table_lines, take_strings
 
 # Lone surrogates are how Python shows a file name that is no UTF-8; "\uffff" sorts before "\U00010000" there.
 ODD = ["b", "", "\udc80", "ä/ö.jpg", "\uffff", "\U00010000", "b", "a" * 5000, "日本", "a\0"]
@@ -143,3 +143,50 @@ def test_hashes_tell_texts_apart() -> None:
     assert texts.among({names[7], "absent", "", names[2900]}).tolist() == [7, 2900]
     assert StringArray.of(ODD).among({"", "\udc80"}).tolist() == [1, 2]
     assert not len(texts.among(()))
+
+
+TIMES = [0, 9, 10, 2**63 - 1, 1_764_000_000_123_456_789, 1_000_000_000, 5]
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        ([f"c{number % 3}/{number}.jpg" for number in range(7)], TIMES),
+        (["ä", "", "a" * 128, "日本/x", "b", "c", "d"], TIMES),
+        # What columns of bytes cannot hold: a byte that is no UTF-8, a zero, a long name, a time before 1970.
+        (["a", "b", "\udc80", "c", "d", "e", "f"], TIMES),
+        (["a", "b", "c\0", "d", "e", "f", "g"], TIMES),
+        (["a", "b" * 129, "c", "d", "e", "f", "g"], TIMES),
+        ([*"abcdefg"], [-1, *TIMES[1:]]),
+        ([], []),
+    ],
+    ids=["names", "characters", "bytes", "zero", "long", "negative", "none"],
+)
+@pytest.mark.parametrize("page", [3, 4096])
+def test_a_table_is_the_text_of_its_lines(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], numbers: list[int], page: int
+) -> None:
+    """Each line is what Python would write, whatever the names and numbers are, and the last has no end."""
+    monkeypatch.setattr(strings_module, "_PAGE_LINES", page)
+    column = np.array(numbers, np.int64)
+    for columns in ([column], [column, column[::-1]]):
+        rows = zip(names, *(each.tolist() for each in columns), strict=True)
+        whole = "\n".join("\t".join(map(str, row)) for row in rows).encode(errors="surrogateescape")
+        assert b"".join(table_lines(StringArray.of(names), *columns)) == whole
+        some = StringArray.of(["-", *names]).take(np.arange(1, len(names) + 1))
+        assert b"".join(table_lines(some, *columns)) == whole
+
+
+@pytest.mark.parametrize("longest", [1, 7, 128, 129])
+def test_pieces_are_cut_out_wherever_they_are(longest: int) -> None:
+    """Also at the end of the data, where no piece of the longest length begins any more, and from data shorter than
+    that."""
+    random = np.random.default_rng(longest)
+    for size in (0, 1, longest, 300):
+        data = random.integers(1, 128, size, np.uint8).tobytes()
+        starts = np.append(random.integers(0, size + 1, 50), [size, max(0, size - 1)])
+        lengths = np.minimum(random.integers(0, longest + 1, 52), size - starts)
+        cut = StringArray.cut_from(data, starts.astype(np.uint32), lengths)
+        want = [data[at : at + count].decode() for at, count in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        assert cut == want
+        assert cut.padded(longest).tolist() == [text.encode() for text in want]
