@@ -1,6 +1,6 @@
-"""Make batches as numpy arrays, for frameworks beside torch: the rows and values of `make_loader`, without torch.
+"""Make batches of numpy arrays for frameworks other than torch, with the rows and values of `make_loader`.
 
-Every batch is a pure function of (epoch, number): who reads ahead, and in how many threads, is the caller's business.
+Every batch is a pure function of (epoch, number); the caller decides how to read ahead, and in how many threads.
 `to_keras` makes a `keras.utils.PyDataset` of them, for every backend of Keras.
 """
 
@@ -45,34 +45,33 @@ if TYPE_CHECKING:
     Source: TypeAlias = dataset_h5 | SplitReader | Files
     Batch = tuple[Any, Any]
 
-# Batches that may be read at the same time, by tensorflow's threads or ours.
+# Batches that may be read at the same time, by TensorFlow's threads or those of colabstage.
 _MOST_AT_ONCE = 4
-# Batches beside those of the plan: `fit` has TensorFlow keep some ahead by a queue of its own, and TensorFlow lets an
-# array go only when it calls Python again. With room for fewer, 1 to 4 blocks in every epoch were given back and mapped
-# again, page by page.
+# Batches in addition to the plan's: `fit` makes TensorFlow keep some in its own queue, and TensorFlow releases an array
+# only when it next calls Python. With fewer, 1 to 4 blocks were unmapped and mapped again in every epoch.
 _HELD_BY_FRAMEWORKS = 3
-# Targets of all rows are kept in memory up to this length, where a framework gathers them: labels of eight million.
+# Limit for targets of all rows in memory, where a framework gathers them: eight million int64 labels.
 _KEPT_TARGETS_BYTES = 64 * 1024 * 1024
-# Whole range of the integers that images come in.
+# The value of white in each integer dtype that images have.
 _WHITE = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0}
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayRequest:
-    """What the caller asked for; `to_keras` says more of each."""
+    """The caller's arguments, which `to_keras` describes."""
 
     batch_size: int
     """Samples in a batch."""
     shuffle: bool = True
-    """Whether they come in random order."""
+    """Whether samples come in random order."""
     seed: int = 0
-    """What that order depends on, together with the epoch."""
+    """Seed of the random order, combined with the epoch."""
     drop_last: bool = False
-    """Whether a last batch that is not full is left out."""
+    """Whether to leave out a last batch that is not full."""
     dtype: DTypeLike | None = None
-    """Of x, `None` as stored."""
+    """Floating-point dtype of x; `None` keeps the stored dtype."""
     one_hot: int | Literal["auto"] | None = None
-    """How many classes indices become numbers of."""
+    """Number of classes for one-hot targets; `"auto"` takes it from the file, `None` leaves class indices."""
     num_workers: int | Literal["auto"] = "auto"
     """Threads that copy or decode at once."""
     prefetch_factor: int | Literal["auto"] = "auto"
@@ -81,32 +80,32 @@ class ArrayRequest:
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
-    """An array of a batch."""
+    """Shape and dtype of one array of a batch."""
 
     shape: tuple[int | None, ...]
-    """`None` along an axis that differs from batch to batch."""
+    """Its shape, with `None` for an axis whose length differs from batch to batch."""
     dtype: np.dtype[Any]
-    """Of its values."""
+    """Dtype of its values."""
 
 
 class ArrayBatches:
-    """Make the batches of every epoch. May be read from any thread, from several at once; pickles.
+    """Make the batches of every epoch. Safe in threads; picklable.
 
     Attributes:
-        plan: how they are read, and why.
+        plan: how batches are read, and why.
     """
 
     def __init__(self, source: Source, request: ArrayRequest, *, split: str | None = None) -> None:
-        """Look at the file; all inputs are read into memory now where the plan says so.
+        """Open the file; if the plan says so, read all inputs into memory now.
 
         Args:
             source: a `dataset_h5`, a reader, or files as `dataset_h5` takes them.
-            request: what is wanted.
-            split: which one, where `source` is files; `"train"` by default.
+            request: the caller's arguments.
+            split: which split, if `source` is files; `"train"` by default.
 
         Raises:
-            OptionError: an argument that cannot work, or the data has no arrays of one shape.
-            SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
+            OptionError: an argument is invalid, or samples are not arrays of one shape.
+            SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
         """
         self._dataset, reader = _resolved(source, split)
         check_count("seed", request.seed)
@@ -150,20 +149,20 @@ class ArrayBatches:
         return self._request.shuffle
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
-        """Return the rows that a batch has, or so many batches from there on have one after the other: those that
-        `make_loader` gives them for the same seed, epoch and batch size."""
+        """Return the rows of `count` batches, beginning with batch `number`: those that `make_loader` gives for the
+        same seed, epoch and batch size."""
         order = self._order
-        # One epoch's order is kept: requests come batch by batch.
+        # The order of one epoch is kept, because requests come batch by batch.
         if order is None or order[0] != epoch:
             order = self._order = (epoch, self._visits.rows(epoch, Shard()))
         size = self._request.batch_size
-        # A batch that is left out has no rows.
+        # Cut at the last batch, because `drop_last` may leave rows over.
         return order[1][number * size : min(number + count, len(self)) * size]
 
     def tables(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Return the inputs and the targets of all rows, for a framework that gathers batches out of them by itself.
-        `None` where more than that is done, or targets are too long to be kept in memory. A mapped file is read through
-        once, if most of it is not in memory.
+        """Return the inputs and targets of all rows, for a framework that gathers batches from them itself; `None` if
+        rows need more than gathering, or targets are too large for memory. A mapped file is read through once, if most
+        of it is not in memory.
 
         Raises:
             DamagedPackError: the file changed since it was opened, or is cut off.
@@ -174,7 +173,7 @@ class ArrayBatches:
             return None
         if length is None or length * len(reader) > _KEPT_TARGETS_BYTES:
             return None
-        # Before the last look: a file that does not stay in memory is read row by row from then on.
+        # Comes first, because a file that does not stay in memory is read row by row from then on.
         for _ in reader.warm_up():
             pass
         inputs, y = reader.in_place(), _target_arrays(reader.read_y(np.arange(len(reader))))
@@ -183,7 +182,7 @@ class ArrayBatches:
         return inputs, y if classes is None else one_hot(y, int(classes))
 
     def read(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Batch:
-        """Read a batch: `(x, y)`, the caller's own arrays.
+        """Read a batch `(x, y)` of arrays that the caller may change.
 
         Raises:
             DecodeError: an encoded row is broken; the message names it.
@@ -192,7 +191,7 @@ class ArrayBatches:
         return self.finish(self.read_ahead(epoch, number, pool))
 
     def read_ahead(self, epoch: int, number: int, pool: ThreadPool = SOLO) -> Any:
-        """Make what of a batch can be made in any thread, for `finish`: all of it, where the dataset has no transforms.
+        """Read what `finish` makes a batch of, in any thread: the whole batch, if the dataset has no transforms.
 
         Raises:
             As `read`.
@@ -204,7 +203,7 @@ class ArrayBatches:
         return self.reader.read_x(rows, pool=pool), self.reader.read_y(rows, pool=pool)
 
     def _tell(self, epoch: int, number: int) -> None:
-        """Say which rows of this epoch and the next are read from here on, where some of them have to come first."""
+        """Announce the rows that this epoch and the next will read from here on, if some have still to arrive."""
         arrival, size = self.reader.arrival, self._request.batch_size
         if arrival is None or arrival.complete:
             return
@@ -217,11 +216,11 @@ class ArrayBatches:
                 closes = weakref.finalize(self, told.close)
                 closes.atexit = False
                 self._told = epoch, told, closes
-            # Some are read at once, so those just before may be under way.
+            # Several batches are read at once, so those just before this one may still be in progress.
             self._told[1].reached(size * max(0, number - _MOST_AT_ONCE))
 
     def finish(self, ahead: Any) -> Batch:
-        """Make a batch of what `read_ahead` gave: calls the dataset's transforms, where it has any, in this thread."""
+        """Make a batch of what `read_ahead` returned; the dataset's transforms are called in this thread."""
         if self._dataset is None:
             batch: Batch = ahead
             return batch
@@ -229,17 +228,17 @@ class ArrayBatches:
 
     @property
     def all_full(self) -> bool:
-        """Tell whether every batch has as many samples as were asked for."""
+        """Tell whether every batch has `batch_size` samples."""
         return len(self.reader) % self._request.batch_size == 0 or self._request.drop_last
 
     @property
     def per_sample(self) -> bool:
-        """Tell whether Python of the caller's is called for each sample."""
+        """Tell whether the caller's Python code is called for each sample."""
         return self._dataset is not None
 
     def specs(self) -> tuple[Any, Any]:
-        """Describe what a batch looks like: an `ArraySpec` for x and one for y, or where y is a dict a dict of them."""
-        # One real row shows what no description could: what transforms make of it.
+        """Describe a batch by an `ArraySpec` for x and one for y, or a dict of them if y is a dict."""
+        # One real row is read, because only that shows what transforms return.
         rows = np.zeros(1, np.intp)
         if self._dataset is None:
             x, y = self._finished(*self._stored(rows, SOLO), SOLO)
@@ -248,7 +247,7 @@ class ArrayBatches:
         count = self._request.batch_size if self.all_full else None
         if not isinstance(y, dict):
             return ArraySpec((count, *x.shape[1:]), x.dtype), ArraySpec((count, *y.shape[1:]), y.dtype)
-        # The number of boxes, the second axis, is that of the row that has most.
+        # The second axis has the number of boxes of the row with most.
         columns = {
             name: ArraySpec((count, *(None for _ in part.shape[1:2]), *part.shape[2:]), part.dtype)
             for name, part in y.items()
@@ -273,11 +272,11 @@ class ArrayBatches:
         return self.reader.read_x(rows, out, pool=pool), _target_arrays(y)
 
     def _scaled(self, x: NDArray[Any], pool: ThreadPool) -> NDArray[Any]:
-        """Return x in the dtype asked for: the numbers that `make_loader` gives."""
+        """Return x in the requested dtype, with the same values as `make_loader`."""
         if self._request.dtype is None:
             return x
         wanted = np.dtype(self._request.dtype)
-        # 65535 is beyond float16, so its range is divided first.
+        # float16 cannot hold 65535, so uint16 is divided as float32 first.
         wide = np.dtype(np.float32) if x.dtype == np.uint16 else wanted
         white = np.array(_WHITE.get(x.dtype, 1.0), wide)
         scaled = self._pool.borrow(x.shape, wanted)
@@ -290,13 +289,13 @@ class ArrayBatches:
 
 
 def _pool_of(plan: LoaderPlan) -> BufferPool:
-    """Make the memory of batches: of one with the consumer, one in the making, those kept ahead, and those that
+    """Make the pool of memory for batches: one that the consumer has, one in progress, those prefetched, and those that
     frameworks hold."""
     return BufferPool(max_idle=plan.prefetch.value + 2 + _HELD_BY_FRAMEWORKS)
 
 
 def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
-    """Return the dataset whose transforms must be called, if any, and the reader."""
+    """Return the dataset whose transforms must be called, or `None`, and the reader."""
     if isinstance(source, str | os.PathLike | list | tuple):
         return None, SplitReader(source, split or "train")
     if split is not None:
@@ -304,7 +303,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
         raise OptionError(msg)
     if isinstance(source, SplitReader):
         return None, source
-    # By what it has: asking for the class would import torch.
+    # Told by its attributes, because the class would import torch.
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
@@ -321,7 +320,7 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
 
 
 def _check_arrays(reader: SplitReader) -> None:
-    """Refuse rows that no array takes."""
+    """Raise `OptionError` if samples are not arrays of one shape."""
     if reader.row_shape is None and not reader.encoded:
         msg = (
             f"The inputs of '{reader.path}' are texts or have any length, and a batch here is one array. Give a "
@@ -358,19 +357,19 @@ def _loader_facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
 
 
 def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
-    # 0, which elsewhere means no thread beside the loop's, is the least that there is here.
+    # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
     return LoaderRequest(
         request.batch_size,
         drop_last=request.drop_last,
         num_workers=request.num_workers or 1,
         prefetch_factor=request.prefetch_factor,
-        # Of what arrives by units, any order but one of units would wait for most of it.
+        # If rows arrive in units, any order other than by units would wait for most of them.
         shuffle="auto" if arriving and request.shuffle else (request.shuffle or not arriving),
     )
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is not a whole number, 0 or more."""
+    """Raise `OptionError` unless `value` is an integer of 0 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
         raise OptionError(msg)
@@ -390,7 +389,7 @@ def _float_dtype(dtype: DTypeLike | None) -> np.dtype[Any] | None:
 
 
 def _class_count(wanted: object, reader: SplitReader) -> int | None:
-    # The file's own names, so that a class without samples counts as well.
+    # The names in the file, so that a class without samples counts too.
     if wanted == "auto":
         if not reader.classes:
             msg = f"'{reader.path}' names no classes; give their number, for example one_hot=10."
@@ -405,14 +404,14 @@ def _class_count(wanted: object, reader: SplitReader) -> int | None:
 
 
 def _target_arrays(y: Any) -> Any:
-    """Return int64 where each target is one integer, as losses expect them; boxes padded; as stored otherwise."""
+    """Return targets as losses expect them: single integers as int64, boxes padded, others as stored."""
     if isinstance(y, list):
         return pad_boxes(y)
     return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
 
 
 def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
-    """Put what was read of some rows, sample by sample, through the dataset's transforms."""
+    """Apply the dataset's transforms, sample by sample, to the rows that were read."""
     xs, ys = zip(*(dataset.sample(*parts) for parts in zip(x, y, strict=True)), strict=True)
     is_boxes = all(isinstance(target, dict) and BOXES in target for target in ys)
     return _stacked("transform", xs), pad_boxes(list(ys)) if is_boxes else _stacked("target_transform", ys)
@@ -421,7 +420,7 @@ def _sampled(dataset: dataset_h5, x: Any, y: Any) -> Batch:
 def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
     arrays = [np.asarray(value) for value in values]
     shapes = {array.shape for array in arrays}
-    # np.stack would say so too, but not whose function to change.
+    # np.stack would fail too, but its message would not name the function to change.
     if len(shapes) > 1 or arrays[0].dtype == object:
         found = "things that are not arrays" if arrays[0].dtype == object else f"shapes {sorted(shapes)[:3]}"
         msg = f"A batch here is one array, but its samples are {found}. Have {name} make arrays of one shape."
@@ -430,11 +429,11 @@ def _stacked(name: str, values: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Pad boxes of B rows, of M at most, to arrays of one shape.
+    """Pad the boxes of B rows, each with at most M boxes, to arrays of one shape.
 
     Returns:
-        Every column as `(B, M, …)`, filled up with 0 for boxes, other floats and bytes and with -1 for other integers,
-        and `lengths`, int64 `(B,)`: how many of each row are real.
+        Every column as `(B, M, …)`, padded with 0 for floats and bytes and with -1 for other integers, and `lengths`,
+        int64 `(B,)`: the number of boxes in each row.
     """
     lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
     most = int(lengths.max(initial=0))
@@ -448,7 +447,7 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     return {**padded, "lengths": lengths}
 
 
-# What users of Keras's own loaders try, and the line that does what they mean.
+# Arguments and methods of Keras's own loaders, and the line to write instead.
 KERAS_REMEDIES = {
     "class_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
     "label_mode": 'Write one_hot="auto" for categorical labels, and leave it out for integers.',
@@ -463,28 +462,29 @@ KERAS_REMEDIES = {
 
 
 def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
-    """Turn class indices into one number a class, along a new last axis.
+    """Turn class indices into one-hot vectors along a new last axis.
 
     Args:
-        y: integers `(B, …)`; where each target is one integer, `(B,)`, `(B, 1, 1)` and the like, `(B,)` is taken.
-        classes: K. -1, and indices of pixels outside, such as 255 for those of no class, are 0 everywhere.
+        y: integers `(B, …)`; shapes such as `(B, 1, 1)`, with one integer a sample, are treated as `(B,)`.
+        classes: K, the number of classes. -1, and pixels with an index of K or more, such as 255 for no class, become
+            zeros.
 
     Returns:
         float32 `(B, K)` or `(B, …, K)`.
 
     Raises:
-        OptionError: y are not integers; or a sample's own one is K or more.
+        OptionError: y are not integers, or the single index of a sample is K or more.
     """
     if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
         kind = y.dtype if isinstance(y, np.ndarray) else "boxes"
         msg = f"one_hot={classes} needs class indices as targets, and these are {kind}. Leave it out."
         raise OptionError(msg)
     indices = y.reshape(len(y)) if y.size == len(y) else y
-    # Zeros would be a sample whose loss is 0, whatever the model says.
+    # With zeros the sample's loss would be 0, whatever the model predicts.
     if indices.ndim == 1 and (highest := int(indices.max(initial=0))) >= classes:
         msg = f"one_hot={classes} is too small for a sample of class {highest}. Write one_hot={highest + 1}, or more."
         raise OptionError(msg)
-    # One row more, of zeros, for what is outside.
+    # The last row, of zeros, is for indices that are not classes.
     table = np.eye(classes + 1, classes, dtype=np.float32)
     wide = indices.astype(np.int64)
     return np.take(table, np.where((wide >= 0) & (wide < classes), wide, classes), axis=0)
@@ -515,40 +515,39 @@ def to_keras(
     A batch is `(x, y)` of numpy arrays:
 
     - `x`: `(B, H, W, C)`, of the stored dtype (uint8), which `keras.layers.Rescaling(1 / 255)` as a model's first
-      layer turns into [0, 1] on its device; or of `dtype`.
-    - `y`: int64 `(B,)` where targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a dict of
-      padded arrays: `boxes` `(B, M, 4)`, `labels` `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`.
+      layer scales to [0, 1] on its device; or of `dtype`.
+    - `y`: int64 `(B,)` if targets are integers, otherwise as stored; masks uint8 `(B, H, W)`. Boxes are a dict of
+      padded arrays: `boxes` `(B, M, 4)`, `labels` `(B, M)` padded with -1, and so on, with `lengths` `(B,)`.
 
     Needs keras and one of its backends; torch only if that is the backend.
 
     Args:
-        dataset: a `dataset_h5`; or, without torch, what a `dataset_h5` is made of: the path of a file, a pattern, a
-            list. The dataset's transforms, where it has any, are called sample by sample in the background thread,
-            and make arrays of one shape.
+        dataset: a `dataset_h5`; or, without torch, the path of a file, a pattern or a list of files. The dataset's
+            transforms are called sample by sample in the background thread, and must return arrays of one shape.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
-        split: which one, where `dataset` is files: `"train"` by default.
-        shuffle: visit the samples in a random order, another one each epoch. Without it, `fit(shuffle=True)`, which is
-            Keras's default, still gives the batches in random order, except on TensorFlow's backend.
-        seed: what that order depends on, together with the epoch.
+        split: which split, if `dataset` is files; `"train"` by default.
+        shuffle: visit the samples in a random order that changes with each epoch. Even with `shuffle=False`, Keras's
+            default `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
+        seed: seed of the random order, combined with the epoch.
         drop_last: leave out a last batch that is not full.
-        dtype: floating-point dtype of x; uint8 and uint16 become [0, 1].
-        one_hot: turn class indices into one number a class, along a last axis: how many classes, or `"auto"` for as
-            many as the file names.
+        dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].
+        one_hot: turn class indices into one-hot vectors along a last axis: the number of classes, or `"auto"` for the
+            number of class names in the file.
         num_workers: threads that copy or decode at once. They are threads of this process, not processes.
         prefetch_factor: batches prepared ahead.
 
     Returns:
-        A `PyDataset` that reads ahead by itself; it refuses Keras's own workers, which would only copy batches around.
-        On TensorFlow's backend it is a `tf.data.Dataset` as well, so `fit` takes it without a call of Python for each
-        batch, and a loop over it gives tensors.
+        A `PyDataset` that reads ahead; it refuses Keras's own workers, which would only copy batches. On TensorFlow's
+        backend it is a `tf.data.Dataset` as well, so `fit` takes it without a call to Python for each batch, and a loop
+        over it gives tensors.
 
     Raises:
         MissingDependencyError: keras, or its backend, is not installed.
-        OptionError: an argument that cannot work, or the data has no arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
+        OptionError: an argument is invalid, or samples are not arrays of one shape.
+        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
     """
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
-    # First, because a wrong argument should not take as long to hear of as keras takes to import.
+    # First, so that a wrong argument is reported without waiting for the import of keras.
     batches = ArrayBatches(dataset, request, split=split)
     from colabstage.load.frameworks.keras_dataset import serve
 

@@ -1,4 +1,4 @@
-"""`to_hf`: a split as a `datasets.Dataset`, for what trains on nothing else, such as the `Trainer` of transformers."""
+"""`to_hf`: a split as a `datasets.Dataset`, for tools that need one, such as the `Trainer` of transformers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from colabstage.load.dataset import dataset_h5
     from colabstage.load.reading.reader import SplitReader
 
-# Of the free memory: the caller's model wants some too.
+# Fraction of the free memory that may be used; the rest is for the caller's model.
 _MEMORY_PART = 0.5
 _ROWS_AT_ONCE = 64
 
 
 @takes()
 def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset:
-    """Return a split as a `datasets.Dataset` in memory: rows are dicts, images are Pillow's, labels have their names.
+    """Return a split as a `datasets.Dataset` in memory: rows are dicts with Pillow images, and labels have class names.
 
     >>> rows = to_hf(data["train"])  # doctest: +SKIP
     >>> rows[0]["image"], rows.features["label"].names  # doctest: +SKIP
 
-    Images become PNGs, which loses nothing; `datasets` decodes them when a row is read. The dataset's transform is
-    left out: `rows.with_transform` takes one. For batches of tensors `make_loader` is quicker.
+    Images are stored as lossless PNGs, which `datasets` decodes when a row is read. The dataset's transform is not
+    applied; use `rows.with_transform`. For batches of tensors `make_loader` is faster.
 
     Args:
         dataset: `data["train"]` of what `stage_dataset` returns, or any `dataset_h5`.
@@ -41,8 +41,8 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
 
     Raises:
         MissingDependencyError: `datasets` is not installed.
-        OptionError: `dataset` is not a `dataset_h5`, or both columns have one name.
-        NotEnoughSpaceError: it does not fit into memory; raised before the first row is read.
+        OptionError: `dataset` is not a `dataset_h5`, or both columns have the same name.
+        NotEnoughSpaceError: the split does not fit into memory; raised before the first row is read.
     """
     try:
         import datasets

@@ -1,5 +1,7 @@
-"""Serve batches to Keras: the `keras.utils.PyDataset` that `to_keras` makes, on the TensorFlow backend a
-`tf.data.Dataset` as well. Importing this imports keras, and so chooses its backend."""
+"""The `keras.utils.PyDataset` that `to_keras` returns; on the TensorFlow backend it is a `tf.data.Dataset` as well.
+
+Importing this module imports keras, and so fixes its backend.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +43,21 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
     """Give batches to `model.fit`, `evaluate` and `predict`, read ahead by a thread of this process. Made by
     `to_keras`.
 
-    Each pass over the data is the next epoch. One pass runs at a time. The thread ends whenever enough batches wait, so
-    that none is left whenever training stops.
+    Each pass over the data is the next epoch; only one pass runs at a time. The thread ends as soon as enough batches
+    are ready, so that no thread remains when training stops.
 
     Attributes:
         plan: how batches are read, and why.
     """
 
     def __init__(self, batches: ArrayBatches) -> None:
-        # Keras's own queue would be a second thread and a second copy of what waits.
+        # Keras's own queue would add a thread and a copy of the waiting batches.
         super().__init__(workers=1, use_multiprocessing=False)
         self.plan: LoaderPlan = batches.plan
         self._batches = batches
         self._tracker = EpochTracker(len(batches), by_turn=batches.shuffled)
         self._ahead: OnDemandPrefetcher[Batch] | None = None
-        # What the read-ahead gives next: epoch and batch.
+        # Epoch and number of the batch that the read-ahead gives next.
         self._coming = (0, 0)
         self._lock = threading.Lock()
 
@@ -65,19 +67,18 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     @property
     def num_batches(self) -> int:
-        """Count the batches in an epoch. Keras asks for this whenever it begins a pass, which is how passes are told
-        apart."""
+        """Count the batches in an epoch. Keras reads this when it begins a pass, which is how passes are told apart."""
         with self._lock:
             self._tracker.begin()
         return len(self._batches)
 
     def __getitem__(self, index: int) -> Batch:
-        """Return a batch, `(x, y)`. Where samples are shuffled, the first request of a pass gets the epoch's first
-        batch, whatever its index: Keras's `fit` shuffles indices too.
+        """Return a batch, `(x, y)`. If samples are shuffled, requests get the epoch's batches in order, whatever the
+        index, because Keras's `fit` shuffles the indices too.
 
         Raises:
-            IndexError: an epoch has no batch of this number.
-            DecodeError, DamagedPackError: it cannot be read.
+            IndexError: an epoch has no batch with this number.
+            DecodeError, DamagedPackError: the batch cannot be read.
         """
         number = operator.index(index)
         if not 0 <= number < len(self):
@@ -87,10 +88,10 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             return self._take(*self._tracker.request(number))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass epoch `epoch`: when training continues after a restart.
+        """Make the next pass epoch `epoch`, to continue training after a restart.
 
         Raises:
-            OptionError: a negative number, or none.
+            OptionError: `epoch` is not an integer of 0 or more.
         """
         check_count("epoch", epoch)
         with self._lock:
@@ -107,7 +108,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
 
     @property
     def workers(self) -> int:
-        """Return 1: threads of this dataset's own read ahead."""
+        """Return 1, because this dataset reads ahead in its own threads."""
         return 1
 
     @workers.setter
@@ -134,7 +135,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             raise OptionError(msg)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Locks and threads do not pickle; the other process starts its own.
+        # Locks and threads cannot be pickled; the other process makes its own.
         return {**self.__dict__, "_lock": None, "_ahead": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -145,7 +146,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             is_next = number == 0 or (self._coming == (epoch, number) and self._ahead is None)
             self._end()
             if not is_next:
-                # Out of order: nobody knows what comes next.
+                # A request out of order: read ahead from there.
                 self._coming = (epoch, number + 1)
                 return self._batches.read(epoch, number)
             self._ahead = OnDemandPrefetcher(
@@ -157,7 +158,7 @@ class KerasBatches(PyDataset):  # type: ignore[misc]  # keras has no type inform
             )
         self._coming = (epoch, number + 1)
         batch = self._batches.finish(self._ahead.take())
-        # Its thread has ended already, and its memory is freed before validation begins.
+        # The thread has ended already; this frees its memory before validation begins.
         if number + 1 == len(self):
             self._end()
         return batch
@@ -172,12 +173,12 @@ if backend() == "tensorflow":
 
     class TensorflowBatches(KerasBatches, tf.data.Dataset):  # type: ignore[misc]  # tensorflow has no type information
         """Give batches to `model.fit`, `evaluate` and `predict` as the `tf.data.Dataset` that `to_tf_data` makes, and
-        by number as arrays.
+        as arrays by number.
 
-        `fit` takes any other `PyDataset` through a Python generator that TensorFlow calls for each batch. That costs
-        half as much again as gathering the batch, of the processor too. A `tf.data.Dataset` it takes as it is.
+        `fit` reads any other `PyDataset` through a Python generator that TensorFlow calls for each batch, which adds
+        half the cost of gathering the batch. It reads a `tf.data.Dataset` directly.
 
-        Each pass over the data is the next epoch, but for a look at its first batches.
+        Each pass over the data is the next epoch, unless it only looks at the first batches.
         """
 
         def __init__(self, batches: ArrayBatches) -> None:
@@ -185,7 +186,7 @@ if backend() == "tensorflow":
             self._connect()
 
         def __iter__(self) -> Iterator[Any]:
-            """Begin a pass, of tensors."""
+            """Begin a pass that gives tensors."""
             passing: Iterator[Any] = tf.data.Dataset.__iter__(self)
             return passing
 
@@ -195,7 +196,7 @@ if backend() == "tensorflow":
             return self._made.element_spec
 
         def _inputs(self) -> list[Any]:
-            # TensorFlow asks a dataset of which others it is made.
+            # TensorFlow asks a dataset which others it is made of.
             return [self._made]
 
         def __getstate__(self) -> dict[str, Any]:
@@ -207,9 +208,9 @@ if backend() == "tensorflow":
             self._connect()
 
         def _connect(self) -> None:
-            """Make the dataset of TensorFlow, which does not pickle."""
+            """Make the TensorFlow dataset, which cannot be pickled."""
             self._own = tuple(self.__dict__)
-            # What TensorFlow calls must not refer to this object, and with it to a file: it is kept for ever.
+            # TensorFlow never releases the functions that it calls, so they must not refer to this object and its file.
             tracker, lock = self._tracker, self._lock
 
             def begin() -> int:
@@ -221,12 +222,12 @@ if backend() == "tensorflow":
                     tracker.note(int(number))
                 return np.zeros_like(number)
 
-            # As many as tell a pass from a look.
+            # One batch more than a look takes shows that it is a pass.
             made = noted(tf, dataset_of(tf, self._batches, begin), note, min(len(self), LOOK_BATCHES + 1), len(self))
             self._made = begun_late(made)
             tf.data.Dataset.__init__(self, self._made._variant_tensor)
 
 
 def serve(batches: ArrayBatches) -> KerasBatches:
-    """Make the `PyDataset` of these batches for the backend that keras is set to."""
+    """Make the `PyDataset` of these batches for the current backend of keras."""
     return TensorflowBatches(batches) if backend() == "tensorflow" else KerasBatches(batches)

@@ -1,9 +1,9 @@
-"""Prefetch for those who ask by number, may stop asking at any time, and say neither that nor when an epoch ends.
+"""Prefetch batches for a consumer that may stop at any time without saying so, such as Keras.
 
-Keras calls a dataset for one batch after another, drops it in the middle of an epoch without a word, and on TensorFlow
-keeps it for the life of the process. So the thread here ends soon after enough batches wait, and the next request
-starts it again: nothing waits for somebody who never comes. It lingers for a moment first, because whoever trains takes
-a batch every few milliseconds, and two threads for each of them cost as much as gathering it.
+Keras asks a dataset for batches by number, may drop it in the middle of an epoch, and on TensorFlow keeps it for the
+life of the process. So the prefetching thread ends soon after enough batches are ready, and the next request starts it
+again. It waits a moment before it ends: a training loop takes a batch every few milliseconds, and starting a thread
+for each would cost as much as gathering the batch.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from colabstage.load.prefetch import join_reader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Before training Keras takes a batch or two, to see what they look like, and its prefetching two or three more.
+# Before training, Keras takes one or two batches to learn their shapes, and its prefetching takes two or three more.
 LOOK_BATCHES = 4
 
 
 class EpochTracker:
     """Tell passes over the data apart.
 
-    A pass begins with the first request after `begin`, or with a batch that was handed out already. It is the next
-    epoch, unless the one before was no more than a look: at most 4 batches, and not all; then the same epoch begins
-    again. Not safe in threads: the caller locks.
+    A pass begins with the first request after `begin`, or with a second request for a batch. It is the next epoch,
+    unless the pass before was only a look, of at most 4 batches and not all of them; then the same epoch begins again.
+    Not safe in threads: the caller locks.
 
     Attributes:
-        epoch: the one that requests are of.
+        epoch: the current epoch.
     """
 
     def __init__(self, batches: int, *, by_turn: bool) -> None:
-        """Take the number of `batches` in an epoch. `by_turn`: the first request of a pass means batch 0, the second
-        batch 1, and so on, whatever number is asked for: samples are shuffled anyway, and who shuffles the numbers too
-        would otherwise leave nothing to read ahead."""
+        """Take the number of `batches` in an epoch. `by_turn`: the first request of a pass gets batch 0, the second
+        batch 1, and so on, whatever its number. For shuffled samples, where a consumer that shuffles the numbers too
+        would make reading ahead impossible."""
         self._batches = batches
         self._by_turn = by_turn
         self._asked: set[int] = set()
@@ -45,16 +45,16 @@ class EpochTracker:
         self.epoch = 0
 
     def begin(self) -> None:
-        """Say that the next request begins a pass."""
+        """Make the next request begin a pass."""
         self._begins = True
 
     def begin_now(self) -> int:
-        """Begin a pass, and return its epoch: for whom batches are not requested one by one."""
+        """Begin a pass and return its epoch, if batches are not requested one by one."""
         self._begin_pass()
         return self.epoch
 
     def note(self, number: int) -> None:
-        """Count a batch of the pass that was begun as handed out."""
+        """Record that a batch of the current pass was handed out."""
         self._asked.add(number)
 
     def start_epoch(self, epoch: int) -> None:
@@ -64,7 +64,7 @@ class EpochTracker:
 
     def request(self, number: int) -> tuple[int, int]:
         """Return the epoch and the batch that a request for batch `number` means."""
-        # Keras may start over without a word, but it never asks twice for a batch in one pass.
+        # Keras does not announce a new pass, but never asks for a batch twice in one.
         if self._begins or number in self._asked:
             self._begin_pass()
         turn = len(self._asked)
@@ -81,16 +81,12 @@ class EpochTracker:
 T = TypeVar("T")
 
 _LOOK_S = 1.0
-# How long the thread waits for room: longer than most steps last, and too short for anybody to wait for at exit.
+# How long the thread waits for room: longer than most training steps, and short enough not to delay an exit.
 _LINGER_S = 0.1
 
 
 class OnDemandPrefetcher(Generic[T]):
-    """Prefetch the results of `read(number, pool)` for ascending numbers, in their order, up to `depth` of them ready
-    beforehand.
-
-    For one consumer.
-    """
+    """Prefetch up to `depth` results of `read(number, pool)` for ascending numbers, in order, for one consumer."""
 
     def __init__(
         self,
@@ -101,8 +97,7 @@ class OnDemandPrefetcher(Generic[T]):
         threads: int,
         prepare: Callable[[], Iterable[object]],
     ) -> None:
-        """Take the number of `threads` of the pool. `prepare`: what is done before the first number, with a pause after
-        each piece."""
+        """Take the number of `threads` of the pool. `prepare`: iterated to its end before the first number is read."""
         self._read = read
         self._prepare = prepare
         self._threads = threads
@@ -115,7 +110,7 @@ class OnDemandPrefetcher(Generic[T]):
         self._thread: threading.Thread | None = None
         self._prepared = False
         self._closed = False
-        # Of these two alone, so that nothing refers back to this object.
+        # The finalizer refers to these two only, never back to this object.
         self._awaited, ready = threading.Event(), self._ready
         awaited = self._awaited
         self._demand = Demand()
@@ -125,8 +120,8 @@ class OnDemandPrefetcher(Generic[T]):
         """Wait for the next result.
 
         Raises:
-            StopIteration: there is none left.
-            Exception: what reading it ended in.
+            StopIteration: no result is left.
+            Exception: the error that `read` raised.
         """
         with self._changed:
             self._fill()
@@ -148,7 +143,7 @@ class OnDemandPrefetcher(Generic[T]):
             del error
 
     def close(self) -> None:
-        """End the thread and throw away what is ready. Calling it twice is fine."""
+        """End the thread and discard ready results. May be called twice."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -159,13 +154,13 @@ class OnDemandPrefetcher(Generic[T]):
             join_reader(thread)
 
     def _fill(self) -> None:
-        """Have the thread go on if it has something to do: wake it, or start it. The lock is held."""
+        """Wake or start the thread if there is something to read. The caller holds the lock."""
         if not self._has_work():
             return
         if self._thread is not None:
             self._changed.notify_all()
         else:
-            # No daemon: it ends by itself, and a process that exits may wait for that.
+            # Not a daemon: it ends by itself, soon enough for an exiting process to wait.
             self._thread = threading.Thread(target=self._run, name="colabstage-ahead")
             self._thread.start()
 
@@ -176,7 +171,7 @@ class OnDemandPrefetcher(Generic[T]):
         return not self._closed and self._error is None and self._left > 0
 
     def _wait_for_work(self) -> bool:
-        """Wait a moment for room; return whether there is work."""
+        """Wait up to `_LINGER_S` for room; return whether there is something to read."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_work() or not self._has_more(), _LINGER_S)
             return self._has_work()
@@ -188,10 +183,10 @@ class OnDemandPrefetcher(Generic[T]):
         except BaseException as caught:  # noqa: BLE001 - it is raised again, where the consumer is
             error = caught
         with self._changed:
-            # Who has closed it gets nothing any more.
+            # After `close` no error is reported.
             self._error = None if self._closed else error
             self._thread = None
-            # Somebody may have made room while the lock was free.
+            # `take` may have made room while the lock was free.
             self._fill()
             self._changed.notify_all()
         del error
@@ -204,7 +199,7 @@ class OnDemandPrefetcher(Generic[T]):
             self._prepared = True
         with ThreadPool(self._threads, self._demand) as pool:
             while self._wait_for_work():
-                # Before the read: one that fails is not tried again.
+                # Counted before the read, so that a failed one is not repeated.
                 self._left -= 1
                 result = self._read(next(self._coming), pool)
                 with self._changed:

@@ -1,8 +1,8 @@
-"""Make a `tf.data.Dataset` of a split: `to_tf_data`.
+"""`to_tf_data`: a split as a `tf.data.Dataset`.
 
-TensorFlow's own threads make batches and keep some ahead, so nothing of ours runs between batches, and an iterator
-that is dropped takes everything with it. Rows that are in memory as they are, in a mapped file above all, TensorFlow
-gathers itself out of that memory; for all others it calls the reader.
+TensorFlow's own threads make batches and prefetch them, so no thread of colabstage runs between batches, and dropping
+an iterator releases everything. TensorFlow itself gathers rows that need no change, above all those of a mapped file;
+for all others it calls the reader.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from colabstage.load.reading.reader import SplitReader
 
 _MOST_AT_ONCE = 4
-# Batches whose rows TensorFlow asks for at once: enough for the call to be little beside them, and few enough for a
-# file that was written to to be noticed soon.
+# Batches whose row numbers TensorFlow asks for at once: enough to make the call cheap, few enough to notice soon if the
+# file has been written to.
 _ASKED_TOGETHER = 16
-# Of an iterator that has not begun.
+# The epoch of an iterator that has not begun.
 _NO_EPOCH = -1
-# What TensorFlow asks of memory that it takes as it is, at most: a cache line.
+# Alignment that TensorFlow may require of memory that it uses without a copy: a cache line.
 _ALIGNMENT_BYTES = 64
-# A number of this length is the widest that it knows.
+# The largest item size that TensorFlow takes.
 _WIDEST_BYTES = 8
 
 
@@ -65,29 +65,29 @@ def to_tf_data(
     >>> train = train.map(augment, num_parallel_calls=tf.data.AUTOTUNE)  # doctest: +SKIP
     >>> model.fit(train, epochs=10)  # doctest: +SKIP
 
-    An element is `(x, y)`, as `to_keras` gives them, with shapes that are known beforehand: the first axis is
-    `batch_size`, or `None` where the last batch may have fewer samples. Each iterator is the next epoch, those of
-    `repeat` too. (Keras's `fit` takes one iterator to look at the data before it trains.)
+    An element is `(x, y)`, as `to_keras` gives them, with static shapes: the first axis is `batch_size`, or `None` if
+    the last batch may have fewer samples. Each iterator is the next epoch, also within `repeat`. (Keras's `fit` uses
+    one iterator to look at the data before it trains.)
 
-    Rows that are in memory as they are, in a mapped file above all, TensorFlow gathers itself. Such a file is read
-    through now, if most of it is not in memory.
+    TensorFlow itself gathers rows that need no change, above all those of a mapped file. Such a file is read through
+    now, if most of it is not in memory.
 
     Needs tensorflow; torch only for a `dataset_h5`.
 
     Args:
         dataset, batch_size, split, shuffle, seed, drop_last, dtype, one_hot: as in `to_keras`.
-        epoch: of the first iterator; when training continues after a restart.
-        num_workers: threads that copy or decode at once, each a batch of its own or parts of one; where TensorFlow
-            gathers rows itself, batches that it gathers at once.
-        prefetch_factor: batches kept ahead; no fewer than are read at once.
+        epoch: epoch of the first iterator, to continue training after a restart.
+        num_workers: threads that copy or decode at once; if TensorFlow gathers rows itself, batches that it gathers at
+            once.
+        prefetch_factor: batches prepared ahead; at least as many as are read at once.
 
     Returns:
         A `tf.data.Dataset` of known cardinality.
 
     Raises:
         MissingDependencyError: tensorflow is not installed.
-        OptionError: an argument that cannot work, or the data has no arrays of one shape.
-        SourceNotFoundError, PackFormatError, SplitNotFoundError: there is nothing to read.
+        OptionError: an argument is invalid, or samples are not arrays of one shape.
+        SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
     """
     try:
         import tensorflow as tf
@@ -104,27 +104,27 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
 
     Args:
         tf: the module tensorflow.
-        batches: what it has.
-        next_epoch: called once for each iterator from which something is taken, in a thread of TensorFlow's: which
-            epoch it gives. TensorFlow keeps this for the life of the process, so it must not refer to `batches`.
+        batches: the batches.
+        next_epoch: returns the epoch of an iterator; called in a thread of TensorFlow when its first element is taken.
+            TensorFlow keeps this for the life of the process, so it must not refer to `batches`.
     """
     total, workers = len(batches), batches.plan.workers.value
-    # Each batch that is read at once takes memory; beyond these few, threads share a batch out.
-    # A dataset's transforms are Python of the caller's: one call at a time.
+    # Each batch that is read at once takes memory; more threads than these share the work of a batch.
+    # A dataset's transforms are the caller's code, which is never called concurrently.
     read_at_once = 1 if batches.per_sample else min(workers, _MOST_AT_ONCE, total)
     tables = batches.tables()
     shared = None if tables is None else _shared(tf, tables[0])
     if tables is None or shared is None:
         made = _read(tf, batches, next_epoch, read_at_once)
     else:
-        # Datasets run on the processor. As variables, because a dataset copies other tensors that it refers to.
+        # On the CPU, where datasets run. Variables, because a dataset copies other tensors that it refers to.
         with tf.device("CPU:0"):
             variables = [tf.Variable(table, trainable=False) for table in (shared, tables[1])]
         made = _gathered(tf, batches, next_epoch, variables, read_at_once)
-    # Whatever is made of a dataset, iterators too, refers to it: so the batches live as long as any of those.
+    # Iterators and derived datasets refer to this dataset, so the batches live as long as any of them.
     made.colabstage_batches = batches
-    # Batches that are read at once are batches kept ahead: `map` begins another one whenever one is taken. A queue of
-    # more behind it would hold memory that has left the processor's cache, and be one more thread to pass.
+    # `map` begins another batch whenever one is taken, so batches that are read at once count as prefetched. A longer
+    # queue would hold memory that has left the processor's cache, and add a thread.
     beyond = batches.plan.prefetch.value - read_at_once
     return made.prefetch(beyond) if beyond > 0 else made
 
@@ -132,33 +132,31 @@ def dataset_of(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int]) ->
 def begun_late(made: Any) -> Any:
     """Return a dataset of the same batches whose iterators cost nothing until something is taken.
 
-    TensorFlow prepares every function of a dataset for each iterator, which takes as long as some batches, and `fit`
-    makes two for each epoch and uses one. `concatenate` begins what comes second when the first has ended.
+    TensorFlow prepares every function of a dataset for each iterator, which takes the time of a few batches, and `fit`
+    makes two iterators for each epoch and uses one. `concatenate` begins its second part when the first has ended.
     """
-    # A queue of none, because behind anything but a queue TensorFlow puts one of its own: that would keep more batches
-    # ahead than were asked for.
+    # An explicit empty queue, because TensorFlow would otherwise append its own and prefetch more than was asked for.
     return made.take(0).concatenate(made).prefetch(0)
 
 
 def noted(tf: Any, made: Any, note: Callable[[NDArray[np.int64]], NDArray[np.int64]], first: int, total: int) -> Any:
-    """Return a dataset of the same `total` batches that calls `note` with the number of each of the `first` ones of
-    every pass when it is taken; `note` returns 0."""
+    """Return a dataset of the same `total` batches that calls `note`, which returns 0, with the number of each of the
+    `first` batches of every pass, when it is taken."""
     numbers = tf.data.Dataset.range(first).map(
         lambda number: tf.ensure_shape(tf.numpy_function(note, [number], tf.int64), ())
     )
-    # Behind everything that works ahead, by choosing for each batch among one dataset: a function that took the batch
-    # together with its number and left the number out would run in threads, ahead of who takes them.
+    # Choosing among a single dataset calls `note` when a batch is taken; a `map` would call it ahead, in threads.
     choices = numbers.concatenate(tf.data.Dataset.range(1).repeat(total - first))
     chosen = tf.data.Dataset.choose_from_datasets([made], choices, stop_on_empty_dataset=False)
     return chosen.apply(tf.data.experimental.assert_cardinality(total))
 
 
 def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at_once: int) -> Any:
-    """Have TensorFlow's threads call the reader, once for each batch."""
+    """Make a dataset whose threads call the reader once for each batch."""
     specs = batches.specs()
     flat: list[ArraySpec] = tf.nest.flatten(specs)
     total, threads = len(batches), batches.plan.workers.value // read_at_once
-    # TensorFlow keeps every function that it was given for the life of the process. These must not keep a file open.
+    # TensorFlow keeps every function for the life of the process; these must not keep a file open.
     reference = ref(batches)
 
     def begin() -> NDArray[np.int64]:
@@ -179,7 +177,7 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
     def numbers(_: Any) -> Any:
         epoch = tf.numpy_function(begin, [], tf.int64)
         epoch.set_shape(())
-        # Repeated, not mapped: a function would be called once more for each batch.
+        # `repeat` instead of `map`, which would call a function for each batch.
         return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(epoch).repeat(), tf.data.Dataset.range(total))
 
     # The epoch is counted where an iterator begins, not where the dataset is made.
@@ -190,9 +188,9 @@ def _read(tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], read_at
 def _gathered(
     tf: Any, batches: ArrayBatches, next_epoch: Callable[[], int], tables: list[Any], read_at_once: int
 ) -> Any:
-    """Have TensorFlow gather rows from `tables`, variables of inputs and of targets, by itself.
+    """Make a dataset that gathers rows from `tables`, the variables of inputs and targets, in TensorFlow.
 
-    Python is called for the numbers of some batches' rows at a time, so nothing waits for its lock in between.
+    One call to Python returns the row numbers of several batches, so that TensorFlow rarely waits for Python's lock.
     """
     total, size, reference = len(batches), batches.plan.batch_size, ref(batches)
 
@@ -211,36 +209,36 @@ def _gathered(
         return current, rows
 
     def gather(rows: Any) -> Any:
-        # Of what is read of them: gathering from a variable itself copies all of it first.
+        # `read_value`, because to gather from the variable itself would first copy all of it.
         return tuple(tf.gather(table.read_value(), rows) for table in tables)
 
-    # `scan` keeps the epoch of each iterator, of several at the same time too.
+    # `scan` keeps an epoch for each iterator, even with several at the same time.
     blocks = tf.data.Dataset.range(-(-total // _ASKED_TOGETHER)).scan(np.int64(_NO_EPOCH), request)
     gathered = partial(tf.data.Dataset.map, map_func=gather, num_parallel_calls=read_at_once, deterministic=True)
     divided = partial(tf.data.Dataset.rebatch, batch_size=size, drop_remainder=batches.all_full)
-    # Small batches cost more by the call than by the copy.
+    # For small batches the call costs more than the copy.
     made = divided(gathered(blocks)) if batches.plan.together > 1 else gathered(divided(blocks))
     return made.apply(tf.data.experimental.assert_cardinality(total))
 
 
 class _Writable:
-    """Offer an array's memory as if it could be written to."""
+    """Present read-only memory of an array as writable."""
 
     def __init__(self, array: NDArray[Any]) -> None:
-        # Arrays that are made of this object keep it, and so the array.
+        # Arrays that are made from this object keep it alive, and so the array.
         self._array = array
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
 def _shared(tf: Any, array: NDArray[Any]) -> Any:
-    """Return a tensor over an array's own memory, which it keeps; `None` where TensorFlow would take a copy."""
-    # In the scope of a strategy a variable is a copy on each of its devices.
+    """Return a tensor that shares an array's memory; `None` if TensorFlow would copy it."""
+    # In the scope of a distribution strategy, a variable is copied to each device.
     if tf.distribute.has_strategy():
         return None
-    # TensorFlow ends the process where memory begins elsewhere.
+    # TensorFlow aborts the process if memory is not aligned.
     if array.ctypes.data % _ALIGNMENT_BYTES or array.dtype.kind not in "iuf" or array.itemsize > _WIDEST_BYTES:
         return None
-    # DLPack knows no memory that is only read. TensorFlow writes into a tensor's memory only where it has made it.
+    # DLPack does not support read-only memory. TensorFlow only writes to memory that it has allocated itself.
     return tf.experimental.dlpack.from_dlpack(np.asarray(_Writable(array)).__dlpack__())
 
 

@@ -1,1 +1,1 @@
-"""Read rows out of HDF5 files, without torch: how the bytes lie, engines that copy them, targets of every kind."""
+"""Read rows from HDF5 files without torch: how the bytes are stored, the engines that copy them, and all targets."""

@@ -1,13 +1,13 @@
-"""Read rows of chunked datasets: where each chunk lies, which are decoded already, and rows put together from them.
+"""Read rows of chunked datasets: find the chunks in the file, decode them, keep decoded ones, and assemble the rows.
 
-Filters are undone without HDF5, so that several threads decode at once: HDF5 holds one lock for the process.
+Chunks are decoded without HDF5, which holds one lock for the whole process, so that several threads decode at once.
+HDF5 would also decode a chunk again for every row once its own small cache has moved on.
 
-Stored chunks went through the filters in the order listed; decoding goes backwards. LZF and szip have no decoder here
-(a plain Python one would be slower than HDF5's behind its lock), so chunks with these are left to HDF5.
+Filters were applied in the order listed; decoding undoes them in reverse. Chunks with LZF or szip are left to HDF5,
+because a decoder in plain Python would be slower than HDF5 behind its lock.
 
-A file's chunks are in any order with gaps between them, so their places come from HDF5's own table of chunks, never
-from an assumed stride. HDF5 is asked for nothing else: it holds one lock for the whole process, and decodes a chunk
-again for every row that is asked for when its own small cache has moved on.
+A file's chunks are in any order with gaps between them, so their positions come from HDF5's table of chunks, never from
+an assumed stride.
 """
 
 from __future__ import annotations
@@ -37,51 +37,51 @@ if TYPE_CHECKING:
     from colabstage.load.reading.memory import MappedFile
 
 _DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD = 1, 2, 3, 32015
-# Words in one sum of products: below 2**48, which float64 holds exactly, and within the processor's cache.
+# Words summed at once: the sum stays below 2**48, which float64 holds exactly, and the words fit the processor's cache.
 _SUMMED_WORDS = 1 << 15
-# What is made once for each thread.
+# Objects that each thread has its own of.
 _OWN = threading.local()
 _HERE = frozenset((_DEFLATE, _SHUFFLE, _FLETCHER32, _ZSTD))
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """One step of a dataset's filters."""
+    """One filter in a dataset's filter pipeline."""
 
     number: int
     """HDF5's registered number."""
     name: str
     """HDF5's name, for messages."""
     values: tuple[int, ...] = ()
-    """What it was set up with."""
+    """Its parameters."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def undecodable(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Return those of the filters that only HDF5 can undo."""
+    """Return the filters that only HDF5 can undo."""
     return tuple(step for step in filters if step.number not in _HERE)
 
 
 def decode_chunk(
     stored: bytes | NDArray[np.uint8], filters: tuple[Filter, ...], skipped: int, nbytes: int
 ) -> NDArray[np.uint8]:
-    """Undo the filters of one chunk. From several threads at once.
+    """Undo the filters of one chunk. Safe in threads.
 
     Args:
         stored: the chunk as it is in the file.
-        filters: in the order they were applied; none of them `undecodable`.
-        skipped: HDF5's filter mask: bit i is set where filter i was not applied to this chunk.
+        filters: filters in the order in which they were applied; none of them `undecodable`.
+        skipped: HDF5's filter mask: bit i is set if filter i was not applied to this chunk.
         nbytes: length of the result.
 
     Returns:
-        uint8 `(nbytes,)`; over `stored` itself where no filter was applied.
+        uint8 `(nbytes,)`; a view of `stored` if no filter was applied.
 
     Raises:
-        DecodeError: the bytes are not what these filters leave.
+        DecodeError: the bytes are not a valid chunk with these filters.
     """
-    # Without a copy: the bytes may be in the mapped file.
+    # Not copied: the bytes may be in the mapped file.
     data = np.frombuffer(stored, np.uint8)
     try:
         for place in reversed(range(len(filters))):
@@ -90,7 +90,7 @@ def decode_chunk(
     except (zlib.error, ValueError, MemoryError) as error:
         msg = f"A chunk of {len(data):,} stored bytes cannot be decoded ({', '.join(map(str, filters))}): {error}."
         raise DecodeError(msg) from error
-    # Shorter chunks would leave rows of what was in memory before.
+    # A shorter chunk would leave old contents of memory in the rows.
     if len(data) != nbytes:
         msg = f"A chunk decodes to {len(data):,} bytes; expected {nbytes:,}."
         raise DecodeError(msg)
@@ -98,7 +98,7 @@ def decode_chunk(
 
 
 def _undo(step: Filter, data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
-    # By isal, which inflates at several times zlib's rate.
+    # isal inflates at several times zlib's rate.
     if step.number == _DEFLATE:
         return _inflate(data, nbytes)
     if step.number == _SHUFFLE:
@@ -113,7 +113,7 @@ def _inflate(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
 
     # isal's type information declares the exception class as an instance.
     broken = cast("type[Exception]", isal_zlib.error)
-    # A checksum that follows the deflated bytes makes the chunk four bytes longer than its contents.
+    # Four bytes more, in case a checksum follows the contents.
     try:
         return np.frombuffer(isal_zlib.decompress(data, 15, nbytes + 4), np.uint8)
     except broken as error:
@@ -123,7 +123,7 @@ def _inflate(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
 def _unzstd(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
     import zstandard
 
-    # Each thread has its own, as it must not be shared; making one takes as long as a third of a small chunk.
+    # A decompressor must not be shared by threads, and making one takes a third of the time of a small chunk.
     if not hasattr(_OWN, "unzstd"):
         _OWN.unzstd = zstandard.ZstdDecompressor().decompress
     try:
@@ -134,22 +134,22 @@ def _unzstd(data: NDArray[np.uint8], nbytes: int) -> NDArray[np.uint8]:
 
 
 def _unshuffle(data: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
-    """Put bytes that lie by their place in the value, the first of every value, then the second, back into values."""
+    """Undo HDF5's shuffle filter, which stores the first byte of every value, then the second of every value, etc."""
     count = len(data) // width if width > 1 else 0
     if count <= 1:
         return data
     result = np.empty_like(data)
     table = result[: count * width].reshape(count, width)
-    # One column after another: numpy's copy of the transposed table takes several times as long.
+    # One column after another, because numpy takes several times as long to copy the transposed table.
     for place in range(width):
         table[:, place] = data[place * count : (place + 1) * count]
-    # What is left over was not shuffled.
+    # Bytes beyond the last full value were not shuffled.
     result[count * width :] = data[count * width :]
     return result
 
 
 def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Strip the four bytes of a Fletcher-32 checksum, once it holds."""
+    """Verify a Fletcher-32 checksum and strip its four bytes."""
     if len(data) < 4:
         msg = "too short for its checksum"
         raise ValueError(msg)
@@ -163,12 +163,12 @@ def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def fletcher32(data: NDArray[np.uint8]) -> tuple[int, int]:
-    """Return the two sums of HDF5's Fletcher-32, each modulo 65535: of all 16-bit words (the higher byte first), and of
-    all the sums on the way."""
+    """Return the two sums of HDF5's Fletcher-32, each modulo 65535: of all 16-bit words, big-endian, and of all partial
+    sums."""
     even = data[: len(data) // 2 * 2].view(">u2")
     first = second = 0
     left = len(even) + len(data) % 2
-    # A word counts once in every sum from its own on.
+    # A word is part of every partial sum from its own on.
     weights = np.arange(_SUMMED_WORDS, 0, -1, dtype=np.float64)
     for start in range(0, len(even), _SUMMED_WORDS):
         words = even[start : start + _SUMMED_WORDS].astype(np.float64)
@@ -182,53 +182,51 @@ def fletcher32(data: NDArray[np.uint8]) -> tuple[int, int]:
     return first % 65535, second % 65535
 
 
-# Below this, one indexed copy of all rows is faster than a copy for each; above it, its temporary array costs more.
+# For smaller rows, one indexed copy of all rows is faster than a copy of each; for larger ones its temporary array
+# costs more.
 _SMALL_ROW_BYTES = 8 * 1024
-# Likewise of pieces of rows, which are copied line by line.
+# The same limit for pieces of rows, which are copied line by line.
 _SMALL_PIECE_BYTES = 64 * 1024
 _INDEXED_BYTES = 256 * 1024
 _NOWHERE = -1
 
 Place = tuple[int, ...]
-# Numbers of rows, as a slice where each is one more than the last.
+# Row numbers; a slice if they are consecutive.
 Run = slice | NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """Where the chunks of a dataset are in its file.
-
-    Each array has an axis for each of the dataset's, of as many chunks as it is long.
-    """
+    """Positions of a dataset's chunks in its file, as int64 arrays with the shape of `chunk_grid`."""
 
     addresses: NDArray[np.int64]
-    """int64, of the first byte, -1 for chunks never written."""
+    """Position of each chunk's first byte; -1 for chunks that were never written."""
     sizes: NDArray[np.int64]
-    """int64, as stored, in bytes."""
+    """Length of each chunk as stored, in bytes."""
     skipped: NDArray[np.int64]
-    """int64, HDF5's mask of the filters that were not applied."""
+    """HDF5's mask of the filters that were not applied to each chunk."""
 
 
 def chunk_grid(facts: StorageFacts) -> tuple[int, ...]:
-    """Return how many chunks the dataset has along each axis."""
+    """Return the number of chunks along each axis of the dataset."""
     return tuple(-(-length // chunk) for length, chunk in zip(facts.shape, facts.chunks or (), strict=True))
 
 
 def read_chunk_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> ChunkTable:
-    """Ask HDF5 for the places of all chunks; a few microseconds for each.
+    """Ask HDF5 for the positions of all chunks, which takes a few microseconds for each.
 
     Raises:
-        DamagedPackError: one is outside the file.
+        DamagedPackError: a chunk is outside the file.
     """
     grid = chunk_grid(facts)
-    # As plain numbers: of half a million chunks, tuples would take hundreds of megabytes.
+    # Plain numbers, because tuples of half a million chunks would take hundreds of megabytes.
     numbers = array("q")
 
     def note(chunk: Any) -> None:
         numbers.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
 
     dataset.id.chunk_iter(note)
-    # Chunks that were never written are not in HDF5's table.
+    # HDF5's table omits chunks that were never written.
     table = ChunkTable(np.full(grid, _NOWHERE, np.int64), np.zeros(grid, np.int64), np.zeros(grid, np.int64))
     if not numbers:
         return table
@@ -238,7 +236,7 @@ def read_chunk_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> Chu
     table.addresses[places] = found[:, axes] + _address_base(dataset, found[0].tolist(), file)
     table.sizes[places] = found[:, axes + 1]
     table.skipped[places] = found[:, axes + 2]
-    # Looked at once, so that no read has to: beyond a mapping's end lies a crash.
+    # Checked once here, so that no read has to: an access beyond the end of a mapping kills the process.
     end = int((table.addresses + table.sizes).max())
     if end > len(file.data) or int(table.addresses[places].min()) < 0:
         raise cut_off(file.path, end, len(file.data))
@@ -246,8 +244,7 @@ def read_chunk_table(dataset: Any, facts: StorageFacts, file: MappedFile) -> Chu
 
 
 def _address_base(dataset: Any, found: list[int], file: MappedFile) -> int:
-    """Return what must be added to the addresses that HDF5 says: some versions count them from the end of the user
-    block."""
+    """Return what to add to HDF5's addresses, because some versions count them from the end of the user block."""
     block = int(dataset.file.userblock_size)
     if block:
         *corner, address, size, _ = found
@@ -261,20 +258,20 @@ def _address_base(dataset: Any, found: list[int], file: MappedFile) -> int:
 
 
 class ChunkSource(Protocol):
-    """Give chunks by their place in the grid. May be called from any thread, from several at once."""
+    """Give chunks by their place in the grid. Safe in threads."""
 
     def chunk(self, place: Place) -> NDArray[Any] | None:
-        """Return the values of a chunk, at the dataset's edge perhaps beyond it; `None` for one never written."""
+        """Return the values of a chunk, which may extend beyond the dataset's edge; `None` if it was never written."""
 
     def is_ready(self, place: Place) -> bool:
-        """Tell whether a chunk's values are there without decoding any."""
+        """Tell whether a chunk is available without decoding."""
 
     def check(self) -> None:
-        """Make sure that the file is the one that was opened, once for each batch."""
+        """Make sure, once for each batch, that the file has not changed since it was opened."""
 
 
 class H5pyChunks:
-    """Have HDF5 decode chunks, one at a time in the whole process."""
+    """Let HDF5 decode chunks, one at a time in the whole process."""
 
     def __init__(self, dataset: Any, facts: StorageFacts) -> None:
         self._dataset = dataset
@@ -283,32 +280,32 @@ class H5pyChunks:
     def chunk(self, place: Place) -> NDArray[Any] | None:
         sides = zip(place, self._facts.chunks or (), self._facts.shape, strict=True)
         part = tuple(slice(number * side, min(length, (number + 1) * side)) for number, side, length in sides)
-        # For damage that h5py finds where it raises no OSError.
+        # Converts errors other than OSError that h5py raises for damaged files.
         with reading_contents(Path(str(self._dataset.file.filename))):
             try:
                 values: NDArray[Any] = self._dataset[part]
             except OSError as error:
-                # Errors with a number come from the disk or the mount, and say nothing about the file.
+                # An error with an errno comes from the disk or the mount, and does not mean that the file is damaged.
                 if error.errno is not None:
                     raise
                 where = f"{self._facts.name} in '{self._dataset.file.filename}'"
                 msg = f"HDF5 cannot read a chunk of {where} ({error}). Copy or stage the file again."
                 raise DamagedPackError(msg) from error
-        # Turned here if need be: what is put among rows that others read already may only be copied there.
+        # Byte order is changed here, not in place in the batch.
         return values.astype(self._facts.dtype, copy=False)
 
     def is_ready(self, place: Place) -> bool:
         return False
 
     def check(self) -> None:
-        """Leave it to HDF5, which keeps its handle on the file that was opened."""
+        """Do nothing: HDF5 holds a handle of the file that was opened."""
 
 
 class StoredChunks:
-    """Take chunks from the mapped file and decode them in the caller's thread."""
+    """Decode chunks of the mapped file in the caller's thread."""
 
     def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts, by_hdf5: H5pyChunks) -> None:
-        """Take `by_hdf5`, which has the last word on a chunk that cannot be decoded here."""
+        """Take `by_hdf5`, which is asked for a chunk that cannot be decoded here."""
         self._file = file
         self._table = table
         self._facts = facts
@@ -317,14 +314,14 @@ class StoredChunks:
     def chunk(self, place: Place) -> NDArray[Any] | None:
         table, facts = self._table, self._facts
         address = int(table.addresses[place])
-        # Never written, so the fill value is all there is.
+        # Never written: the caller uses the fill value.
         if address == _NOWHERE:
             return None
         shape, stored = facts.chunks or (), facts.stored or facts.dtype
         data = self._file.data[address : address + int(table.sizes[place])]
         try:
             values = decode_chunk(data, facts.filters, int(table.skipped[place]), math.prod(shape) * stored.itemsize)
-        # HDF5 may know a filter's settings better, and says what is wrong where it does not.
+        # HDF5 may support settings of a filter that are unknown here; if not, its error says what is wrong.
         except DecodeError:
             return self._by_hdf5.chunk(place)
         return values.view(stored).reshape(shape).astype(facts.dtype, copy=False)
@@ -337,14 +334,14 @@ class StoredChunks:
 
 
 class CachedChunks:
-    """Keep chunks that were decoded lately, so that rows of one chunk in batch after batch decode it once."""
+    """Keep recently decoded chunks, so that a chunk with rows in several batches is decoded once."""
 
     def __init__(self, source: ChunkSource, budget_bytes: int) -> None:
         self._source = source
         self._budget = budget_bytes
         self._held: OrderedDict[Place, NDArray[Any]] = OrderedDict()
         self._bytes = 0
-        # Never held while anything is decoded. Each process has its own: engines are made after a fork.
+        # Never held while decoding. Each process has its own lock, because engines are made after a fork.
         self._lock = threading.Lock()
 
     def chunk(self, place: Place) -> NDArray[Any] | None:
@@ -354,14 +351,14 @@ class CachedChunks:
                 self._held.move_to_end(place)
                 return values
         values = self._source.chunk(place)
-        # One larger than the cache would drive out all others and not stay itself.
+        # A chunk larger than the cache would evict all others, and then itself.
         if values is not None and values.nbytes <= self._budget:
             self._keep(place, values)
         return values
 
     def _keep(self, place: Place, values: NDArray[Any]) -> None:
         with self._lock:
-            # Another thread decoded the same one meanwhile.
+            # Another thread has decoded the same chunk meanwhile.
             if place in self._held:
                 return
             self._held[place] = values
@@ -370,7 +367,7 @@ class CachedChunks:
                 self._bytes -= self._held.popitem(last=False)[1].nbytes
 
     def is_ready(self, place: Place) -> bool:
-        # Without the lock: one that is dropped at this moment is decoded again.
+        # No lock needed: if the chunk is evicted at this moment, it is decoded again.
         return place in self._held or self._source.is_ready(place)
 
     def check(self) -> None:
@@ -378,14 +375,14 @@ class CachedChunks:
 
 
 class _Piece(NamedTuple):
-    """What a chunk has of each of its rows."""
+    """The piece of a row that is in one chunk."""
 
     across: Place
-    """Place of the chunk along all axes but the first."""
+    """Place of the chunk in the grid, along all axes but the first."""
     target: tuple[slice, ...]
-    """Where the piece goes in a row."""
+    """Place of the piece in the row."""
     inside: tuple[slice, ...]
-    """Where it is in the chunk, which may reach beyond the dataset's edge."""
+    """Place of the piece in the chunk, which may extend beyond the dataset's edge."""
 
 
 def _piece(across: Place, facts: StorageFacts) -> _Piece:
@@ -395,21 +392,20 @@ def _piece(across: Place, facts: StorageFacts) -> _Piece:
 
 
 class _ChunkRows(NamedTuple):
-    """Rows that are copied out of one chunk."""
+    """Rows that are copied from one chunk."""
 
     group: int
-    """Place of the chunk along the first axis."""
+    """Place of the chunk in the grid along the first axis."""
     rows: Run
-    """Which rows of the chunk."""
+    """Rows to copy, numbered within the chunk."""
     places: Run
-    """Where they go."""
+    """Places of these rows in the batch."""
     piece: _Piece
-    """What the chunk has of each."""
+    """The piece of each row that the chunk has."""
 
 
 def _as_run(numbers: NDArray[np.intp]) -> Run:
-    """Return neighbours in ascending order as a slice, which numpy copies at many times the rate, and others as they
-    are."""
+    """Return consecutive ascending numbers as a slice, which numpy copies at many times the rate, others unchanged."""
     first = int(numbers[0])
     return slice(first, first + len(numbers)) if bool((np.diff(numbers) == 1).all()) else numbers
 
@@ -419,19 +415,19 @@ def _row_numbers(run: Run) -> Iterable[Any]:
 
 
 def _row_pieces(facts: StorageFacts) -> list[_Piece]:
-    """Return the pieces that each row is in."""
+    """Return the pieces into which chunks divide each row."""
     return [_piece(across, facts) for across in np.ndindex(*chunk_grid(facts)[1:])]
 
 
 class ChunkEngine:
-    """Put rows together from chunks, each touched chunk asked for once a batch, shared among the pool."""
+    """Assemble rows from chunks; each chunk is decoded at most once for a batch, in the threads of the pool."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source
         self._facts = facts
         self._rows = (facts.chunks or (1,))[0]
         self._pieces = _row_pieces(facts)
-        # One indexed copy is faster for small pieces, though it makes a second one of them all.
+        # For small pieces one indexed copy is faster, although it copies them twice.
         piece_bytes = math.prod((facts.chunks or ())[1:]) * facts.dtype.itemsize
         self._indexed = piece_bytes < _SMALL_ROW_BYTES
 
@@ -440,7 +436,7 @@ class ChunkEngine:
         if out.nbytes == 0:
             return
         groups = rows // self._rows
-        # Rows of one chunk together, so that it is taken once.
+        # Sorted by chunk, so that each is taken once.
         order = np.argsort(groups, kind="stable")
         edges = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
         within, group_of = (rows - groups * self._rows)[order], groups[order].tolist()
@@ -451,7 +447,7 @@ class ChunkEngine:
         self._share(parts, out, pool)
 
     def read_groups(self, groups: NDArray[np.intp], every: NDArray[Any], pool: ThreadPool) -> None:
-        """Copy all rows of chunks, by their places along the first axis, to where they are among `every` row."""
+        """Copy all rows of chunks, given by their places along the first axis, to their places in `every`, `(N, …)`."""
         parts: list[_ChunkRows] = []
         for group in groups.tolist():
             start, stop = group * self._rows, min(len(every), (group + 1) * self._rows)
@@ -470,14 +466,14 @@ class ChunkEngine:
                 pool.cancellation.check()
                 self._copy(part, out)
 
-        # What is only copied, by this thread: in so small parts several take turns with Python's lock at each, and took
-        # three times as long.
+        # Decoded chunks are copied by this thread alone: several threads took three times as long for such small
+        # copies, because each needs Python's lock.
         copy([part for part, at_once in zip(parts, ready, strict=True) if at_once])
         decoded = [part for part, at_once in zip(parts, ready, strict=True) if not at_once]
         pool.share(len(decoded), lambda first, last: copy(decoded[first:last]))
 
     def _copy(self, part: _ChunkRows, out: NDArray[Any]) -> None:
-        """Copy rows of one chunk to their places in `out`, as far as the chunk's other axes reach."""
+        """Copy the piece of each row that one chunk has to its place in `out`."""
         rows, places, piece = part.rows, part.places, part.piece
         values = self._source.chunk((part.group, *piece.across))
         wanted: tuple[Any, ...] = (places, *piece.target)
@@ -492,19 +488,18 @@ class ChunkEngine:
 
 
 class KeptRows:
-    """Keep all rows that were decoded once, in their order, so that they are gathered as from any memory.
+    """Keep all decoded rows in one array, from which later batches are gathered.
 
-    For datasets that fit whole into what may be kept: then no row has to give way to another, and chunks, all of which
-    hold a piece of each of their rows, need not be kept beside.
+    For datasets that fit into the budget for decoded data: no row is ever evicted, and no chunks have to be kept.
     """
 
     def __init__(self, engine: ChunkEngine, every: NDArray[Any], gather: RowEngine, side: int) -> None:
-        """Take `every`, uninitialised memory of all rows, from which `gather` copies. `side`: rows of one chunk."""
+        """Take `every`, uninitialised memory for all rows, from which `gather` copies. `side`: rows in one chunk."""
         self._engine = engine
         self._every = every
         self._gather = gather
         self._side = side
-        # Set once all rows of a chunk are there. Two threads may both decode one, to the same bytes.
+        # Set once all rows of a chunk are there. Two threads may decode the same chunk, to the same bytes.
         self._there = np.zeros(-(-len(every) // side), np.bool_)
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
@@ -520,17 +515,17 @@ class KeptRows:
 
 
 class PlacedRows:
-    """Copy rows out of unfiltered chunks, whole or in pieces, straight out of the mapped file.
+    """Copy rows, whole or in pieces, from unfiltered chunks of the mapped file.
 
-    The pieces of many rows by one indexed copy each: with a call for each piece, rows in chunks of h5py's own choice
-    came at a seventh to a half of the rate.
+    One indexed copy serves many rows: with a call for each piece, rows in chunks of the size that h5py chooses came at
+    a seventh to a half of the rate.
     """
 
     def __init__(self, file: MappedFile, table: ChunkTable, facts: StorageFacts) -> None:
-        """Look up the places of all pieces.
+        """Compute the positions of all pieces.
 
         Raises:
-            DamagedPackError: one is outside the file.
+            DamagedPackError: a piece is outside the file.
         """
         sides, width, data = facts.chunks or (1,), facts.dtype.itemsize, file.data
         self._file = file
@@ -538,19 +533,19 @@ class PlacedRows:
         self._block = sides[1:]
         self._pieces = _row_pieces(facts)
         self._whole = facts.has_whole_rows
-        # A line for each piece, with the place of each chunk of rows.
+        # One line for each piece, with the position of every chunk along the first axis.
         self._chunks = np.ascontiguousarray(table.addresses.reshape(len(table.addresses), len(self._pieces)).T)
         self._length = math.prod(sides[1:]) * width
         written = self._chunks[self._chunks != _NOWHERE]
         self._has_gaps = len(written) < self._chunks.size
-        # Of a damaged file, the table may say less than a chunk has.
+        # In a damaged file, the table may claim smaller chunks than the dataset's.
         if len(written) and (end := int(written.max()) + self._side * self._length) > len(data):
             raise cut_off(file.path, end, len(data))
-        # Values as they are stored, which may be of the other byte order: here they are only bytes.
+        # The stored values may be in the other byte order, so they are copied as plain bytes.
         self._raw = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
         self._fill = np.full(1, facts.fill, facts.stored).view(self._raw)
-        # Every run of bytes in the file as one element, and as one block, each beginning a byte after the one before;
-        # in a file that is shorter, there is none.
+        # Overlapping views of the file with a stride of one byte: each element is one run of bytes, so that indexing
+        # with positions copies runs. A file shorter than one run has none.
         count = max(0, len(data) - self._length + 1)
         steps = [width * math.prod(self._block[axis:]) for axis in range(1, len(sides))]
         self._runs: NDArray[np.void] = np.ndarray((count,), f"V{self._length}", data, strides=(1,))
@@ -565,10 +560,10 @@ class PlacedRows:
         begins = (rows - groups * self._side) * self._length
         places = np.where(places == _NOWHERE, _NOWHERE, places + begins) if self._has_gaps else places + begins
         target = out.view(self._raw)
-        # Whole rows are copied once where that is a plain copy.
+        # Whole rows above this length are copied one by one, once.
         most = _SMALL_ROW_BYTES if len(self._pieces) == 1 else _SMALL_PIECE_BYTES
         copy, together = (self._copy_small, _INDEXED_BYTES) if self._length < most else (self._copy_large, SHARE_BYTES)
-        # A few at a time: what is copied twice stays in the processor's cache in between.
+        # A few at a time, so that what is copied twice stays in the processor's cache in between.
         step = max(1, together // self._length)
 
         def take(start: int, stop: int) -> None:
@@ -590,7 +585,7 @@ class PlacedRows:
             target[(~rows, *piece.target)] = self._fill
             places = places[rows]
         if self._whole:
-            # Each row as one value, which is faster than its values.
+            # Copying each row as one value is faster than copying its values.
             target.reshape(len(target), -1).view(self._runs.dtype)[rows, 0] = self._runs[places]
             return
         found = self._runs[places].view(self._raw).reshape(len(places), *self._block)
@@ -603,7 +598,7 @@ class PlacedRows:
 
 
 class ChunkBytes:
-    """Read ranges of a long dataset of bytes that is in chunks."""
+    """Read ranges of a long, chunked dataset of bytes."""
 
     def __init__(self, source: ChunkSource, facts: StorageFacts) -> None:
         self._source = source

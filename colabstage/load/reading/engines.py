@@ -1,7 +1,7 @@
-"""How a dataset's bytes are stored in the file, which engine reads them, chosen by a pure function; and the engines.
+"""How a dataset's bytes are stored in the file, the engines that read them, and the pure function that chooses one.
 
-They copy rows into an array, in several ways that all give the same bytes. Row numbers are checked once, where they
-come in, and made the ones that a copy loop can trust.
+An engine copies rows into an array. Engines differ in speed, never in the bytes. Row numbers are checked once, by
+`resolve_rows`, so that a copy loop can trust them.
 
 Measured on two cores with a warm file (4,000 rows of 196,608 bytes, 64 at a time, shuffled): one `np.take` out of the
 mapping runs at the speed of memory, h5py at a third of it on contiguous data. On chunked data h5py's own lists of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from colabstage.load.reading.memory import MappedFile, ReadFile
 
 
-# With this part of a file in memory, a batch waits for the disk too rarely for another way to be faster.
+# With this fraction of a file in memory, a batch waits for the disk so rarely that no other engine is faster.
 _WARM_PART = 0.8
 
 Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
@@ -42,32 +42,32 @@ Layout = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
 @dataclass(frozen=True, slots=True)
 class StorageFacts:
-    """What HDF5 says about one dataset."""
+    """How HDF5 stores one dataset."""
 
     name: str
-    """In the file."""
+    """Name of the dataset in the file."""
     shape: tuple[int, ...]
-    """Of the whole, the row first."""
+    """Shape of the dataset; the first axis counts rows."""
     dtype: np.dtype[Any]
-    """Of the values as they are read, native byte order."""
+    """Dtype of the values as they are read, in native byte order."""
     layout: Layout
-    """In which of its ways HDF5 keeps the values."""
+    """HDF5's storage layout."""
     filters: tuple[Filter, ...]
-    """Of each chunk, in the order applied."""
+    """Filters of each chunk, in the order in which they were applied."""
     offset: int | None = None
-    """Of the first byte in the file; `None` where there is no single place."""
+    """Position of the first byte in the file; `None` if the bytes are not in one place."""
     stored: np.dtype[Any] | None = None
-    """Dtype of the bytes in the file, perhaps of the other byte order; `None` where they are no dtype of numpy's."""
+    """Dtype of the bytes in the file, perhaps in the other byte order; `None` if numpy has no such dtype."""
     chunks: tuple[int, ...] | None = None
-    """Shape of one chunk, `None` when not chunked."""
+    """Shape of one chunk; `None` if the dataset is not chunked."""
     fill: Any = None
-    """What values are that nobody has written."""
+    """Value of whatever has never been written."""
     home: Path | None = None
-    """The file in which all of this holds, where a link leads to another than the one opened."""
+    """The file that holds the dataset, if a link in the opened file leads to another one."""
 
     @property
     def has_whole_rows(self) -> bool:
-        """Tell whether each row lies whole in one chunk, with no filter over it."""
+        """Tell whether each row is in a single chunk, without filters."""
         return self.chunks is not None and not self.filters and self.chunks[1:] == self.shape[1:]
 
     @property
@@ -82,20 +82,20 @@ class StorageFacts:
 
 
 def is_warm(resident_part: float) -> bool:
-    """Tell whether random rows mostly come out of memory, where it holds this part of them."""
+    """Tell whether random rows mostly come from memory if it holds this fraction of them."""
     return resident_part >= _WARM_PART
 
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """How much of a dataset the system has in memory."""
+    """How much of a dataset is in the system's page cache."""
 
     resident_part: float
-    """Which part of it, 0 to 1."""
+    """Fraction of the dataset that is there, 0 to 1."""
     nbytes: int
-    """Length of the dataset."""
+    """Length of the dataset in bytes."""
     free_memory_bytes: int
-    """What this process may use, page cache included."""
+    """Memory that this process may use, page cache included."""
 
     @property
     def fits(self) -> bool:
@@ -105,17 +105,15 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine that reads a dataset, and why it is that."""
+    """The engine that reads a dataset, and the reason for the choice."""
 
     name: Literal["mapped", "read", "chunks", "h5py", "memory"]
-    """`"mapped"` gathers rows out of the mapped file, `"read"` reads rows from the disk, many at once, `"chunks"` takes
-    chunks out of the mapped file and decodes them in threads, `"h5py"` goes through HDF5, `"memory"` gathers from our
-    own memory."""
+    """`"mapped"` gathers rows from the mapped file, `"read"` reads many rows from the disk at once, `"chunks"` decodes
+    chunks of the mapped file in threads, `"h5py"` reads through HDF5, `"memory"` gathers from this process's memory."""
     reason: str
-    """Why, in words that follow the name."""
+    """The reason, in words that follow the name."""
     costly: bool = False
-    """Whether a row takes much more than a copy, so that all of them once into memory, where they fit, are soon the
-    cheaper way."""
+    """Whether a row costs much more than a copy, so that reading all rows into memory, if they fit, soon pays off."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -124,17 +122,17 @@ class EngineChoice:
 def choose_engine(
     facts: StorageFacts, *, slow_mount: str | None = None, cache: CacheState | None = None
 ) -> EngineChoice:
-    """Pick how to read a dataset.
+    """Choose the engine for a dataset.
 
     Args:
         facts: how it is stored.
-        slow_mount: why the file's mount must not be mapped, `None` for a local disk.
-        cache: what is in memory of a dataset that can be mapped, `None` when nobody looked.
+        slow_mount: why the file's mount must not be mapped; `None` for a local disk.
+        cache: how much of a dataset that can be mapped is in memory; `None` if that is unknown.
     """
-    # First of all: a mapping over a network that fails kills the process.
+    # Checked first: if the network fails, a mapping kills the process.
     if slow_mount is not None:
         return EngineChoice("h5py", f"the file is on {slow_mount}, which is not safe to map into memory")
-    # Such as 12-bit integers: only HDF5 converts them.
+    # Only HDF5 converts types such as 12-bit integers.
     if facts.stored is None:
         return EngineChoice("h5py", "its values are stored in another form than this machine computes with")
     if facts.layout == "chunked":
@@ -164,12 +162,11 @@ def _by_chunks(facts: StorageFacts) -> EngineChoice:
 
 
 def _by_cache(plain: str, cache: CacheState) -> EngineChoice:
-    """Have a cold mapped file, which reads 20 times the bytes asked for, read through once where it fits into memory,
-    and row by row where it does not."""
-    # Row by row the first batch of a file that fits would come sooner, by a second for each gigabyte or two, but not
-    # the first epoch: rows of 784 bytes came at a fifteenth of the rate that way, of 49,152 at half, of 196,608 and
-    # more at about the same.
-    # Nothing to gain from another way.
+    """Choose by the page cache: a cold file that fits into memory is read through once and mapped, a larger one is read
+    row by row, because random rows of a cold mapping read 20 times the bytes asked for."""
+    # Row by row, a file that fits would give its first batch sooner, by a second for each gigabyte or two, but not
+    # its first epoch: rows of 784 bytes came at a fifteenth of the rate, of 49,152 at half, of 196,608 and more at
+    # about the same.
     if is_warm(cache.resident_part):
         return EngineChoice("mapped", f"{plain}, {cache.resident_part:.0%} of it in memory")
     if cache.fits:
@@ -185,12 +182,12 @@ def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
     """Ask HDF5 how an open `h5py.Dataset` is stored.
 
     Args:
-        dataset: behind links, of another file perhaps.
-        name: by which it was found in the file that was opened; a dataset knows only what its own file calls it.
-        path: of the file that was opened.
+        dataset: the dataset itself; a link may have led to it, even from another file.
+        name: its name in the file that was opened; the dataset only knows its name in its own file.
+        path: the file that was opened.
 
     Raises:
-        PackFormatError: its values are not numbers, or are in a file that is not there.
+        PackFormatError: its values are not numbers, or the file that holds them is missing.
     """
     check_parts(dataset, name, path)
     dtype = dataset.dtype.newbyteorder("=")
@@ -204,7 +201,7 @@ def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
         shape=tuple(dataset.shape),
         dtype=dtype,
         layout=layout,
-        # Behind a user block, HDF5 says a place even for what was never written.
+        # In a file with a user block, HDF5 names an offset even for data that was never written.
         offset=dataset.id.get_offset() if layout == "contiguous" and dataset.id.get_storage_size() else None,
         stored=np.dtype(dataset.dtype.str) if _is_exact(dataset) else None,
         chunks=tuple(dataset.chunks) if layout == "chunked" else None,
@@ -215,10 +212,10 @@ def read_storage_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
 
 
 def _fill_value(dataset: Any, name: str, path: Path) -> Any:
-    """Return what values are that nobody has written.
+    """Return the value of whatever has never been written.
 
     Raises:
-        PackFormatError: nobody has written any, and nothing says what they are.
+        PackFormatError: no value was written, and no fill value is defined.
     """
     from h5py import h5d
 
@@ -227,16 +224,16 @@ def _fill_value(dataset: Any, name: str, path: Path) -> Any:
     if dataset.size and not dataset.id.get_storage_size() and dataset.chunks is None and not dataset.is_virtual:
         msg = f"Nothing has been written to {name} in '{path}', and it has no fill value. Write its rows first."
         raise PackFormatError(msg)
-    # What HDF5 leaves untouched, h5py has filled with zeros.
+    # Memory that HDF5 leaves untouched is zero, because h5py clears it first.
     return dataset.dtype.type(0)
 
 
 def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
-    """Ask HDF5 how an open `h5py.Dataset` is stored whose rows have any length: `dtype` is that of a value, `shape`
-    only says how many rows there are.
+    """Ask HDF5 how an open `h5py.Dataset` with rows of variable length is stored. `dtype` is the dtype of one value,
+    `shape` only counts the rows.
 
     Raises:
-        PackFormatError: nothing here can undo one of its filters, or its values are in a file that is not there.
+        PackFormatError: one of its filters is not available, or the file that holds its values is missing.
     """
     check_parts(dataset, name, path)
     properties = dataset.id.get_create_plist()
@@ -251,14 +248,14 @@ def ragged_facts(dataset: Any, name: str, path: Path) -> StorageFacts:
 
 
 def choose_ragged(*, texts: bool, slow_mount: str | None = None) -> EngineChoice:
-    """Say how rows of variable length are read: by h5py always."""
+    """Choose the engine for rows of variable length, which is always h5py."""
     rows = "its rows are texts" if texts else "its rows have any length (HDF5's variable-length type)"
     mount = "" if slow_mount is None else f"; besides, the file is on {slow_mount}"
     return EngineChoice("h5py", f"{rows}, which only HDF5 itself reads, one thread at a time{mount}", costly=True)
 
 
 def _describe_type(dataset: Any) -> str:
-    """Return the type of values that are not numbers, in HDF5's words."""
+    """Name the type of values that are not numbers in HDF5's terms."""
     from h5py import check_string_dtype, check_vlen_dtype
 
     if check_string_dtype(dataset.dtype) is not None:
@@ -297,7 +294,7 @@ def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
     """Return the filters of a dataset's chunks.
 
     Raises:
-        PackFormatError: nothing here can undo one of them.
+        PackFormatError: one of them is not available.
     """
     from h5py import h5z
 
@@ -317,12 +314,12 @@ def _filters(properties: Any, name: str, path: Path) -> tuple[Filter, ...]:
 
 
 def _is_exact(dataset: Any) -> bool:
-    """Tell whether the stored type is, bit for bit, a type that numpy has: the same width, precision and padding."""
+    """Tell whether numpy has the stored type, with the same width, precision and padding."""
     from h5py import h5t
 
     stored = dataset.id.get_type()
     if dataset.dtype.kind in "bc":
-        # h5py's own enumeration and pair; other numbers of bytes are other things.
+        # h5py stores booleans as an enumeration and complex numbers as a pair, of the size that numpy's have.
         return bool(stored.get_size() == dataset.dtype.itemsize)
     return bool(stored.equal(h5t.py_create(dataset.dtype)))
 
@@ -331,31 +328,30 @@ def resolve_rows(indices: Indices, count: int) -> NDArray[np.intp]:
     """Turn indices into rows of a dataset of `count` rows.
 
     Args:
-        indices: one-dimensional integers: a sequence, an array or a tensor; negative ones count from the end,
-            repeats are fine, none at all too.
+        indices: one-dimensional integers: a sequence, an array or a tensor. Negative ones count from the end; repeats
+            and an empty sequence are allowed.
         count: number of rows.
 
     Returns:
         intp `(len(indices),)`, each in `[0, count)`.
 
     Raises:
-        IndexError: a row that is not there, by its number.
-        TypeError: something else than a list of integers.
+        IndexError: an index is out of range; the message names it.
+        TypeError: `indices` are not one-dimensional integers.
     """
-    # Lists, arrays and tensors all come this way.
     rows = np.asarray(indices)
     if rows.size == 0 and rows.ndim == 1:
         return np.empty(0, np.intp)
     if rows.ndim != 1 or rows.dtype.kind not in "iu":
         if rows.ndim == 1 and rows.dtype == object and all(isinstance(row, int) for row in rows):
-            # Beyond 64 bits, which no file has rows for.
+            # An index of more than 64 bits is out of range for any file.
             msg = f"Index {max(rows, key=abs)} is out of range for {format_count(count, 'samples')}."
             raise IndexError(msg)
         msg = f"Expected a one-dimensional list of integers as indices, got {rows.ndim} dimensions of {rows.dtype}."
         if rows.dtype == bool:
             msg += " Of a mask take its rows: numpy.flatnonzero(mask)."
         raise TypeError(msg)
-    # As unsigned numbers negative ones are beyond any count, so that one look is enough for the usual rows.
+    # Read as unsigned numbers, negative indices exceed any count, so a single comparison covers the usual case.
     if rows.dtype == np.intp and rows.view(np.uintp).max() < count:
         return rows
     low, high = int(rows.min()), int(rows.max())
@@ -379,27 +375,27 @@ def row_runs(rows: NDArray[np.intp], longest: int) -> Iterator[tuple[int, int, i
             yield start, int(rows[start]), min(longest, end - start)
 
 
-# What one thread copies alone in one go while nobody waits: a few milliseconds. More trips through Python's lock, of
-# halves and quarters of a batch, cost a training step that holds it more than the copy itself.
+# Bytes that one thread copies alone and in one piece, in a few milliseconds. To split a batch takes Python's lock more
+# often, and that costs a training step that holds the lock more than the copy itself.
 _ALONE_BYTES = 16 * 1024 * 1024
-# Most that is decoded beside the result at once. A chunk may hold many times more than a batch.
+# Limit of what is decoded at once in addition to the result, because a chunk may hold many times more than a batch.
 _SCRATCH_BYTES = 64 * 1024 * 1024
 
 
 class RowEngine(Protocol):
-    """Copy rows of one dataset. May be called from any thread, from several at once."""
+    """Copy rows of one dataset. Several threads may call it at once."""
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         """Copy `rows`, each in `[0, N)`, to `out`, C-contiguous `(len(rows), …)` of the dataset's native dtype."""
 
 
 class GatherEngine:
-    """Copy rows by one gather out of memory: a mapped file's, or an array's."""
+    """Gather rows from memory: that of a mapped file, or of an array."""
 
     def __init__(self, table: NDArray[np.uint8], file: MappedFile | None) -> None:
-        """Take `table`, uint8 `(N, row_bytes)`. `file`: what it maps, checked before each read; `None` for own
-        memory."""
-        # As bytes, because np.take makes an aligned copy of the whole table first when elements are not aligned.
+        """Take `table`, uint8 `(N, row_bytes)`. `file`: the file that it maps, checked before each read; `None` for
+        memory of this process."""
+        # Bytes, because np.take first copies the whole table if its elements are not aligned.
         self._table = table
         self._file = file
 
@@ -409,23 +405,23 @@ class GatherEngine:
         return self._table
 
     def check(self) -> None:
-        """Make sure that rows are what they were when the file was opened.
+        """Make sure that the file is as it was when it was opened.
 
         Raises:
-            DamagedPackError: somebody wrote to it.
+            DamagedPackError: somebody has written to it.
         """
         if self._file is not None:
             self._file.check()
 
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
-        # A write to the file would change pixels in the middle of a batch, unseen.
+        # Otherwise a write to the file would change pixels in the middle of a batch, unnoticed.
         self.check()
         if out.nbytes == 0:
             return
         target = memory_table(out)
 
         def gather(start: int, stop: int) -> None:
-            # "clip" because "raise" copies by way of a buffer; the rows have been checked.
+            # mode="raise" would copy through a buffer, and the rows have been checked.
             np.take(self._table, rows[start:stop], axis=0, out=target[start:stop], mode="clip")
 
         if out.nbytes <= SHARE_BYTES:
@@ -435,7 +431,7 @@ class GatherEngine:
 
 
 def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
-    """Return a contiguous, native dataset in a mapped file as uint8 `(N, row_bytes)`.
+    """Return a contiguous dataset in native byte order in a mapped file as uint8 `(N, row_bytes)`.
 
     Raises:
         DamagedPackError: the file ends before the dataset does.
@@ -447,17 +443,17 @@ def mapped_table(file: MappedFile, facts: StorageFacts) -> NDArray[np.uint8]:
 
 
 def memory_table(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a C-contiguous array, the row first, as uint8 `(N, row_bytes)`."""
-    # math's product of a few numbers takes a tenth of numpy's time; a small batch is gathered in as long.
+    """Return a C-contiguous array of N rows as uint8 `(N, row_bytes)`."""
+    # For a few numbers, math.prod takes a tenth of np.prod's time, in which a small batch is gathered.
     row_bytes = math.prod(values.shape[1:]) * values.itemsize
     return values.reshape(-1).view(np.uint8).reshape(len(values), row_bytes)
 
 
 class ReadEngine:
-    """Read rows of a contiguous dataset from the disk, each part of the pool with a read of its own under way.
+    """Read rows of a contiguous dataset from the disk, one read in each thread of the pool.
 
-    For files that memory cannot hold: 64 rows of 196,608 bytes by 16 threads came at 4 times the rate of the mapped
-    file, whose read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
+    For files larger than memory: 16 threads read 64 rows of 196,608 bytes at 4 times the rate of the mapped file, whose
+    read-ahead fetches many times the bytes asked for (benchmarks/read_cold.py).
     """
 
     def __init__(self, file: ReadFile, facts: StorageFacts) -> None:
@@ -482,7 +478,7 @@ class ReadEngine:
 
 
 class H5pyEngine:
-    """Read rows by h5py, for whatever has neither one place nor chunks in the file: runs of rows in one go.
+    """Read rows through h5py if they are neither contiguous nor in chunks; one call reads a run of neighbours.
 
     h5py holds one lock for the whole process, so more threads would not help.
     """
@@ -495,14 +491,13 @@ class H5pyEngine:
     def read_rows(self, rows: NDArray[np.intp], out: NDArray[Any], pool: ThreadPool) -> None:
         if out.nbytes == 0:
             return
-        # h5py wants rows ascending and each once.
+        # h5py requires ascending rows without repeats.
         wanted, place = np.unique(rows, return_inverse=True)
         order = np.argsort(place, kind="stable")
-        # edges[i] : edges[i + 1] of `order` are the places that the i-th wanted row goes to.
+        # order[edges[i] : edges[i + 1]] are the places in `out` of the i-th wanted row.
         edges = np.searchsorted(place[order], np.arange(len(wanted) + 1))
         longest = max(1, _SCRATCH_BYTES // max(1, self._facts.row_bytes))
         with reading_contents(self._path):
-            # Each run of neighbours in one go.
             for start, first, length in row_runs(wanted, longest):
                 pool.cancellation.check()
                 block = self._dataset[first : first + length]
@@ -511,7 +506,7 @@ class H5pyEngine:
 
 
 class ByteSwappedEngine:
-    """Read rows whose bytes are in the other order, and swap them once they are read."""
+    """Read rows that are stored in the other byte order, and swap their bytes."""
 
     def __init__(self, engine: RowEngine) -> None:
         self._engine = engine
@@ -522,17 +517,17 @@ class ByteSwappedEngine:
 
 
 def in_native_order(engine: RowEngine, facts: StorageFacts) -> RowEngine:
-    """Return an engine whose rows are in this machine's byte order, whichever they are stored in."""
+    """Return an engine that gives rows in this machine's byte order, whatever the order in the file."""
     return engine if facts.stored == facts.dtype else ByteSwappedEngine(engine)
 
 
 def turn_bytes(values: NDArray[Any]) -> None:
-    """Bring values from the other byte order to this machine's, in place."""
+    """Swap the bytes of values in place, from the other byte order to this machine's."""
     if not values.flags.c_contiguous:
         values.byteswap(inplace=True)
         return
-    # As one line copied onto itself, for which numpy has loops that take a third of the time of `byteswap`; of more
-    # than one axis it would make a copy of its own first.
+    # A one-dimensional array copied onto itself takes a third of the time of `byteswap`; with more axes numpy would
+    # make a copy first.
     line = values.reshape(-1)
     np.copyto(line, line.view(line.dtype.newbyteorder()))
 
@@ -540,7 +535,7 @@ def turn_bytes(values: NDArray[Any]) -> None:
 def load_array(engine: RowEngine, facts: StorageFacts, pool: ThreadPool) -> NDArray[Any]:
     """Read all rows into memory, front to back."""
     values = empty_array(facts.shape, facts.dtype)
-    # In parts, as engines hold beside the result what they decode; of whole chunks, so that each is decoded once.
+    # In parts, because engines hold what they decode in addition to the result; of whole chunks, to decode each once.
     together = facts.chunks[0] if facts.chunks else 1
     step = max(1, _SCRATCH_BYTES // max(1, facts.row_bytes) // together) * together
     for start in range(0, facts.shape[0], step):

@@ -1,6 +1,6 @@
-"""Rows of one split, of one HDF5 file or of several read as one: the part of reading that needs no torch.
+"""Read rows of one split from one HDF5 file, or from several as if they were one file, without torch.
 
-Rows of the first file come first, and a batch is what one file of all rows would give.
+The files' rows follow each other in the order of the files.
 """
 
 from __future__ import annotations
@@ -42,30 +42,31 @@ if TYPE_CHECKING:
 
 
 class SplitReader:
-    """Read rows of one split at random. Lazy, picklable, safe under fork and spawn, and from several threads.
+    """Read rows of one split in any order. Lazy, picklable, safe under fork and spawn and in threads.
 
     Attributes:
-        path, paths: the file, of several the first one; and all of them.
-        arrival: what brings rows that are not here yet, `None` where all are.
-        fields: what inputs and targets are called in files that have their own names for them.
+        path: the file, or the first one of several.
+        paths: all files.
+        arrival: brings rows that are not here yet; `None` if all are here.
+        fields: names of inputs and targets, in files with names of their own.
         classes: names of the classes in label order.
-        slow_mount: what is slow about where a file is, `None` of local disks.
-        encoded: whether rows are image files that are decoded when they are read.
-        row_shape: of one input; `None` when rows have different shapes, and come as lists.
-        row_dtype: of inputs, in native byte order; `object` for texts. Encoded rows of 16-bit or float images have
-            their own.
-        row_bytes: length of one input in memory; the mean where each has its own, of encoded rows of files.
-        stored_bytes: length of all inputs as they are stored, and of targets of variable length: what `into_memory`
-            takes.
-        target_shape: of one target; empty for a number, `None` when there are no targets, or each has its own.
-        target_dtype: of targets of one shape, in native byte order; `None` where `target_shape` is.
-        target_bytes: length of one target in memory; 0 when there are none, `None` when each has its own.
-        has_boxes: whether targets are boxes, any number of each row.
+        slow_mount: why reading from the mount of a file is slow; `None` for local disks.
+        encoded: whether inputs are image files that are decoded when they are read.
+        row_shape: shape of one input; `None` if inputs have different shapes, and are read as lists.
+        row_dtype: dtype of inputs, in native byte order; `object` for texts. Encoded 16-bit or float images are read
+            with their own dtypes.
+        row_bytes: length of one input in memory; the mean if lengths differ, and for encoded rows that of the files.
+        stored_bytes: memory that `into_memory` takes: the length of all inputs as stored, and of all targets of
+            variable length.
+        target_shape: shape of one target, `()` for a number; `None` if there are no targets, or their shapes differ.
+        target_dtype: dtype of targets of one shape, in native byte order; otherwise `None`.
+        target_bytes: length of one target in memory; 0 if there are no targets, `None` if their lengths differ.
+        has_boxes: whether targets are boxes.
         decodes_targets: whether targets are mask files that are decoded when they are read.
-        has_free_targets: whether targets are texts, or values of any number in each row.
-        whole_reason: why `read_crops` cannot read these inputs, `None` where it can: encoded images of 8 bits at
-            their own sizes.
-        crop_channels: how many channels `read_crops` reads.
+        has_free_targets: whether targets are texts or arrays of variable length.
+        whole_reason: why `read_crops` cannot read these inputs; `None` if it can, as with encoded 8-bit images that
+            keep their own sizes.
+        crop_channels: number of channels that `read_crops` returns.
     """
 
     def __init__(
@@ -79,34 +80,33 @@ class SplitReader:
         fields: NamedFields | None = None,
         resizer: Resizer = "pillow",
     ) -> None:
-        """Look at the files; no sample is read, except with `in_memory`.
+        """Open the files and read their headers; samples are read only with `in_memory`.
 
         Args:
-            files: an HDF5 file with `X_<split>`, and `Y_<split>` unless there are no targets; a pattern that several
-                match, or a list of files, in the order of their rows. Of several, one without the split has no rows of
-                it.
+            files: an HDF5 file with `X_<split>` and, if there are targets, `Y_<split>`; or a pattern or a list for
+                several files, in the order of their rows. Those without the split are skipped.
             split: which split.
-            in_memory: read all inputs into memory now, in one sequential pass. Children made by fork share them.
+            in_memory: read all inputs into memory now, in one sequential pass. Forked processes share them.
             decode: decode inputs that are rows of bytes of variable length, each an image file.
-            fields: what inputs and targets are called in files that have their own names for them.
-            arrival: brings the rows of a file of which some are not here yet; every read waits for its own.
-            resizer: what resizes images that are resized when they are read: `"torch"`, where it can, is faster, has to
-                be imported, and is within one grey level of `"pillow"`.
+            arrival: brings rows of a file that are not here yet; every read waits for its rows.
+            fields: names of inputs and targets, in files with names of their own.
+            resizer: resizes images that are resized when they are read. `"torch"` is faster, has to be imported, and
+                is within one grey level of `"pillow"`; images that torch cannot resize fall back to Pillow.
 
         Raises:
-            OptionError: with `in_memory` and an `arrival` that does not have all rows.
-            DriveDisconnectedError: a mount that they are on is dead, or does not answer.
+            OptionError: `in_memory` with an `arrival` that does not have all rows.
+            DriveDisconnectedError: a mount that the files are on is dead, or does not answer.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: a file cannot be read, or with
                 `decode` holds no image files; several differ (the message says how), or are shards of different sets.
-            SplitNotFoundError: none has such a split; the message lists the splits.
-            NotEnoughSpaceError: with `in_memory`, when the inputs do not fit; nothing has been read.
+            SplitNotFoundError: no file has the split; the message lists the splits.
+            NotEnoughSpaceError: with `in_memory`, the inputs do not fit into memory; raised before reading.
         """
         check_files(files)
-        # Before any question to a mount, of which one that hangs would never come back.
+        # Before any other call to a mount, because a call to one that hangs would never return.
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
         self.arrival, self.fields, self.split = arrival, fields, split
-        # A single file says itself what is wrong with it.
+        # A single file raises its own errors, in `SplitPart`.
         with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields)
         parts = tuple(
             SplitPart(
@@ -127,7 +127,7 @@ class SplitReader:
         self.in_memory = False
         self._ends = np.cumsum([len(part) for part in parts])
         self._take_over(parts)
-        # Of several they are alike.
+        # Several files have been checked to be alike.
         one = parts[0]
         self.classes, self.encoded = one.classes, one.encoded
         self.row_shape, self.row_dtype = one.row_shape, one.row_dtype
@@ -145,8 +145,8 @@ class SplitReader:
 
     def _take_over(self, parts: tuple[SplitPart, ...]) -> None:
         self._parts = parts
-        # With one file, row numbers are the file's own. Dividing rows among parts would take a small batch as long as
-        # copying it.
+        # With one file, row numbers are the file's own. To divide the rows of a small batch among parts would take as
+        # long as to copy them.
         self._only = parts[0] if len(parts) == 1 else None
         self._largest = max(parts, key=len)
 
@@ -155,15 +155,15 @@ class SplitReader:
 
     @property
     def engine(self) -> EngineChoice:
-        """Tell how the inputs are read, of several files most of them, and why."""
+        """Return the engine that reads the inputs, and the reason; for several files, that of most rows."""
         engine = self._largest.engine
         if self._only is not None:
             return engine
         return replace(engine, reason=f"{format_count(len(self._parts), 'files')}; of the largest: {engine.reason}")
 
     def estimate_row_bytes(self) -> int:
-        """Return the length of one input row once it is in memory, in bytes: exact where all have one shape, otherwise
-        the mean of a few images of the largest file, whose headers are read."""
+        """Return the length of one input in memory, in bytes: exact if all have one shape, otherwise the mean of a few
+        images of the largest file, from their headers."""
         return self.row_bytes if self.row_shape is not None else self._largest.estimate_row_bytes()
 
     def read_x(
@@ -172,16 +172,16 @@ class SplitReader:
         """Read inputs.
 
         Args:
-            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
+            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
             out: where to put them, C-contiguous, writable `(B, *row_shape)` of `row_dtype`; a new array by default.
-            pool: threads to share the copying and decoding among; the caller's alone by default.
+            pool: threads that copy and decode; by default only the caller's.
 
         Returns:
-            `out`, or a new array like it; a list of B arrays where `row_shape` is `None`, or of B `str`.
+            `out`, or a new array like it; a list of B arrays, or of B `str`, if `row_shape` is `None`.
 
         Raises:
-            IndexError: a row that is not there.
-            ValueError: `out` is not of the right shape, dtype or order, or rows of different shapes have no `out`.
+            IndexError: an index is out of range.
+            ValueError: `out` has the wrong shape, dtype or order, or was given although rows have different shapes.
             DecodeError: an encoded row is broken; the message names it.
             DamagedPackError: a file changed since it was opened, or is cut off.
         """
@@ -197,12 +197,12 @@ class SplitReader:
         return found
 
     def image_sizes(self, indices: Indices) -> NDArray[np.int64]:
-        """Read the height and width in pixels of images that are decoded at their own sizes, upright, int64 `(B, 2)`,
-        from their headers.
+        """Read the height and width in pixels, int64 `(B, 2)`, of images that are decoded at their own sizes, from
+        their headers. Images are upright.
 
         Raises:
             IndexError, DecodeError: as `read_x`.
-            TypeError: these inputs are no image files.
+            TypeError: these inputs are not image files.
         """
         rows = resolve_rows(indices, len(self))
         with self._held(rows, SOLO):
@@ -223,15 +223,15 @@ class SplitReader:
         *,
         pool: ThreadPool = SOLO,
     ) -> NDArray[np.uint8]:
-        """Read a part of each image, resized: only what the part needs is decoded, at no more detail than it needs.
+        """Read a crop of each image, resized. Only the crop is decoded, at no finer scale than `size` needs.
 
         Args:
-            indices: rows in the order wanted, B of them; negative ones count from the end, repeats are fine.
-            size: height and width of the result.
-            choose: makes the parts of the images' sizes: int64 `(B, 2)`, height and width, to int64 `(B, 4)`, top,
-                left, height and width, all in pixels of the upright image.
+            indices: B rows in the order wanted; negative ones count from the end, repeats are allowed.
+            size: height and width of the result in pixels.
+            choose: returns the crops, int64 `(B, 4)` of top, left, height and width, for the images' heights and
+                widths, int64 `(B, 2)`; all in pixels of the upright image.
             out: where to put them, C-contiguous uint8 `(B, *size, C)`; a new array by default.
-            pool: threads to share the decoding among.
+            pool: threads that decode.
 
         Raises:
             IndexError, DecodeError, DamagedPackError, ValueError: as `read_x`.
@@ -243,8 +243,8 @@ class SplitReader:
         rows = resolve_rows(indices, len(self))
         target = fitting_array(out, (len(rows), *size, self.crop_channels), np.dtype(np.uint8))
         with self._held(rows, pool):
-            # Once for the whole batch, because random numbers follow an image's place in the batch, and must not start
-            # over with each file.
+            # Called once for the whole batch, because random numbers depend on an image's place in the batch, and must
+            # not start over with each file.
             crops = choose(self._image_sizes(rows, pool))
 
             def read(part: SplitPart, own: NDArray[np.intp], into: Any, places: Any) -> Any:
@@ -257,20 +257,20 @@ class SplitReader:
         """Read targets.
 
         Args:
-            indices, pool: as of `read_x`.
+            indices, pool: as in `read_x`.
             out: where to put them, C-contiguous, writable `(B, *target_shape)` of `target_dtype`; a new array by
                 default.
 
         Returns:
-            As stored, `(B, *target_shape)`, in native byte order; -1 for each where there are none. Masks of
-            images of many sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`,
-            or of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image as `read_x` gives
-            it, and every further column, `(M, …)`.
+            Targets as stored, `(B, *target_shape)`, in native byte order; -1 for each row if there are none. Masks of
+            several sizes: a list of B uint8 arrays `(H, W)`. Rows of variable length: a list of B arrays `(M,)`,
+            or of B `str`. Boxes: a list of B dicts, `boxes` float32 `(M, 4)` in pixels of the image that `read_x`
+            returns, and every other column, `(M, …)`.
 
         Raises:
-            IndexError: a row that is not there.
-            ValueError: `out` is not of the right shape, dtype or order, or there is none for these targets.
-            DecodeError: an encoded mask is broken, or the header of an image whose boxes are asked for.
+            IndexError: an index is out of range.
+            ValueError: `out` has the wrong shape, dtype or order, or was given for targets of different shapes.
+            DecodeError: an encoded mask is broken, or the header of an image whose boxes are read.
         """
         rows = resolve_rows(indices, len(self))
         if self.target_shape is None or self.target_dtype is None:
@@ -279,17 +279,17 @@ class SplitReader:
                 return np.full(len(rows), -1, np.int64)
         else:
             out = fitting_array(out, (len(rows), *self.target_shape), self.target_dtype)
-        # Boxes depend on the sizes of their images, which are in the images' own headers.
+        # Boxes depend on the sizes of their images, which are in the headers of the inputs.
         with self._held(rows, pool, "row" if self.has_boxes and self.encoded else "targets"):
             found: TargetBatch = self._share_out(rows, out, lambda part, own, into, _: part.read_y(own, into, pool))
         return found
 
     def keys(self, indices: Indices | None = None) -> list[str]:
-        """Read the source key of rows, of all by default: the name of the file that each was made from.
+        """Read the source keys of rows, by default of all: the name of the file that each row was made from.
 
         Raises:
-            PackFormatError: a file has none.
-            IndexError: a row that is not there.
+            PackFormatError: a file has no keys.
+            IndexError: an index is out of range.
         """
         if indices is None:
             return list(chain.from_iterable(part.keys() for part in self._parts))
@@ -297,20 +297,20 @@ class SplitReader:
         return list(self._share_out(rows, None, lambda part, own, *_: part.keys(own)))
 
     def _held(self, rows: NDArray[np.intp], pool: ThreadPool, side: Side = "row") -> AbstractContextManager[None]:
-        """Wait for rows that arrive, and keep them here while they are read."""
+        """Wait until the rows have arrived, and keep them from being removed while they are read."""
         # Rows in memory do not need the file.
         if self.arrival is None or self.in_memory or self.arrival.complete:
             return nullcontext()
         return self.arrival.hold(self.split, rows, side=side, cancellation=pool.cancellation)
 
     def _share_out(self, rows: NDArray[np.intp], out: Any, read: Callable[..., Any]) -> Any:
-        """Have each file read its own of `rows`, and put them together in their order.
+        """Read the rows of each file, and put them together in the order of `rows`.
 
         Args:
-            rows: B of them.
-            out: where to, `(B, …)`; `None` for a list, where rows have their own shapes.
-            read: called with a file's part, its own row numbers, where to put them or `None`, and which of `rows` they
-                are; returns what it has read.
+            rows: B rows, numbered through all files.
+            out: array to fill, `(B, …)`; `None` for a list, if rows have different shapes.
+            read: called with a file's part, the row numbers in that file, an array to fill or `None`, and the places of
+                these rows in `rows`; returns what it has read.
         """
         if self._only is not None:
             return read(self._only, rows, out, slice(None))
@@ -321,24 +321,24 @@ class SplitReader:
                 for place, value in zip(places.tolist(), read(part, own, None, places), strict=True):
                     found[place] = value
             elif run.stop - run.start == len(places):
-                # Consecutive rows of one file are read straight into the batch, without an array in between.
+                # Consecutive rows of one file are read directly into the batch.
                 read(part, own, out[run], places)
             else:
                 out[places] = read(part, own, empty_array((len(own), *out.shape[1:]), out.dtype), places)
         return found if out is None else out
 
     def in_place(self) -> NDArray[Any] | None:
-        """Return the inputs of all rows where they are, for whoever gathers them by other means.
+        """Return the inputs of all rows without a copy, for frameworks that gather rows themselves.
 
         Returns:
-            `(N, *row_shape)` of `row_dtype`, over a mapped file, read-only, or over our own memory; it keeps that
-            memory, and may begin at any byte. `None` where inputs have to be read, targets have to be decoded, or rows
-            come from several files, or are not all here.
+            `(N, *row_shape)` of `row_dtype`, over a mapped file (read-only) or over memory of this process, which the
+            array keeps alive; it may be unaligned. `None` if inputs must be read, targets must be decoded, or rows
+            come from several files or are not all here.
         """
         return None if self._only is None or self.arrival is not None else self._only.in_place()
 
     def check(self) -> None:
-        """Make sure, before inputs in place are gathered, that they are what they were: they would change unseen.
+        """Make sure that inputs `in_place` are unchanged, before they are gathered.
 
         Raises:
             DamagedPackError: somebody has written to the file since it was opened.
@@ -347,10 +347,10 @@ class SplitReader:
             self._only.check()
 
     def into_memory(self) -> SplitReader:
-        """Make another reader of the same rows, with all inputs read into memory now; this one if it has them there.
+        """Return a reader of the same rows with all inputs read into memory now; this one if they are there already.
 
         Raises:
-            NotEnoughSpaceError: they do not fit; nothing has been read.
+            NotEnoughSpaceError: the inputs do not fit into memory; raised before reading.
             OptionError: not all rows are here.
         """
         if self.in_memory:
@@ -360,13 +360,13 @@ class SplitReader:
         return loaded
 
     def keep_images(self, most_bytes: int) -> KeptImages:
-        """Have images that are decoded from now on kept, in the memory that is returned, as long as somebody holds it.
+        """Keep images that are decoded from now on in the returned memory, as long as a caller holds a reference to it.
 
-        Whoever asks while another one holds it shares that memory, and the larger of both budgets holds.
+        A second caller shares that memory, with the larger of both budgets.
         """
         slots = [slot for part in self._parts for slot in part.slots]
         kept = slots[0].kept
-        # What a forked child inherits is its parent's.
+        # Memory inherited through a fork belongs to the parent.
         if kept is None or kept.pid != os.getpid():
             kept = KeptImages(most_bytes, lambda: read_resources().free_memory_bytes)
             for slot in slots:
@@ -375,10 +375,10 @@ class SplitReader:
         return kept
 
     def warm_up(self) -> Iterator[None]:
-        """Load mapped inputs into the system's page cache, if most are not there yet and they fit.
+        """Load mapped inputs into the system's page cache, if they fit and most are not there yet.
 
-        One sequential pass, file by file, with a pause after each block. A file that does not stay in memory even so,
-        as in a container whose page cache is limited, is read row by row from then on.
+        Reads file by file in one sequential pass, and yields after each block. A file that does not stay in memory
+        nevertheless, as in a container whose page cache is limited, is read row by row from then on.
 
         Raises:
             DamagedPackError: a file changed since it was opened.
@@ -387,7 +387,7 @@ class SplitReader:
             yield from part.warm_up()
 
     def close(self) -> None:
-        """Release the files; the next read opens them again. Reads under way in other threads finish first."""
+        """Close the files; the next read opens them again. Waits for reads in other threads."""
         for part in self._parts:
             part.close()
 
@@ -398,7 +398,7 @@ class SplitReader:
                 'into memory. Leave in_memory=False and strategy="auto", by which they are read as they come.'
             )
             raise OptionError(msg)
-        # A single file checks this itself, with a message of its own.
+        # A single file checks this itself, with its own message.
         if self._only is None:
             check_memory(
                 self.stored_bytes,
@@ -411,11 +411,11 @@ class SplitReader:
         self.in_memory = True
 
     def _shares(self, rows: NDArray[np.intp]) -> Iterator[tuple[SplitPart, NDArray[np.intp], NDArray[np.intp]]]:
-        """Yield for each file with any of `rows` its part, its own row numbers, and their places in the batch."""
+        """Yield for each file with any of `rows` its part, the row numbers in the file, and their places in `rows`."""
         if self._only is not None:
             yield self._only, rows, np.arange(len(rows))
             return
-        # By bisection for all rows at once: a loop over rows would take longer than reading them.
+        # One bisection for all rows, because a loop over rows would take longer than to read them.
         owners = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owners).tolist():
             part, places = self._parts[number], np.flatnonzero(owners == number)
@@ -423,15 +423,15 @@ class SplitReader:
 
 
 def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields | None) -> list[tuple[Path, int]]:
-    """Return those of several files that have a split, once it is sure that they can be read as one, each with the
-    length of the others' inputs.
+    """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
+    be read as one.
 
     Raises:
         PackFormatError: a file's samples are not like those of the others; the message names the difference.
         DamagedPackError: the files are shards of different sets.
-        SplitNotFoundError: none has the split.
+        SplitNotFoundError: no file has the split.
     """
-    # All headers before any engine: that files differ is told in a moment, however many there are.
+    # All headers are read before any engine is made, so that a difference is reported at once.
     infos = [read_info(path, fields) for path in paths]
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
@@ -445,14 +445,14 @@ def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields |
 
 
 def _check_one_set(infos: list[PackInfo]) -> None:
-    """Make sure that shards of one name come from one run, as those that were written together say.
+    """Make sure that shards with the same name were written by one run.
 
     Raises:
         DamagedPackError: shards of one name and number come from different runs.
     """
     sets: dict[tuple[str, str, str], PackInfo] = {}
     for info in infos:
-        # Files from other tools, and single files, say nothing about a set.
+        # Files from other tools, and single files, belong to no set.
         if info.shard_set is None:
             continue
         other = sets.setdefault(PartName.of(info.path).dataset, info)
@@ -466,7 +466,11 @@ def _check_one_set(infos: list[PackInfo]) -> None:
 
 
 def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return `out` if it is what is needed, a new array if there is none."""
+    """Return `out`, or a new array if it is `None`.
+
+    Raises:
+        ValueError: `out` has another shape or dtype, is not C-contiguous, or is read-only.
+    """
     if out is None:
         return empty_array(shape, dtype)
     # Engines write into it by address, so anything else would be written in the wrong places.
@@ -480,7 +484,7 @@ def fitting_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dt
 
 
 def refuse_out(out: NDArray[Any] | None, what: str = "rows") -> None:
-    """Make sure that no array was given for what fits into none."""
+    """Raise `ValueError` if `out` was given for rows that do not fit into one array."""
     if out is not None:
         msg = f"These {what} do not share one shape, and so no out array. Leave out=None."
         raise ValueError(msg)

@@ -1,9 +1,9 @@
-"""Read rows that are no plain array: image and mask files, which are decoded, boxes of any number, rows of any length.
+"""Read rows that are not plain arrays: image and mask files, which are decoded, boxes, and rows of variable length.
 
-Image files are mostly one long dataset of bytes and the offsets of each row. The numbers and texts of variable length
-that HDF5 files of other tools hold are pointers into a heap that HDF5 alone follows. 64 rows at random places cost 40
-to 120 µs each, 1,024 by one call 5 µs, and all of them front to back 2 to 5 µs: so rows of a batch are asked for
-together, and those that fit are read into memory once.
+Image files are mostly stored as one long dataset of bytes with the offset of each row. HDF5 files from other tools hold
+numbers and texts of variable length as pointers into a heap that only HDF5 can follow. A row costs 40 to 120 µs if 64
+are read at random places, 5 µs if one call reads 1,024, and 2 to 5 µs if all are read front to back. So the rows of a
+batch are read together, and rows that fit into memory are read into it once.
 """
 
 from __future__ import annotations
@@ -41,24 +41,23 @@ if TYPE_CHECKING:
     from colabstage.load.reading.engines import RowEngine, StorageFacts
     from colabstage.load.reading.memory import KeptImages, KeptSlot, Key, Room
 
-# The form of images as `EncodedRows.read` returns them; those from which crops are cut have the factor in its place.
+# Key of kept images in the form that `EncodedRows.read` returns; for images that crops are cut from, the scale factor.
 _FINAL = -1
 
 
 def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
-    """Resize `(h, w, C)` to the size of `out`, `(H, W, C)`, by the antialiased bilinear filter.
+    """Resize uint8 `(h, w, C)` into `out`, `(H, W, C)`, by the antialiased bilinear filter. Safe in threads.
 
-    By torch's own filter for bytes, where there is torch: it is Pillow's within one grey level of 255, and takes a
-    quarter of its time, as it needs no copy into four channels and none out of them (benchmarks/read_jpeg.py). By
-    Pillow's otherwise. May be called from several threads.
+    torch's filter for bytes is used if torch is there: it agrees with Pillow's within one grey level of 255 and takes a
+    quarter of its time, because it needs no copies to and from four channels (benchmarks/read_jpeg.py).
     """
-    # Nothing to resize, which is the case where packing did it.
+    # Packing has resized the image already.
     if pixels.shape == out.shape:
         out[...] = pixels
         return
     try:
-        # torch would share the copy of a part out among threads of its own, which costs a hundred times as much when
-        # the cores are busy with other images.
+        # A contiguous copy made by numpy: torch would copy with several threads, which costs a hundred times as much
+        # while the cores decode other images.
         scale_by_torch(np.ascontiguousarray(pixels), out)
     except ImportError:
         from PIL import Image
@@ -69,7 +68,7 @@ def resize_into(pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
 
 def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str) -> None:
-    """Make sure that offsets ascend inside the `count` values that they are of, which `what` names.
+    """Make sure that offsets ascend and stay within the `count` values that they divide; `what` names these values.
 
     Raises:
         DamagedPackError: they do not.
@@ -80,7 +79,7 @@ def check_offsets(offsets: NDArray[np.int64], count: int, label: str, what: str)
 
 
 class EncodedRows:
-    """Decode image or mask files when they are read. From several threads at once."""
+    """Decode image or mask files when they are read. Safe in threads."""
 
     def __init__(
         self,
@@ -93,11 +92,10 @@ class EncodedRows:
         slot: KeptSlot | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Take `label`, where the rows are, for messages. `read_bytes`: reads the file of one of `count` rows, as
-        it was packed; from several threads at once. `options`: whether they are images or masks, and what is made of
-        them. `resizer`: what brings images to the size of the options; Pillow where torch cannot. `slot`: where
-        decoded images are kept, if anybody keeps them. `check`: makes sure that the file is still what was opened,
-        where `read_bytes` does that."""
+        """Take `label`, the name of the dataset in messages. `read_bytes`: returns the image file of one of `count`
+        rows; called from several threads at once. `options`: what images or masks are decoded to. `resizer`: resizes
+        images; Pillow does if torch cannot. `slot`: where decoded images are kept, if they are. `check`: raises an
+        error if the HDF5 file has changed since it was opened."""
         self._label = label
         self.read_bytes = read_bytes
         self._options = options
@@ -106,12 +104,12 @@ class EncodedRows:
         self._slot, self._check = slot, check
         self._own = threading.local()
         self._room = PixelRoom()
-        # Height and width of each row's image once its header was read, 0 before.
+        # Height and width of each row's image, 0 until its header has been read.
         self._sizes = np.zeros((count, 2), np.int32)
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> Any:
-        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`) of the one size and dtype that
-        all of them have; without it return a list of arrays of whatever size each has.
+        """Decode rows into `out`, `(len(rows), H, W, C)` (masks `(len(rows), H, W)`), if all have one size and dtype.
+        Without `out`, return a list of arrays, each of its own size.
 
         Raises:
             DecodeError: a row is broken; the message names it.
@@ -126,7 +124,7 @@ class EncodedRows:
             found = None if kept is None else kept.find(key)
             if found is not None:
                 if out is None:
-                    # The caller may change it.
+                    # A copy, because the caller may change it.
                     images[place] = found.pixels.copy()
                 else:
                     out[place] = found.pixels
@@ -153,7 +151,7 @@ class EncodedRows:
             rows: `(B,)`.
             crops: int64 `(B, 4)`: top, left, height and width of each part in the upright image, in pixels.
             out: uint8 `(B, H, W, C)`, C-contiguous; 3 channels, or 1 for images that are decoded to grayscale.
-            pool: who shares the work.
+            pool: threads that share the work.
 
         Raises:
             DecodeError: a row is broken; the message names it.
@@ -164,7 +162,7 @@ class EncodedRows:
             raise TypeError(msg)
         mode, (height, width) = self._options.color_mode, out.shape[1:3]
         number, kept = self._find_kept()
-        # At once: each number of an array, by itself, is an object of numpy's.
+        # Converted together: an element of an array, taken singly, is a slow numpy object.
         numbers, parts = rows.tolist(), [tuple(crop) for crop in crops.tolist()]
 
         def cut(place: int) -> None:
@@ -190,12 +188,12 @@ class EncodedRows:
         pool.each(len(rows), cut)
 
     def _keep_whole(self, kept: KeptImages, key: Key, data: bytes, mode: ColorMode, crop: Crop) -> WholeImage | None:
-        """Decode all of an image and keep it for crops of the factor in `key`; `None` where it is not to be kept."""
+        """Decode a whole image and keep it for crops at the scale factor in `key`; `None` if it is not to be kept."""
         number, row, factor = key
         height, width = self._sizes[row].tolist()
         if not kept.fits(-(-height // factor) * -(-width // factor) * (1 if mode == "grayscale" else 3)):
             return None
-        # Straight into the memory in which it is kept: a copy would take a tenth of what keeping does.
+        # Decoded directly into the memory in which it is kept: a copy would add a tenth of the time.
         rooms: list[Room] = []
 
         def reserve(nbytes: int) -> NDArray[np.uint8] | None:
@@ -210,7 +208,7 @@ class EncodedRows:
             with self._room.room_for(data):
                 whole = decode_whole(data, mode, crop, factor, reserve=reserve)
         finally:
-            # Of some files it shows only then that they are not to be kept.
+            # For some files only decoding shows that they are not to be kept.
             if whole is None and rooms:
                 kept.give_back(rooms[0])
         if whole is not None:
@@ -222,36 +220,35 @@ class EncodedRows:
         return whole
 
     def _find_kept(self) -> tuple[int, KeptImages | None]:
-        """Return where decoded images are kept, if anybody keeps any, and the number of this field there."""
+        """Return the number of this field among kept images, and the kept images, `None` if there are none."""
         kept = None if self._slot is None else self._slot.kept
         if self._slot is None or kept is None:
             return 0, None
         kept.attend()
-        # Images that are kept are of the file that was opened, and reading would notice that it is another one.
+        # Kept images come from the file that was opened. Reading would notice that it has changed; this must too.
         if self._check is not None:
             self._check()
         return self._slot.number, kept
 
     def decoded_lengths(self, rows: NDArray[np.intp]) -> list[int]:
-        """Return the lengths in bytes of rows at their files' own sizes, from their headers; those of broken rows are
-        left out."""
+        """Return the lengths in bytes of rows once they are decoded at their own sizes, from the headers of their
+        files. Broken rows are left out."""
         lengths = []
         for row in rows:
-            # An estimate needs no row in particular; reading will name the broken one.
+            # An estimate can do without a broken row; reading will name it.
             with contextlib.suppress(DecodeError):
                 facts = probe_image(self.read_bytes(int(row)))
                 lengths.append(facts.height * facts.width * facts.channels * facts.dtype.itemsize)
         return lengths
 
     def own_sizes(self, rows: NDArray[np.intp], pool: ThreadPool) -> NDArray[np.int64]:
-        """Return the height and width of rows as their files have them, upright, int64 `(len(rows), 2)`, from their
-        headers.
+        """Return height and width of the upright images, int64 `(len(rows), 2)`, from the headers of their files.
 
         Raises:
             DecodeError: a row is broken; the message names it.
             CancelledError: the pool was told to stop.
         """
-        # Each header is read once in a process: crops and boxes ask for sizes in every epoch.
+        # Each header is read only once, because crops and boxes need the sizes in every epoch.
         for row in rows[self._sizes[rows, 0] == 0].tolist():
             pool.cancellation.check()
             try:
@@ -263,7 +260,7 @@ class EncodedRows:
 
     def _decode(self, row: int) -> NDArray[Any]:
         data = self.read_bytes(row)
-        # Large images wait for each other, so that threads do not fill memory together.
+        # Large images wait for each other, so that the threads together do not fill memory.
         with self._room.room_for(data):
             if isinstance(self._options, MaskOptions):
                 return decode_mask(data, self._options)
@@ -278,7 +275,7 @@ class EncodedRows:
                 decode_image_into(data, self._options, out, resizer=self._resizer, scratch=self._scratch())
 
     def _scratch(self) -> Scratch:
-        """Return memory to decode and resize into, of the calling thread alone."""
+        """Return the calling thread's own memory to decode and resize into."""
         if not hasattr(self._own, "scratch"):
             self._own.scratch = Scratch()
         scratch: Scratch = self._own.scratch
@@ -288,15 +285,15 @@ class EncodedRows:
         return DecodeError(f"Row {row} of {self._label} cannot be decoded. {error}")
 
 
-# Targets of B rows: one array `(B, …)`, or where rows have their own shapes a list of B.
+# Targets of B rows: one array `(B, …)`, or a list of B if rows have different shapes.
 TargetBatch = NDArray[Any] | list[NDArray[Any]] | list[dict[str, NDArray[Any]]] | list[str]
 
 
 class BoxTargets:
-    """Read boxes of each row, and what else is known of them.
+    """Read the boxes of each row, with their labels and other columns.
 
-    Where images are resized when they are read, boxes move with them: then the images' own sizes are read from their
-    headers, and `image` says how they are fitted.
+    If images are resized when they are read, their boxes are transformed with them: the images' own sizes are read from
+    their headers, and `image` says how they are fitted.
     """
 
     def __init__(
@@ -308,11 +305,11 @@ class BoxTargets:
         image: ImageOptions | None = None,
         sizes_of: Callable[[NDArray[np.intp], ThreadPool], NDArray[np.int64]] | None = None,
     ) -> None:
-        """Take `label`, where they are, for messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes` among
-        them. `sizes_of`: height and width of rows' images, int64 `(B, 2)`.
+        """Take `label`, the name of the dataset in messages. `offsets`: int64 `(N + 1,)`. `columns`: by name, `boxes`
+        among them. `sizes_of`: returns height and width of the images of B rows, int64 `(B, 2)`.
 
         Raises:
-            DamagedPackError: the offsets do not ascend, or reach outside.
+            DamagedPackError: the offsets do not ascend, or exceed the columns.
         """
         check_offsets(offsets, columns[BOXES][1].shape[0], label, "boxes")
         self._offsets = offsets
@@ -323,7 +320,7 @@ class BoxTargets:
     def read(
         self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None
     ) -> list[dict[str, NDArray[Any]]]:
-        """Return for each row a dict: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
+        """Return a dict for each row: `boxes`, float32 `(M, 4)`, and every other column, `(M, …)`."""
         starts = self._offsets[rows]
         # Boxes of all rows are gathered at once: a read for each row would cost more than its boxes.
         counts = self._offsets[rows + 1] - starts
@@ -339,22 +336,22 @@ class BoxTargets:
             moved, kept = fit_boxes(values[BOXES].astype(np.float64), sizes, self._image.size, self._image.resize)
             values[BOXES] = moved.astype(values[BOXES].dtype)
             values = {name: column[kept] for name, column in values.items()}
-            # Boxes outside have gone, so each row's end moves down by those before it.
+            # Boxes outside the image were dropped, which moves the end of each row.
             ends = np.concatenate([[0], np.cumsum(kept)])[ends]
         starts = np.concatenate([[0], ends[:-1]])
-        # Of each row its own: a view would keep the boxes of the whole batch.
+        # Copies, because a view would keep the boxes of the whole batch in memory.
         return [
             {name: column[start:end].copy() for name, column in values.items()}
             for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
         ]
 
 
-# Read at once on the way into memory.
+# Bytes that `keep_rows` reads at once.
 _BLOCK_BYTES = 16 * 1024 * 1024
 _BLOCK_ROWS = 65_536
 # Fewer keys than this are read one by one, at 50 µs each; all of 200,000 take 100 ms.
 _FEW_KEYS = 256
-# Rows that are looked at for one with any bytes.
+# `check_are_images` looks for a row that is not empty among this many.
 _LOOKED_AT = 16
 
 
@@ -367,30 +364,31 @@ class H5pyRagged:
         self._references = HeapReferences(dataset, str(dataset.name).lstrip("/"))
 
     def read(self, rows: NDArray[np.intp]) -> list[Any]:
-        """Read the values of `rows`, each in `[0, N)`: one-dimensional arrays of their own, of texts perhaps `bytes`.
+        """Read the values of `rows`, each in `[0, N)`, as one-dimensional arrays that share no memory; texts may be
+        `bytes`.
 
         Raises:
-            DamagedPackError: their heap is broken, or references do not lead to rows in it.
+            DamagedPackError: the heap is broken, or a pointer does not lead to a row in it.
         """
         if not len(rows):
             return []
         wanted, places = np.unique(rows, return_inverse=True)
         first, last = int(wanted[0]), int(wanted[-1])
-        # h5py takes lists in ascending order only; a run needs none.
+        # h5py takes only ascending lists; a run of neighbours is faster as a slice.
         chosen = slice(first, last + 1) if last - first == len(wanted) - 1 else wanted
         with reading_contents(self._path):
             self._references.check(wanted)
             found = self._dataset[chosen].tolist()
         taken = [found[place] for place in places.tolist()]
-        # A row asked for twice must not be one array in two places.
+        # A row that was asked for twice must not be the same array twice.
         if len(wanted) == len(rows):
             return taken
         return [value.copy() if isinstance(value, np.ndarray) else value for value in taken]
 
 
 class KeptRagged:
-    """Keep rows in our own memory: blocks of `step` rows, each one array of all values, of texts `bytes`, and where
-    each row of it begins."""
+    """Keep rows in memory, in blocks of `step` rows: one array of the block's values (`bytes` for texts) and the
+    offsets of its rows."""
 
     def __init__(self, step: int, blocks: list[NDArray[Any] | bytes], offsets: list[NDArray[np.int64]]) -> None:
         self._step = step
@@ -408,7 +406,7 @@ class KeptRagged:
         return [value.copy() if isinstance(value, np.ndarray) else value for value in found]
 
 
-# What reads rows of variable length at random, by several threads at once.
+# Reads rows of variable length in any order; safe in threads.
 RaggedSource = H5pyRagged | KeptRagged
 
 
@@ -418,13 +416,14 @@ def keep_rows(
     """Read all rows into memory, front to back.
 
     Args:
-        source: of `count` rows.
-        dtype: of one value; uint8 for texts.
-        mean_bytes: about how many bytes a row has.
-        most_bytes: how many all of them may have.
+        source: reads the rows.
+        count: how many rows there are.
+        dtype: dtype of one value; uint8 for texts.
+        mean_bytes: estimated length of a row in bytes.
+        most_bytes: how many bytes all rows together may have.
 
     Returns:
-        `None` where they have more.
+        The rows in memory, `None` if they exceed `most_bytes`.
     """
     step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, mean_bytes)))
     blocks: list[NDArray[Any] | bytes] = []
@@ -436,7 +435,7 @@ def keep_rows(
         blocks.append(block)
         offsets.append(np.cumsum([0, *map(len, rows)], dtype=np.int64))
         held += (len(block) if isinstance(block, bytes) else block.nbytes) + 2 * offsets[-1].nbytes
-        # While reading, because only then their length is known.
+        # Checked here, because lengths are only known once rows have been read.
         if held > most_bytes:
             return None
     return KeptRagged(step, blocks, offsets)
@@ -446,22 +445,22 @@ class RaggedRows:
     """Read inputs or targets of variable length: arrays `(M,)`, or texts as `str`."""
 
     def __init__(self, label: str, source: RaggedSource, *, texts: bool) -> None:
-        """Take `label`, where they are, for messages."""
+        """Take `label`, the name of the dataset in messages."""
         self._label = label
         self._source = source
         self._texts = texts
 
     def read(self, rows: NDArray[np.intp], pool: ThreadPool, out: NDArray[Any] | None = None) -> list[Any]:
-        """Read the values of `rows`, each in `[0, N)`: a list of `(M,)` arrays, each the caller's own, or of `str`.
+        """Read the values of `rows`, each in `[0, N)`: a list of `(M,)` arrays that the caller may change, or of `str`.
 
         Raises:
-            DamagedPackError: the file is broken where they are.
+            DamagedPackError: the heap that holds the values is broken.
             DecodeError: a text is not UTF-8; the message names its row.
         """
         values = self._source.read(rows)
         if not self._texts:
             return values
-        # All at once, as they nearly always can be.
+        # The fast way, which only fails for a text that is not UTF-8.
         with contextlib.suppress(UnicodeDecodeError):
             return [value.decode() for value in values]
         return [self._text(row, value) for row, value in zip(rows.tolist(), values, strict=True)]
@@ -475,16 +474,15 @@ class RaggedRows:
 
 
 def check_are_images(dataset: Any, path: Path) -> None:
-    """Make sure, by the first row that has any, that rows of bytes are image files.
+    """Make sure that rows of bytes are image files, by the first row that is not empty.
 
     Raises:
-        PackFormatError: they are not.
+        PackFormatError: it is not an image file.
     """
     name = str(dataset.name).lstrip("/")
     HeapReferences(dataset, name).check(np.arange(min(_LOOKED_AT, int(dataset.shape[0]))))
     for row in range(min(_LOOKED_AT, int(dataset.shape[0]))):
         data = bytes(dataset[row])
-        # An empty row says nothing of the others.
         if not data:
             continue
         try:
@@ -496,12 +494,12 @@ def check_are_images(dataset: Any, path: Path) -> None:
 
 
 def read_keys(dataset: Any, rows: NDArray[np.intp] | None) -> list[str]:
-    """Return texts of an open dataset, all by default.
+    """Return texts of an open dataset; all of them if `rows` is `None`.
 
-    A few are read by themselves, so that a look at 200,000 rows' keys costs a page's time only.
+    A few are read one by one, so that showing one page of 200,000 keys does not read them all.
 
     Raises:
-        DamagedPackError: a reference does not lead to its text.
+        DamagedPackError: a pointer does not lead to its text.
     """
     references, texts = HeapReferences(dataset, str(dataset.name).lstrip("/")), dataset.asstr()
     if rows is not None and len(rows) <= _FEW_KEYS:
