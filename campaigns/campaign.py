@@ -24,7 +24,7 @@ class Campaign(Protocol):
 
     `title`: what is done, for the page. `unit`: what its progress is counted in. `bound`: how many units one kill may
     cost: finished, and done once more; why so many is said in `because`. `variants`: rounds differ, and do so again
-    after so many.
+    after so many. Where rounds of one kind differ without any kill, `spread` says by how many units.
     """
 
     title: ClassVar[str]

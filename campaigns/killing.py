@@ -183,8 +183,11 @@ class _Hunt:
         """Compare with the truth, and add up."""
         self._campaign.check()
         outcome, needed = self.outcome, self._campaign.needed
+        spread: float = getattr(self._campaign, "spread", 0.0)
+        if needed - spread <= sum(done) < needed:
+            needed = sum(done)
         surplus = sum(done) - needed
-        redone = surplus if surplus > _CRUMBS * needed * len(done) else 0.0
+        redone = surplus if surplus > max(_CRUMBS * needed * len(done), spread) else 0.0
         outcome.rounds += 1
         outcome.needed += needed
         outcome.done += sum(done)
@@ -194,7 +197,7 @@ class _Hunt:
         outcome.bound = max(outcome.bound, self._campaign.bound)
         if finished:
             outcome.worst = max(outcome.worst, redone / len(finished))
-        if redone > len(finished) * self._campaign.bound:
+        if redone > len(finished) * self._campaign.bound + spread:
             msg = (
                 f"{self._name}: {redone:,.1f} {self._campaign.unit} were done again after {len(finished)} kills; at "
                 f"most {self._campaign.bound:,.1f} a kill are promised. The runs of round {self._number - 1}:\n  "

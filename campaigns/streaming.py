@@ -79,7 +79,6 @@ class Streaming:
         self._orders: dict[str, dict[int, list[str]]] = {}
         # Bytes that a run fetches which is not killed, by kind.
         self._alone: dict[str, float] = {}
-        self._fetched = 0.0
         self._kind = ""
         self.counts = {"batches compared": 0, "looks at the disk": 0}
 
@@ -94,6 +93,11 @@ class Streaming:
         if self._kind == "packed":
             return BLOCK_SAMPLES * _PACKERS
         return _CONNECTIONS * self._rows * BLOCK_BYTES / self._truth.stat().st_size
+
+    @property
+    def spread(self) -> float:
+        """Samples by which rounds differ without any kill: below a limit a block more or less comes twice."""
+        return self._rows * BLOCK_BYTES / self._truth.stat().st_size if self._kind == "limited" else 0.0
 
     @property
     def needed(self) -> float:
@@ -111,7 +115,6 @@ class Streaming:
     def begin(self, number: int) -> dict[str, Any]:
         """A place where nothing is yet; of a copy, the pack is in the cache."""
         self._kind = _KINDS[number % 3]
-        self._fetched = 0.0
         shutil.rmtree(self._place, ignore_errors=True)
         cache = self._place / "cache"
         cache.mkdir(parents=True)
@@ -155,10 +158,6 @@ class Streaming:
         """Bytes that were fetched, in samples: those of the source, or of blocks of the pack."""
         self.counts["looks at the disk"] += sum(1 for name, _ in log if name == "disk")
         fetched = max([0.0, *(amount for name, amount in log if name == "fetched")])
-        if self._kind != "packed":
-            # The table beside a partial copy counts on from run to run.
-            before, self._fetched = self._fetched, max(self._fetched, fetched)
-            fetched = self._fetched - before
         # Of the first run of each kind, which is not killed: below a limit a few blocks come twice in any run.
         return fetched / self._alone.setdefault(self._kind, fetched) * self.needed
 
