@@ -16,13 +16,21 @@ if TYPE_CHECKING:
 
 # What needs a mounted Drive.
 _FUSE = {"publish", "arrive", "stage", "fetch"}
-_MARKS = dict.fromkeys(_FUSE, pytest.mark.fuse) | {"stream": pytest.mark.torch}
+_MARKS = {name: [pytest.mark.fuse] for name in _FUSE} | {"stream": [pytest.mark.torch]}
+# Killed again and again by tests of their own as well: test_resume.py, test_file.py and test_extract.py.
+_SHOWN_ELSEWHERE = {"pack", "fetch", "extract"}
 # One of small calls, of five kinds, takes more kills to meet their seams.
 _KILLS = {"live": 10}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in names()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[*_MARKS.get(name, []), *[pytest.mark.long] * (name in _SHOWN_ELSEWHERE)])
+        for name in names()
+    ],
+)
 def test_killed_work_ends_in_verified_data(name: str, tmp_path: Path) -> None:
     """Kills leave nothing, the old or the whole; what was finished is not done again; the end is the truth."""
     kills = _KILLS.get(name, 2)

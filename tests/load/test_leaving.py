@@ -93,7 +93,7 @@ def begun_after_break(loader: Any, slow: SlowRows) -> int:
     return slow.begun - begun
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("way", ["one size", "own sizes", "window", "crops", "headers"])
 def test_a_break_waits_for_one_image_of_each_thread(
     make_encoded: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, way: str, threads: int

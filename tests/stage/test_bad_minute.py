@@ -74,6 +74,7 @@ def test_an_epoch_from_the_web_goes_on_after_it(archive: Path, tmp_path: Path) -
         assert epoch_with_a_bad_minute(server, batches, note) == EVERY
         data.wait(progress=False)
         assert SAYS not in note()
+        server.set_knobs(WebKnobs())
         whole = stage_dataset(url, local_dir=tmp_path / "b", cache_dir=None, progress=False)
     assert data.path.read_bytes() == whole.path.read_bytes()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.fuse, pytest.mark.torch]
 
-COUNT, BATCH = 240, 8
+COUNT, BATCH = 160, 8
 
 
 @pytest.fixture
@@ -105,6 +105,7 @@ def test_what_is_streamed_from_it(
     # Instead of 45 s.
     monkeypatch.setattr(watched, "_HANGS_S", 1.0)
     monkeypatch.setattr(watched, "_ASK_EVERY_S", 0.2)
+    monkeypatch.setattr(watched, "_DIES_S", 0.3)
     cloud, mountpoint = drive.cloud / "MyDrive", my_drive.parent
     images = make_images(tmp_path / "photos", COUNT, size=(100, 100))
     where, cache = my_drive / "photos", None
@@ -125,7 +126,7 @@ def test_what_is_streamed_from_it(
     batches = iter(data.loader("train", BATCH))
     seen = pixels(islice(batches, 2))
     # Of a folder the first rows come one by one, and count with their neighbours.
-    wait_until(lambda: data.ready.rows > (160 if source == "folder" else 1))
+    wait_until(lambda: data.ready.rows > (100 if source == "folder" else 1))
     trouble(drive)
     with pytest.raises(kind, match=words):
         seen.extend(x.numpy().tobytes() for x, _ in batches)

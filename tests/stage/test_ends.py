@@ -81,6 +81,7 @@ import pathlib, sys
 import colabstage, colabstage.errors, colabstage.load.reading.reader
 from colabstage.machine import mounts, watched
 mounts._ANSWER_S = watched._PROBE_TIMEOUT_S = 0.7
+watched._DIES_S = 0.3
 drive, here = map(pathlib.Path, sys.argv[1:])
 staged = colabstage.stage_dataset(drive / "photos", local_dir=here / "local", cache_dir=None, progress=False)
 print(staged.report.origin)
@@ -121,7 +122,8 @@ import os, pathlib, signal, sys
 import colabstage, colabstage.errors
 from colabstage.machine import mounts, watched
 drive, here, server = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
-watched._PROBE_TIMEOUT_S, watched._ASK_EVERY_S, watched._HANGS_S = 0.3, 0.2, 0.3
+watched._PROBE_TIMEOUT_S = watched._HANGS_S = watched._DIES_S = 0.3
+watched._ASK_EVERY_S = 0.2
 from colabstage.diagnose import health
 from colabstage.stage import purge
 answering = mounts.probe_mount

@@ -70,6 +70,7 @@ class Hanging:
             (watched, "_PROBE_TIMEOUT_S", 0.5),
             (watched, "_ASK_EVERY_S", 0.2),
             (watched, "_HANGS_S", 0.5),
+            (watched, "_DIES_S", 0.3),
         ):
             monkeypatch.setattr(module, name, value)
         read, close = pread_exactly, close_quietly
@@ -108,8 +109,15 @@ class Hanging:
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("place", ["at a block", "at the close"])
-@pytest.mark.parametrize("awakes", ["before the new staging", "after it"])
+@pytest.mark.parametrize(
+    ("place", "awakes"),
+    [
+        ("at a block", "before the new staging"),
+        ("at the close", "after it"),
+        pytest.param("at a block", "after it", marks=pytest.mark.long),
+        pytest.param("at the close", "before the new staging", marks=pytest.mark.long),
+    ],
+)
 def test_a_restore_that_was_left_behind_changes_nothing(
     tmp_path: Path,
     drive: SimulatedDrive,

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.torch
 
 COUNT, BATCH = 120, 4
 # Instead of half a minute for each answer, and one in which it is asked again.
-SILENCE_S, PATIENCE_S = 0.5, 1.0
+SILENCE_S, PATIENCE_S = 0.5, 0.5
 # Four tries and the waits between them, on a busy machine.
 DEADLINE_S = 20.0
 STALL, HANG = WebFault(kind="stall", min_bytes=4000), WebFault(kind="hang", min_bytes=4000)
@@ -48,7 +48,7 @@ def short_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert defaults is not None
     monkeypatch.setitem(defaults, "timeout_s", SILENCE_S)
     for module in (opening, fetcher):
-        monkeypatch.setattr(module, "PATIENT", RetryPolicy(patience_s=PATIENCE_S))
+        monkeypatch.setattr(module, "PATIENT", RetryPolicy(first_wait_s=0.05, patience_s=PATIENCE_S))
 
 
 @pytest.fixture(scope="module")

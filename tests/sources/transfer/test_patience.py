@@ -47,6 +47,7 @@ def test_who_is_refused_for_longer_than_patience_lasts_is_told_and_keeps_what_ca
             refused = sum(request.status == 503 for request in server.requests)
             assert refused < 2 * policy.attempts + 12
         server.set_faults()
+        server.set_knobs(WebKnobs())
         with copy_of(server.url("data.bin"), tmp_path / "copy", step, PATIENT) as copy:
             copy.wait()
             assert copy.kept_bytes > 0

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 
-WORDS = ("demo", "--quick", "--time-scale", "0.3", "--out", "pictures", "--json")
+WORDS = ("demo", "--quick", "--out", "pictures", "--json", "--time-scale")
 
 
 def check_result(done: Done, folder: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def check_result(done: Done, folder: Path) -> dict[str, Any]:
 def test_the_short_demo_on_a_mounted_drive(tmp_path: Path) -> None:
     """It trains five times, stages from folder, zip and cache, and its claims hold."""
     done = subprocess.run(
-        [*COMMAND, *WORDS],
+        [*COMMAND, *WORDS, "0.3"],
         cwd=tmp_path,
         env={**practice_environment(tmp_path), "TMPDIR": str(tmp_path)},
         capture_output=True,
@@ -84,7 +84,8 @@ def test_the_short_demo_where_nothing_can_be_mounted(run: Run, tmp_path: Path, m
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     threads = torch.get_num_threads()
-    done = run(*WORDS)
+    # Of one process that reads one file after the other, each wait counts in full.
+    done = run(*WORDS, "0.1")
     result = check_result(done, tmp_path)
     assert result["mounted"] is False
     assert "Nothing can be mounted here." in done.stderr
