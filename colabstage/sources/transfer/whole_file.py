@@ -49,7 +49,6 @@ def fetch_file(
     cancellation: Cancellation,
     policy: RetryPolicy,
     connections: int | None = None,
-    stall_timeout_s: float = 180.0,
     announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
     replaces: Callable[[Path], bool] = whatever_is_there,
 ) -> FetchedFile:
@@ -67,7 +66,6 @@ def fetch_file(
         cancellation: looked at several times a second.
         policy: `attempts` are those without a single byte of progress.
         connections: parts in flight at once; `None` for what the source says is worth it.
-        stall_timeout_s: seconds without a byte after which the source counts as dead.
         announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
         replaces: says of what is at `target` by then whether it may be replaced.
 
@@ -113,7 +111,6 @@ def fetch_file(
             step=step,
             policy=policy,
             connections=connections,
-            stall_timeout_s=stall_timeout_s,
             cancellation=cancellation,
         ) as copy:
             try:
