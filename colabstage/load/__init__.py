@@ -1,1 +1,1 @@
-"""Read batches out of HDF5 at the memory's speed."""
+"""Read batches from HDF5 files at the speed of memory."""

@@ -1,4 +1,4 @@
-"""Rows of a file of which some are not here yet: what the loader asks of whoever brings them, and how it orders them.
+"""The interface for rows of a file that are still arriving, and the order in which an epoch visits them.
 
 The file has its final length and layout, and rows come in *units*: blocks of a pack that is elsewhere, byte ranges of
 an archive that is being packed. The order of an epoch shuffles units, then rows within a window of some units. It
@@ -31,24 +31,23 @@ Side = Literal["row", "targets"]
 
 
 class Arrival(Protocol):
-    """Bring rows of a file of which some are not here. May be asked from several threads at once; pickles, and works
-    after a fork."""
+    """Bring rows of a file that are not all here yet. Safe in threads, picklable, and usable after a fork."""
 
     @property
     def complete(self) -> bool:
-        """Tell whether nothing is missing and nothing will be let go: readers then behave as with any file."""
+        """Tell whether all rows are here and stay here, so that readers can treat the file like any other."""
 
     @property
     def window_units(self) -> int:
-        """Return how many units one window may hold: a function of layout and limit, never of what is here."""
+        """Return how many units one window may hold; depends on layout and limit, never on what has arrived."""
 
     @property
     def reason(self) -> str:
-        """Tell why that many, in words for the plan."""
+        """Return the reason for `window_units`, in words for the plan."""
 
     @property
     def first_epoch_only(self) -> bool:
-        """Tell whether only the first epoch is visited by units; later ones as of any file, since all is here then."""
+        """Tell whether only the first epoch is visited by units, because all rows are here after it."""
 
     @property
     def order_lasts(self) -> bool:
@@ -57,7 +56,7 @@ class Arrival(Protocol):
 
     @property
     def first_units(self) -> int:
-        """Return how many units the first batch may wait for: more than one where the rows of one may be alike."""
+        """Return how many units the first batch may wait for: more than one if the rows of a unit may be alike."""
 
     @property
     def together(self) -> int:
@@ -65,11 +64,11 @@ class Arrival(Protocol):
 
     @property
     def handed_out(self) -> HandedOut:
-        """Return what counts rows that readers get."""
+        """Return the counter of rows that readers have received."""
 
     @property
     def readable_path(self) -> Path | None:
-        """Return where the file can be opened now, of one that moves; `None` where it stays where it is."""
+        """Return where a file that will be moved can be opened now; `None` if it will not be moved."""
 
     @property
     def leaves_out(self) -> bool:
@@ -81,18 +80,18 @@ class Arrival(Protocol):
         """Wait for rows, and return which of them cannot be used, `(B,)`; raises as `hold`."""
 
     def units(self, split: str) -> NDArray[np.intp]:
-        """Return the unit of each row, `(N,)`; or `(N, 2)` where a row may be in two, its first and its last."""
+        """Return the unit of each row, `(N,)`; if a row may be in several, its first and last unit, `(N, 2)`."""
 
     def expect(
         self, split: str, rows: NDArray[np.intp], *, then: Callable[[], NDArray[np.intp]] | None = None
     ) -> Expectation:
-        """Take note of the rows that will be read, in order: what prefetching and eviction follow. `then` makes those
-        that come after them, such as the next epoch's; it may be called late, in another thread, or never."""
+        """Announce the rows that will be read, in order, for prefetching and eviction. `then` returns the rows after
+        them, such as the next epoch's; it may be called late, in another thread, or never."""
 
     def hold(
         self, split: str, rows: NDArray[np.intp], *, side: Side = "row", cancellation: Cancellation | None = None
     ) -> AbstractContextManager[None]:
-        """Wait until these rows can be read, and keep them here until the context is left. Rows may be repeated.
+        """Wait until these rows can be read, and keep them from eviction within the context. Rows may be repeated.
 
         Raises:
             ColabstageError: what brings them failed; the message says what is here. Asking again tries again.
@@ -101,7 +100,7 @@ class Arrival(Protocol):
 
 
 class Announced:
-    """Tell an arrival the rows of an epoch's batches, and how many of them are handed out."""
+    """Tell an arrival which rows an epoch's batches need, and how many batches have been handed out."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class Announced:
         self._handed_out = 0
 
     def hand_out(self) -> None:
-        """Take note that one more batch is with the consumer."""
+        """Record that the consumer has received one more batch."""
         done = self._ends[self._handed_out]
         self._note(done - (self._ends[self._handed_out - 1] if self._handed_out else 0))
         self._handed_out += 1
@@ -133,10 +132,10 @@ def _join_batches(batches: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
 
 
 class FilledBatches(Sequence[Any]):
-    """Batches of an epoch without the rows that cannot be used: each is filled with those that follow it.
+    """Batches of an epoch without unusable rows: each batch is filled up with the rows that follow it.
 
-    Which these are shows as they arrive, so a batch is made when it is asked for. Rows that are left out leave the last
-    batches shorter, or fewer.
+    Whether a row is usable is only known once it has arrived, so a batch is made when it is asked for. Rows that are
+    left out make the last batches shorter, or fewer.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class FirstEpochOrder:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalFacts:
-    """What the choice of a loader depends on for a file that is here in part."""
+    """Facts about a file that is still arriving, on which the choice of a loader depends."""
 
     complete: bool
     """Whether all of it is here, to stay."""
@@ -217,7 +216,7 @@ class ArrivalFacts:
 
 
 def facts_of(arrival: Arrival, units: Arrival | None = None) -> ArrivalFacts:
-    """Return what the choice of a loader rests on; `units`: another one, whose units order the rows."""
+    """Return the facts for the choice of a loader. `units`: another arrival, whose units order the rows."""
     units = units or arrival
     return ArrivalFacts(arrival.complete, units.window_units, units.reason, arrival.leaves_out)
 
@@ -386,7 +385,7 @@ def _is_even(labels: NDArray[np.integer]) -> bool:
 
 
 def mixing_of(labels: NDArray[np.integer], batch_size: int) -> float:
-    """Return how even the classes are in batches of labels in the order in which they are visited.
+    """Return how even the classes are in consecutive batches of `labels`, which are in the order of visits.
 
     It is the variance of their counts that a full shuffle would have, by the one that they have: 1 is as after a full
     shuffle, and 1/n where the variance is n times that."""

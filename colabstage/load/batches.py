@@ -1,5 +1,4 @@
-"""Make batches as torch sees them: tensors over reused host memory, nested to any depth, and what is done to them
-last."""
+"""Make batches of torch tensors in reused host memory, convert nested batches, and apply the last steps to them."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """Rebuild a batch with `change` called on everything in it that is no list, tuple or mapping.
+    """Rebuild a batch with `change` applied to every element that is not a list, tuple or mapping.
 
     Containers keep their types; keys of mappings stay. What has a method `to` of its own, such as torch's
     `PackedSequence`, counts as one thing, whatever it derives from.
@@ -65,7 +64,7 @@ def map_leaves(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def moves_itself(thing: object) -> bool:
-    """Tell whether a thing that is no tensor knows how to move to a device."""
+    """Tell whether an object that is not a tensor has a method to move it to a device."""
     return not isinstance(thing, torch.Tensor) and callable(getattr(thing, "to", None))
 
 
@@ -182,7 +181,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Hold rows that are in memory together."""
+    """Rows that are in memory at the same time."""
 
     rows: NDArray[np.intp]
     """Ascending."""
@@ -207,7 +206,7 @@ def _take(values: Any, places: NDArray[np.intp], out: NDArray[Any] | None) -> An
 def group_by_window(
     batches: Sequence[NDArray[np.intp]], rows_before: int, window_rows: int
 ) -> list[list[NDArray[np.intp]]]:
-    """Put batches together that come out of the same window. Windows hold whole batches.
+    """Group batches by the window that their rows are in. Windows hold whole batches.
 
     Args:
         batches: rows of the batches that are left.
@@ -435,7 +434,7 @@ def _pad_rows(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 def filler_of(dtype: torch.dtype) -> int:
-    """Return what rows are filled up with: -1 for signed integers, 0 for everything else."""
+    """Return the padding value: -1 for signed integers, 0 for everything else."""
     # -1 is not a class, so a loss with ignore_index=-1 skips it; 0 would be the first class.
     return -1 if dtype in _SIGNED else 0
 
@@ -490,7 +489,7 @@ def map_batches(
 
 
 def pin(batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a batch with its tensors in pinned memory, from where a GPU copies beside other work."""
+    """Return a batch with its tensors in pinned memory, which a GPU can copy from asynchronously."""
     pinned: tuple[Any, ...] = map_leaves(
         batch, lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" else leaf
     )
@@ -499,7 +498,7 @@ def pin(batch: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Take batches `(x, y)` or `(x, y, index)` and do what is done to them last."""
+    """Apply the last steps, dtype and batch transform, to batches `(x, y)` or `(x, y, index)`."""
 
     dtype: torch.dtype | None
     """Of x, `None` to leave it."""

@@ -1,4 +1,4 @@
-"""Read one split of an HDF5 file as a `torch.utils.data.Dataset`: `dataset_h5`, and gather what loading it rests on."""
+"""`dataset_h5`: one split of an HDF5 file as a `torch.utils.data.Dataset`, and the facts on which loading depends."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return len(self.reader)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`; of a slice the list of its samples.
+        """Return one sample: `(x, y)`, or `((x, y), index)` with `return_index`; for a slice, a list of samples.
 
         `x` is a writable array of its own, as stored, `(H, W, C)` for images, before `transform`. `y` is an int where
         targets are integers, a numpy scalar for other numbers, an array as stored where one target is more (`(1, 1)`
@@ -289,7 +289,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         self.reader.close()
 
     def sample(self, x: Any, y: NDArray[Any] | np.generic | dict[str, NDArray[Any]] | str) -> tuple[Any, Any]:
-        """Make of one row what `__getitem__` returns, as `read_batch` gives it."""
+        """Turn one row of `read_batch` into the sample that `__getitem__` returns."""
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         if (change := self.transform) is not None:
@@ -332,7 +332,7 @@ _TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtyp
 
 
 def _takes_images(transform: object) -> bool:
-    """Tell whether a transform is torchvision's, and begins with one that takes PIL images and no arrays."""
+    """Tell whether a transform is torchvision's and begins with one that takes PIL images but not arrays."""
     kind = type(transform)
     # By name: torchvision is not imported for this, and who passes one of its transforms has done it.
     if kind.__module__.partition(".")[0] != "torchvision":
@@ -455,7 +455,7 @@ def _rng_restored() -> Iterator[None]:
 
 
 def _pickle_problem(dataset: dataset_h5) -> str | None:
-    """Tell why another process could not be sent the dataset's transforms; `None` when it could."""
+    """Return why the dataset's transforms cannot be sent to another process; `None` if they can."""
     try:
         pickle.dumps((dataset.transform, dataset.target_transform))
     except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises

@@ -81,7 +81,7 @@ def free_device_memory(device: torch.device) -> int | None:
 
 
 class CopyEvent(Protocol):
-    """Stand for a point in a stream's work."""
+    """A point in a stream's work that can be waited for."""
 
     def synchronize(self) -> None:
         """Wait, in the calling thread, until the work up to here is done."""
@@ -97,7 +97,7 @@ class CopyStream(Protocol):
         """Tell whether copies of this tensor are asynchronous as it is, without a stop in pinned memory."""
 
     def follow(self) -> None:
-        """Let what comes from now on wait for all that the caller's own stream was given so far."""
+        """Make later work on this stream wait for everything queued so far on the caller's stream."""
 
     def entered(self) -> AbstractContextManager[object]:
         """Return a context in which this thread's device work goes onto the stream."""
@@ -106,17 +106,17 @@ class CopyStream(Protocol):
         """Begin to copy, in a new tensor on the device, what must stay unchanged in the host's memory until then."""
 
     def record(self) -> CopyEvent:
-        """Return an event after all that was put here so far."""
+        """Return an event that follows everything queued on this stream so far."""
 
     def lead(self, event: CopyEvent) -> None:
-        """Let the caller's own stream wait for an event of this one."""
+        """Make the caller's stream wait for an event of this stream."""
 
     def used(self, tensor: torch.Tensor) -> None:
-        """Say that the caller's own stream uses a tensor that was made on this one."""
+        """Record that the caller's stream uses a tensor that was made on this stream."""
 
 
 class CudaCopyStream:
-    """Copy by a side stream of a CUDA device, one for the object's life.
+    """Copy on a side stream of a CUDA device, the same one for the object's life.
 
     A new stream each epoch would strand the memory that torch's allocator keeps for the old one.
     """
@@ -326,7 +326,7 @@ Stager = StreamStager | PlainStager
 
 
 def make_stager(device: torch.device) -> Stager:
-    """Make the stager that this device allows."""
+    """Make the stager for this device: with a stream on CUDA, plain otherwise."""
     return StreamStager(CudaCopyStream(device), device) if device.type == "cuda" else PlainStager(device)
 
 

@@ -35,7 +35,7 @@ _MIX = ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB))
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch stands: what its random parameters depend on."""
+    """Seed, epoch and rows of a batch, on which its random parameters depend."""
 
     seed: int
     """At least 0."""
@@ -76,11 +76,10 @@ class SeededTransform(Protocol):
 
 
 def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the caller's, which may not end an epoch.
+    """Call a function of the caller's, and keep it from ending an epoch.
 
     Raises:
-        RuntimeError: it raised StopIteration. As in a generator of Python's: a loop over batches would take it for the
-            end of the epoch, and leave out what is left of it.
+        RuntimeError: it raised StopIteration, which a loop over batches would take for the end of the epoch.
     """
     try:
         return function(*arguments)
@@ -171,7 +170,7 @@ def random_fractions(count: int, *entropy: int) -> NDArray[np.float64]:
 
 
 def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the places of numbers in ascending order, equal ones in the order in which they are there."""
+    """Return the places of numbers in ascending order; equal numbers keep their order."""
     order = np.argsort(keys)
     found = keys[order]
     # Sorting that keeps no order among equals takes half the time, and drawn numbers are hardly ever equal.
@@ -194,7 +193,7 @@ def spread_order(count: int, *entropy: int) -> NDArray[np.intp]:
 
 
 def digest_of(*values: NDArray[Any]) -> int:
-    """Return a number of 63 bits that other values, or the same in another order, do not have."""
+    """Return a 63-bit hash of arrays and their order."""
     digest = hashlib.sha256()
     for part in values:
         # Bytes alone would not tell two arrays from one that joins them.

@@ -1,4 +1,4 @@
-"""Where the rows of a pack are in its files, and so which blocks each of them needs."""
+"""Find where the rows of a pack are in its files, and which blocks each row needs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PackField:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Span:
-    """Which blocks one side of all rows of a split needs, in however many files."""
+    """Blocks that the inputs, or the targets, of all rows of a split need, in all files."""
 
     is_input: bool
     """Whether these are inputs, and not targets."""
@@ -68,7 +68,7 @@ class _Span:
 
 
 class Places:
-    """Which blocks each row of a split needs."""
+    """Blocks that each row of a split needs."""
 
     def __init__(self, spans: list[_Span], file_ends: NDArray[np.int64], edges: bool) -> None:
         """Take the spans of the split; `file_ends`: the number of rows up to the end of each file; `edges`: whether
@@ -138,7 +138,7 @@ def _unique(parts: list[NDArray[Any]]) -> NDArray[np.int64]:
 
 
 class _Bytes(io.RawIOBase):
-    """One of the files as h5py reads it: every block that it touches is brought here."""
+    """A file for h5py to read; blocks that it touches are fetched first."""
 
     def __init__(self, file: BlockwiseFile | WholeFile, number: int) -> None:
         self._file, self._place = file, 0
@@ -280,7 +280,7 @@ def _row_places(file: BlockwiseFile | WholeFile, field: PackField) -> tuple[NDAr
 
 
 def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArray[np.bool_]) -> Edges:
-    """Return what of each block belongs to rows that reach over one of its ends."""
+    """Return the parts of each block that belong to rows that extend over one of its ends."""
     block_bytes, edges = file.files.block_bytes, Edges.none(file.blocks)
     for field in fields:
         starts, stops = _row_places(file, field)
@@ -293,7 +293,7 @@ def _find_edges(file: BlockwiseFile, fields: tuple[PackField, ...], kept: NDArra
 
 
 def bring_kept(file: BlockwiseFile, fields: tuple[PackField, ...]) -> None:
-    """Bring what is not rows, and say that it stays."""
+    """Fetch everything that is not rows, and mark it to stay."""
     kept = _kept_blocks(file, fields)
     # Before any of it comes.
     room = file.check_room(kept, Edges.none(file.blocks), least=LEAST_BLOCKS)

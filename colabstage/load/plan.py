@@ -1,7 +1,6 @@
-"""What can be asked of a loader, what its plan rests on, and what it says: options, facts and a request in, values with
-their reasons out.
+"""The options of a loader, the facts and the request that its plan follows from, and the plan: values with reasons.
 
-Nothing here needs torch or numpy, so that whoever only passes options on imports neither.
+Nothing here needs torch or numpy, so that code that only passes options on imports neither.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ class SampleCost:
     """What a probe measured."""
 
     seconds: float
-    """That a sample takes with its transform."""
+    """Time that a sample takes with its transform."""
     result_bytes: int
     """Length of its result."""
 
@@ -202,7 +201,7 @@ def _undivided() -> Shard:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What the decision rests on."""
+    """Facts about the dataset and this computer, on which the plan depends."""
 
     rows: int
     """How many samples there are."""
@@ -272,7 +271,7 @@ class LoaderRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReasonedValue:
-    """A number and why it is that."""
+    """A number with the reason for it."""
 
     value: int
     """The number."""

@@ -1,6 +1,6 @@
-"""Iterate in a background thread, a few results ahead of the consumer, and end it in every case.
+"""Iterate in a background thread, a few results ahead of the consumer, and end the thread in every case.
 
-No wait here is unbounded: whoever waits is woken by `close`, and looks every second whether the other side still lives.
+No wait is unbounded: `close` wakes a waiting thread, which also checks every second that the other side is alive.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeat(Enum):
-    """Stand for what a generator yields while it has no result yet: nobody gets it, and it is ended here if nobody
-    waits."""
+    """What a generator yields while it has no result yet, so that it can be stopped; consumers never see it."""
 
     HEARTBEAT = "heartbeat"
 
@@ -63,7 +62,7 @@ class _BoundedQueue(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T | Heartbeat) -> bool:
-        """Wait for room and add an item, unless it is a heartbeat; `False` when nobody wants any more."""
+        """Wait for room and add an item, unless it is a heartbeat; return `False` if the queue is closed."""
         if isinstance(item, Heartbeat):
             return not self._closed
         if len(self._items) >= self._depth:
@@ -111,7 +110,7 @@ class _BoundedQueue(Generic[T]):
         return self._consumer_waits or not self._items
 
     def close(self) -> None:
-        """Throw away what is left and let both sides go."""
+        """Discard what is left, and wake both sides."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -290,7 +289,7 @@ class Iteration(Generic[S, T]):
 
     @property
     def closed(self) -> bool:
-        """Tell whether it was ended before its time."""
+        """Tell whether the iteration was closed before its end."""
         return self._closed
 
     def close(self) -> None:
@@ -302,13 +301,13 @@ class Iteration(Generic[S, T]):
 
 
 class Iterated(Closing):
-    """Be a loader that knows its running iterations; as a context, it ends them."""
+    """Base of loaders that know their running iterations, and end them on `close` and at the end of a `with`."""
 
     # Held weakly: a loop that was left ends its thread without being asked.
     _running: tuple[weakref.ref[Iteration[Any, Any]], ...] = ()
 
     def _begun(self, iteration: Iteration[S, T]) -> Iteration[S, T]:
-        """Take note of an iteration that runs from now on."""
+        """Register an iteration that has begun."""
         self._running = (*(one for one in self._running if one() is not None), weakref.ref(iteration))
         return iteration
 

@@ -1,7 +1,7 @@
-"""Make a loader's batches: one class for each strategy, all used alike; and what frameworks see of them.
+"""Make a loader's batches, with one class for each strategy, and the dataset and sampler that frameworks see.
 
-Threads of this process that copy or decode, a split that lives on the device, and a stock `torch.utils.data.DataLoader`
-with worker processes. Frameworks that take a loader apart find a dataset and a sampler.
+Batches come from threads of this process that copy or decode, from a split on the device, or from the worker processes
+of a stock `torch.utils.data.DataLoader`.
 
 Rows of a split on the device are kept and gathered as words of up to eight bytes: a gather of single bytes would use a
 fraction of a GPU's memory bandwidth.
@@ -150,7 +150,7 @@ _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
 class DeviceTable:
-    """Keep N rows of one shape and dtype on a device."""
+    """N rows of one shape and dtype on a device."""
 
     def __init__(self, count: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         """Allocate memory for `count` rows of this `shape` each."""
@@ -218,7 +218,7 @@ class DeviceSource(BatchSource):
     def start(
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
-        """Gather batch after batch, on the stream that is current then."""
+        """Gather each batch when it is taken, on the stream that is current at that moment."""
         if not batches or self._x is None or self._y is None:
             return
         # One copy of all numbers for the epoch, not one for each batch.
@@ -282,7 +282,7 @@ class BatchDataset(dataset_h5):
         return (x, y, torch.as_tensor(indices)) if self.return_index else (x, y)
 
     def sample(self, x: Any, y: Any) -> tuple[Any, Any]:
-        """Make of one row what the dataset's transforms make of it, as long as somebody wants its batch."""
+        """Apply the dataset's transforms to one row, unless its batch is no longer wanted."""
         self._wanted.check()
         return super().sample(x, y)
 
@@ -296,7 +296,7 @@ def _as_views(rows: Any) -> Any:
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collate nothing: a `BatchDataset` has done it."""
+    """Return the batch unchanged, because a `BatchDataset` has collated it."""
     return batch
 
 
@@ -338,7 +338,7 @@ def _seed_all(entropy: tuple[int, ...]) -> None:
 
 
 class WorkerSource(BatchSource):
-    """Have processes make batches: those of one stock `DataLoader`, kept from epoch to epoch."""
+    """Make batches in the processes of one stock `DataLoader`, which are kept from epoch to epoch."""
 
     # They serve one iteration at a time, as those of a stock `DataLoader`.
     several = False
@@ -451,7 +451,7 @@ class EpochSampler(Sampler[int]):
 
 
 class RankSampler(EpochSampler, DistributedSampler[int]):
-    """Give the same for a loader that shares out by itself: frameworks leave alone what has a `DistributedSampler`."""
+    """An `EpochSampler` for a loader that divides rows among ranks: frameworks leave a `DistributedSampler` alone."""
 
     def __init__(self, order: Order, shard: Shard) -> None:
         super().__init__(order)
