@@ -62,8 +62,8 @@ class ArrayRequest:
 
     batch_size: int
     """Samples in a batch."""
-    shuffle: bool = True
-    """Whether samples come in random order."""
+    shuffle: bool | None = None
+    """Whether samples come in random order; `None` shuffles `train` and no other split."""
     seed: int = 0
     """Seed of the random order, combined with the epoch."""
     drop_last: bool = False
@@ -114,6 +114,8 @@ class ArrayBatches:
             raise OptionError(msg)
         if self._dataset is None:
             _check_arrays(reader)
+        # As in `make_loader`: what `predict` returns for a held-out split is compared with labels in the file's order.
+        self._shuffle = reader.split == "train" if request.shuffle is None else request.shuffle
         self._request = replace(
             request, one_hot=_class_count(request.one_hot, reader), dtype=_float_dtype(request.dtype)
         )
@@ -124,14 +126,16 @@ class ArrayBatches:
                 "only as they arrive. Call data.wait() first."
             )
             raise OptionError(msg)
-        self.plan: LoaderPlan = choose_loader(facts, _loading(request, arriving=facts.arrival is not None))
+        self.plan: LoaderPlan = choose_loader(
+            facts, _loading(request, shuffle=self._shuffle, arriving=facts.arrival is not None)
+        )
         if self.plan.strategy == "memory":
             reader = reader.into_memory()
             if self._dataset is not None:
                 self._dataset = copy.copy(self._dataset)
                 self._dataset.reader = reader
         self.reader = reader
-        self._visits: Order = RowOrder(len(reader), request.shuffle, request.seed)
+        self._visits: Order = RowOrder(len(reader), self._shuffle, request.seed)
         if reader.arrival is not None and self.plan.order.name == "arrival":
             self._visits = order_of(reader.arrival, reader.split, self.plan.order.window_units, self._visits)
         self._told: tuple[int, Expectation, weakref.finalize[..., Any]] | None = None
@@ -146,7 +150,7 @@ class ArrayBatches:
     @property
     def shuffled(self) -> bool:
         """Tell whether samples come in a random order."""
-        return self._request.shuffle
+        return self._shuffle
 
     def rows(self, epoch: int, number: int, count: int = 1) -> NDArray[np.intp]:
         """Return the rows of `count` batches, beginning with batch `number`: those that `make_loader` gives for the
@@ -356,7 +360,7 @@ def _loader_facts(reader: SplitReader, *, per_sample: bool) -> LoaderFacts:
     )
 
 
-def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
+def _loading(request: ArrayRequest, *, shuffle: bool, arriving: bool) -> LoaderRequest:
     # 0 means no thread in addition to the loop's in `make_loader`; here it is the smallest number too.
     return LoaderRequest(
         request.batch_size,
@@ -364,7 +368,7 @@ def _loading(request: ArrayRequest, *, arriving: bool) -> LoaderRequest:
         num_workers=request.num_workers or 1,
         prefetch_factor=request.prefetch_factor,
         # If rows arrive in units, any order other than by units would wait for most of them.
-        shuffle="auto" if arriving and request.shuffle else (request.shuffle or not arriving),
+        shuffle="auto" if arriving and shuffle else (shuffle or not arriving),
     )
 
 
@@ -499,7 +503,7 @@ def to_keras(
     batch_size: int,
     *,
     split: str | None = None,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     seed: int = 0,
     drop_last: bool = False,
     dtype: DTypeLike | None = None,
@@ -510,7 +514,7 @@ def to_keras(
     """Make batches for Keras, with the samples of `make_loader` for the same seed, epoch and batch size.
 
     >>> train = to_keras("data.h5", 64, one_hot="auto")  # doctest: +SKIP
-    >>> model.fit(train, validation_data=to_keras("data.h5", 64, split="dev", shuffle=False))  # doctest: +SKIP
+    >>> model.fit(train, validation_data=to_keras("data.h5", 64, split="dev"))  # doctest: +SKIP
 
     A batch is `(x, y)` of numpy arrays:
 
@@ -526,8 +530,9 @@ def to_keras(
             transforms are called sample by sample in the background thread, and must return arrays of one shape.
         batch_size: samples in a batch; the last one of an epoch may have fewer.
         split: which split, if `dataset` is files; `"train"` by default.
-        shuffle: visit the samples in a random order that changes with each epoch. Even with `shuffle=False`, Keras's
-            default `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
+        shuffle: visit the samples in a random order that changes with each epoch. By default only `train` is shuffled,
+            so `predict` returns a held-out split in the file's order. Even with `shuffle=False`, Keras's default
+            `fit(shuffle=True)` takes the batches in random order, except on TensorFlow's backend.
         seed: seed of the random order, combined with the epoch.
         drop_last: leave out a last batch that is not full.
         dtype: floating-point dtype of x; uint8 and uint16 are scaled to [0, 1].

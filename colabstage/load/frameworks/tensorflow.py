@@ -50,7 +50,7 @@ def to_tf_data(
     batch_size: int,
     *,
     split: str | None = None,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
     seed: int = 0,
     epoch: int = 0,
     drop_last: bool = False,

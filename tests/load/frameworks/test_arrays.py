@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from colabstage.errors import OptionError
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes
+from colabstage.load.frameworks.arrays import ArrayBatches, ArrayRequest, ArraySpec, one_hot, pad_boxes, to_keras
+from colabstage.load.frameworks.tensorflow import to_tf_data
 from colabstage.load.reading.reader import SplitReader
 
 if TYPE_CHECKING:
@@ -61,6 +63,33 @@ def test_batches_are_the_files_rows(make_file: Callable[..., Any], kind: str, th
             assert x.dtype == sample.x.dtype
             assert y.dtype == (np.int64 if sample.y.ndim == 1 else sample.y.dtype)
     assert [len(y) for _, y in epoch_of(batches)] == [5, 5, 5, 5, 3]
+
+
+@pytest.mark.parametrize(
+    ("split", "shuffle", "in_order"), [("dev", None, True), ("train", None, False), ("dev", True, False)]
+)
+def test_a_held_out_split_comes_in_the_files_order(
+    tmp_path: Path, split: str, shuffle: bool | None, in_order: bool
+) -> None:
+    """What `predict` returns is compared with labels by position: only `train` is shuffled unless somebody asks."""
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        for name in ("train", "dev"):
+            file[f"X_{name}"] = np.zeros((40, 2), np.float32)
+            file[f"Y_{name}"] = np.arange(40)
+    # Without a word of it where nobody asks, as the public functions are called.
+    asked = request() if shuffle is None else request(shuffle=shuffle)
+    batches = ArrayBatches(tmp_path / "two.h5", asked, split=split)
+    assert batches.shuffled is not in_order
+    for epoch in (0, 1):
+        visited = np.concatenate([y for _, y in epoch_of(batches, epoch)])
+        assert sorted(visited) == list(range(40))
+        assert (visited.tolist() == list(range(40))) is in_order
+
+
+@pytest.mark.parametrize("make", [to_keras, to_tf_data])
+def test_no_function_shuffles_every_split_by_default(make: Callable[..., Any]) -> None:
+    """They leave it to the split."""
+    assert inspect.signature(make).parameters["shuffle"].default is None
 
 
 @pytest.mark.torch
