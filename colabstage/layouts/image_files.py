@@ -157,19 +157,23 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> dict[str, NDArray[n
 _MASK_ENDS = (
     ("masks",), ("mask",), ("labels",), ("label",), ("annotations",), ("annotation",), ("annot",), ("gt",),
     ("ground", "truth"), ("groundtruth",), ("gt", "fine"), ("segmentation",), ("segmentations",),
-    ("segmentation", "class"), ("segmentationclass",), ("targets",), ("trimaps",), ("stuffthingmaps",),
-    ("instances",), ("panoptic",),
+    ("segmentation", "class"), ("segmentationclass",), ("segmentation", "object"), ("segmentationobject",),
+    ("targets",), ("trimaps",), ("stuffthingmaps",), ("instances",), ("panoptic",),
 )  # fmt: skip
 _IMAGE_ENDS = (
-    ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("photos",), ("pictures",), ("inputs",), ("input",),
-    ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
+    ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("jpeg", "images"), ("photos",), ("pictures",),
+    ("inputs",), ("input",), ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
 )  # fmt: skip
 # What is behind the stem of a mask whose image has none; the longest first.
 _MASK_SUFFIXES = (
     "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
     "-mask", "_annot", "_seg", "_gt", "_L", "_P",
 )  # fmt: skip
-_OBJECTS = frozenset({"instances", "instance", "panoptic"})
+_OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
+# A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
+_PAINTED = re.compile(
+    r"^[ \t]*([^#:\n][^:\n]*):[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*(?::.*)?$", re.MULTILINE
+)
 _IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 
 
@@ -202,9 +206,10 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     """Make a table of a tree in which every image has a mask of the same stem.
 
     Masks are in a folder of their own (masks, labels, annotations, train_labels, …), or have a suffix (_mask, _L, …)
-    beside their images. A `class_dict.csv` with the columns name, r, g, b says which colour is which class; without
-    one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names. Folders of splits are
-    recognised; images of a split without any mask are left out. Samples come sorted by the images' names.
+    beside their images. A `class_dict.csv` with the columns name, r, g, b, or CVAT's `labelmap.txt`, says which colour
+    is which class; without one, masks hold class indices, which a `codes.txt` or Roboflow's `_classes.csv` names.
+    Folders of splits are recognised; images of a split without any mask are left out. Samples come sorted by the
+    images' names.
 
     Args:
         tree: the dataset's files.
@@ -349,7 +354,7 @@ def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
 
 
 def _is_of_objects(mask: FileEntry) -> bool:
-    """Tell whether a mask numbers the single objects, as Mapillary has them beside those that number the classes."""
+    """Tell whether a mask numbers the single objects, as Mapillary and Pascal VOC have them beside those of classes."""
     return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
 
 
@@ -373,8 +378,16 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
         except ValueError as error:
             msg = f"'{entry.name}' has a colour that is not a whole number: {error}."
             raise LayoutError(msg) from error
-    # fast.ai's list of names, in the order of their numbers.
     texts = files_ending_in(tree.entries, (".txt",))
+    # CVAT's, beside masks in Pascal VOC's folders.
+    maps = list(texts.where(lambda name: posixpath.basename(name).lower() == "labelmap.txt"))
+    for text in read_texts(tree, maps[:1]).values():
+        painted = [match.groups() for match in _PAINTED.finditer(text)]
+        if painted:
+            names, reds, greens, blues = zip(*painted, strict=True)
+            colors = zip(map(int, reds), map(int, greens), map(int, blues), strict=True)
+            return tuple(names), tuple(colors)
+    # fast.ai's list of names, in the order of their numbers.
     codes = list(texts.where(lambda name: posixpath.basename(name).lower() == "codes.txt"))
     lines = [line.strip() for text in read_texts(tree, codes[:1]).values() for line in text.splitlines()]
     return tuple(filter(None, lines)), None

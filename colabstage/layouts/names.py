@@ -67,7 +67,7 @@ _ROLES = _IMAGES | {
 }  # fmt: skip
 # Parts of a dataset by words that may be classes as well, where others are beside them.
 _PARTS = frozenset({"fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target"})
-_ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth")
+_ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth|Segmentation_?(Class|Object)")
 # Thumbnails, bins and settings of file managers and network drives; and what Speech Commands has to mix into its clips.
 _FOREIGN = frozenset(
     {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}

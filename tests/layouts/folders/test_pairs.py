@@ -92,6 +92,31 @@ def test_class_dict_gives_names_and_colours(pairs: Callable[..., SampleTable]) -
     assert found.targets.colors == ((128, 128, 128), (128, 64, 128))
 
 
+def test_masks_as_cvat_exports_them(pairs: Callable[..., SampleTable]) -> None:
+    """Pascal VOC's folders without its boxes: classes and single objects are masks, and labelmap.txt has the colours.
+
+    They were taken as three classes of images.
+    """
+    images, masks, objects = (
+        [f"{folder}/{stem}" for stem in "abc"] for folder in ("JPEGImages", "SegmentationClass", "SegmentationObject")
+    )
+    labels = "# label:color_rgb:parts:actions\nbackground:0,0,0::\nbig dog:128, 64,0:head,tail:\n"
+    names = [f"{image}.jpg" for image in images] + [f"{mask}.png" for mask in (*masks, *objects)]
+    found = pairs(*names, layout="auto", **{"labelmap.txt": labels})
+    assert found.layout == "pairs"
+    assert both(found) == [(f"{image}.jpg", f"{mask}.png") for image, mask in zip(images, masks, strict=True)]
+    assert found.classes == ("background", "big dog")
+    assert isinstance(found.targets, Masks)
+    assert found.targets.colors == ((0, 0, 0), (128, 64, 0))
+    assert found.notes == ("3 masks that number single objects were left out.",)
+
+
+def test_masks_without_their_images_are_not_classes(pairs: Callable[..., SampleTable]) -> None:
+    """As CVAT exports them unless asked to save the images too."""
+    with pytest.raises(LayoutError, match="names of parts of a dataset"):
+        pairs("SegmentationClass/a.png", "SegmentationObject/a.png", layout="auto")
+
+
 def test_what_has_no_partner_is_left_out_and_counted(pairs: Callable[..., SampleTable]) -> None:
     """A few images without a mask do not stop the pack."""
     found = pairs("images/a.jpg", "images/b.jpg", "images/c.jpg", "masks/a.png", "masks/b.png", "masks/z.png")
