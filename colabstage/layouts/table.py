@@ -356,6 +356,24 @@ class SampleTable:
         if twice is not None:
             msg = f"Two samples have the key {twice!r}; expected a name for each that no other has."
             raise LayoutError(msg)
+        if isinstance(self.targets, Boxes):
+            self._check_corners(self.targets)
+
+    def _check_corners(self, boxes: Boxes) -> None:
+        # Of every format, because such a box teaches a model nothing, or stops its training in the middle of an epoch.
+        # Boxes without area are in COCO itself, and are kept.
+        wrong = np.flatnonzero(~(boxes.boxes[:, 2:] >= boxes.boxes[:, :2]).all(axis=1))
+        if len(wrong):
+            first = int(wrong[0])
+            sample = int(np.searchsorted(boxes.offsets, first, side="right")) - 1
+            corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[first].tolist())
+            number = first - int(boxes.offsets[sample]) + 1
+            msg = (
+                f"Box {number} of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1): it ends before it begins, as do "
+                f"{len(wrong):,} of {len(boxes.boxes):,} in all; expected x0 <= x1 and y0 <= y1. Correct the "
+                "annotations, or take these out."
+            )
+            raise BrokenDatasetError(msg)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -615,3 +615,31 @@ def test_label_files_of_a_slow_tree_are_read_many_at_once(tmp_path: Path) -> Non
     found = read_detection(SlowTree(tmp_path))
     assert time.monotonic() - began < count * delay_s / 3
     assert [int(boxes_in(found, key)["labels"][0]) for key in found.keys] == [int(key[7:-4]) % 3 for key in found.keys]
+
+
+def test_a_box_that_ends_before_it_begins_is_named_in_every_format(tmp_path: Path) -> None:
+    """Pascal VOC's and KITTI's were packed, and a model then learnt nothing from them or stopped."""
+    put_image(tmp_path / "voc/a.png", 0)
+    box = "<bndbox><xmin>20</xmin><ymin>25</ymin><xmax>5</xmax><ymax>6</ymax></bndbox>"
+    put(tmp_path / "voc/a.xml", f"<annotation><object><name>dog</name>{box}</object></annotation>")
+    put_image(tmp_path / "kitti/image_2/a.png", 0)
+    put(tmp_path / "kitti/label_2/a.txt", "Car 0 0 0 20 6 5 25" + 7 * " 0")
+    for folder, key in (("voc", "a.png"), ("kitti", "image_2/a.png")):
+        with pytest.raises(LayoutError, match=rf"Box 1 of '{key}' is .*before it begins"):
+            read(tmp_path / folder)
+
+
+def test_boxes_outside_of_the_image_or_without_area_are_counted(tmp_path: Path) -> None:
+    """They are kept, because published datasets have some; a note says which image has the first."""
+    size = "<size><width>40</width><height>30</height></size>"
+    for name, corners in (("a", (1, 1, 40, 30)), ("b", (20, 5, 50, 16)), ("c", (21, 5, 20, 16))):
+        put_image(tmp_path / f"{name}.png", 0)
+        edges = "".join(
+            f"<{edge}>{at}</{edge}>" for edge, at in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+        )
+        box = f"<object><name>dog</name><bndbox>{edges}</bndbox></object>"
+        put(tmp_path / f"{name}.xml", f"<annotation>{size}{box}</annotation>")
+    assert read(tmp_path).notes == (
+        "1 box partly or wholly outside of the image (first in 'b.png') is kept as written.",
+        "1 box without any width or height (first in 'c.png') is kept as written.",
+    )
