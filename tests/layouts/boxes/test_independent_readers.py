@@ -164,8 +164,8 @@ def test_voc_is_what_etree_reads(places: tuple[str, str], boxes: Sequence[Any], 
                     ET.SubElement(one, "difficult").text = flag
                 place = ET.SubElement(one, "bndbox")
                 # A box that ends before it begins is refused.
-                edges = [*map(min, edges[:2], edges[2:]), *map(max, edges[:2], edges[2:])]
-                for tag, edge in zip(("xmin", "ymin", "xmax", "ymax"), edges, strict=True):
+                ordered = [*map(min, edges[:2], edges[2:]), *map(max, edges[:2], edges[2:])]
+                for tag, edge in zip(("xmin", "ymin", "xmax", "ymax"), ordered, strict=True):
                     ET.SubElement(place, tag).text = repr(edge)
                 flags.append(int(flag in ("1", "true")))
             put(folder, places[0].format(number))
