@@ -39,7 +39,7 @@ from colabstage.machine.resources import check_space, read_resources, usable_cor
 from colabstage.pack.job import open_samples
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
-from colabstage.sources.parse import read_local_dir
+from colabstage.sources.parse import read_local_dir, refuse_address
 
 if TYPE_CHECKING:
     import os
@@ -270,6 +270,7 @@ def compare_sources(
     for name, value in numbers.items():
         check_argument(name, value, "above zero")
     options, local = PackOptions(**arguments), read_local_dir(local_dir)
+    refuse_address("path", path, "bring some of the images here with fetch_files first")
     place = Path(path).expanduser()
     # Before anything is listed, because a mount that hangs keeps whoever lists it.
     require_answer(place)

@@ -16,8 +16,8 @@ from colabstage.diagnose.health import inspect_machine
 from colabstage.errors import OptionError
 from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
 from colabstage.io.page import COLOURS, page
-from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_count, format_duration
+from colabstage.sources.parse import refuse_address
 
 if TYPE_CHECKING:
     import os
@@ -222,7 +222,7 @@ def judge_network_mount(facts: MachineFacts) -> Ruling:
         return Ruling("skip", "No path was given.")
     # Before the mount is judged: a path that is misspelt is no reason to stage anything.
     if data.state == "missing":
-        return Ruling("fail", f"There is nothing at '{data.path}'.", _SPELLING)
+        return Ruling("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
     if data.state == "unreachable":
         return Ruling("fail", f"'{data.path}' could not be looked at: {data.problem}.", _UNREACHABLE)
     if data.slow_mount is None:
@@ -479,13 +479,12 @@ def doctor(
         msg = f"num_workers={num_workers!r} cannot work; expected 0 or more."
         raise OptionError(msg)
     # A path of that name would not be found, and the remedy would be to spell it right.
-    if isinstance(path, str) and "://" in path:
-        msg = (
-            f"'{show_address(path)}' is an address, and doctor looks at paths of this machine and its mounts. "
-            "plan_stage says of an address how large it is and whether it fits (in a shell: colabstage plan ADDRESS); "
-            "doctor without a path looks at the machine."
+    if path is not None:
+        remedy = (
+            "plan_stage says of an address how large it is and whether it fits (in a shell: colabstage plan ADDRESS), "
+            "and doctor without a path looks at the machine"
         )
-        raise OptionError(msg)
+        refuse_address("path", path, remedy)
     return judge_machine(inspect_machine(path, num_workers=num_workers, batch_size=batch_size, timeout_s=timeout_s))
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from colabstage.errors import ColabstageError, NotSupportedHereError
 from colabstage.io.files import read_json
+from colabstage.io.missing import whereabouts
 from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
@@ -164,6 +165,8 @@ class DatasetFacts:
     """What the file holds."""
     problem: str | None = None
     """Why it could not be read as a pack, where it is HDF5."""
+    instead: str = ""
+    """What there is in place of a path that is missing, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +256,7 @@ def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
         if path.is_dir():
             return _inspect_folder(replace(facts, state="folder"), path, counting_s)
         if not path.exists():
-            return facts
+            return replace(facts, instead=whereabouts(path))
         facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
         # Asking which pages are cached means mapping the file; on a mount that would read it.
         facts = replace(facts, resident=None if slow else _resident_part(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Mapping
@@ -71,6 +72,13 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         msg = (
             f"The source is a {kind}, which has no length or no items by number; expected a path, or a dataset with "
             "both (for an iterator, list(...))."
+        )
+        raise OptionError(msg)
+    # A list of sources is what stage_dataset takes, and errors about archives beside a table recommend one.
+    if isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
+        msg = (
+            f"The source is a {kind} of paths (first {os.fspath(dataset[0])!r}), and pack_dataset takes one source: a "
+            "folder, an archive or a dataset object. stage_dataset takes several; the .path of its result is the pack."
         )
         raise OptionError(msg)
     count = len(dataset)

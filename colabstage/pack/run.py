@@ -42,7 +42,7 @@ from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
-from colabstage.sources.parse import absolute_path
+from colabstage.sources.parse import absolute_path, refuse_address
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -218,6 +218,7 @@ def pack_dataset(
     # Before any mount is asked for: these names may be ones that no path can have.
     target, append_to = (None if place is None else _as_meant(place) for place in (target, append_to))
     if isinstance(source, str | os.PathLike):
+        refuse_address("source", source, "stage_dataset takes it, and fetch_files brings it here first")
         absolute_path(source)
         source = os.path.expanduser(source)  # noqa: PTH111 - as `_as_meant`
 

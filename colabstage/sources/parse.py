@@ -255,6 +255,25 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
     return absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
 
 
+def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
+    """Refuse an address where only a path of this machine can be meant, before it is looked for as a file.
+
+    Args:
+        argument: the name of the argument, for the message.
+        path: what was given for it.
+        remedy: what takes an address, or what to do first; a sentence without its full stop.
+
+    Raises:
+        OptionError: it is an address.
+    """
+    if "://" in os.fspath(path):
+        msg = (
+            f"{argument}={show_address(os.fspath(path))!r} is an address, and only paths of this machine are taken "
+            f"here; {remedy}."
+        )
+        raise OptionError(msg)
+
+
 def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
     """Return a path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
 

@@ -51,6 +51,7 @@ from colabstage.h5.manifest import (
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.files import RetryPolicy, make_folder, read_json, read_with_retry, target_file, typed_write_errors
+from colabstage.io.missing import whereabouts
 from colabstage.io.ownership import among_others, atomic_path, move_vouched, put_file, remove_vouched, sweep_orphans
 from colabstage.io.progress import SYSTEM_CLOCK, cancellation_of, resolve_progress
 from colabstage.io.redaction import show_address
@@ -210,7 +211,8 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
 
 def _check_is_file(source: Path) -> None:
     if not source.is_file():
-        msg = f"'{source}' is not a file; expected one that is finished and closed."
+        what = "is not a file; expected one that is finished and closed."
+        msg = f"'{source}' {what}" if source.exists() else f"There is nothing at '{source}'. {whereabouts(source)}"
         raise SourceNotFoundError(msg)
 
 
@@ -587,7 +589,7 @@ def _restore_version(newest: Path, to: str, *, overwrite: bool, shown: Progress)
     versions = [newest, previous_path(newest)]
     found = [version for version in versions if version.is_file()]
     if not found:
-        msg = f"There is neither '{newest}' nor '{versions[1].name}' beside it. Publish one with publish_file first."
+        msg = f"There is neither '{newest}' nor '{versions[1].name}' beside it. {whereabouts(newest)}"
         raise SourceNotFoundError(msg)
     target = target_file(to, newest.name)
     reasons: list[str] = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import Closing, block_ranges, pread_exactly, punch_hole
+from colabstage.io.missing import whereabouts
 from colabstage.io.units import left_out
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ class LocalBytes(Closing):
         try:
             self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
         except FileNotFoundError as error:
-            msg = f"There is no file '{path}'."
+            msg = f"There is no file '{path}'. {whereabouts(path)}"
             raise SourceNotFoundError(msg) from error
         # As it was when opened.
         self.size = os.fstat(self._handle).st_size

@@ -14,7 +14,6 @@ from colabstage.errors import (
     ArchiveError,
     CancelledError,
     NotEnoughSpaceError,
-    OptionError,
     SourceAccessError,
     TargetExistsError,
     TargetNotWritableError,
@@ -25,14 +24,13 @@ from colabstage.io.files import RetryPolicy, hash_block, make_folder, typed_writ
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
-from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
 from colabstage.machine.mounts import drive_root, is_slow_mount, require_answer
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
-from colabstage.sources.parse import absolute_path
+from colabstage.sources.parse import absolute_path, refuse_address
 from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
@@ -189,9 +187,7 @@ def extract_archive(
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
-    if "://" in os.fspath(path):
-        msg = f"path={show_address(os.fspath(path))!r} is an address; bring the archive here with fetch_files first."
-        raise OptionError(msg)
+    refuse_address("path", path, "bring the archive here with fetch_files first")
     archive, place = absolute_path(path), absolute_path(target, "target")
     shown = resolve_progress(progress)
 

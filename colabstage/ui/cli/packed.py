@@ -252,6 +252,9 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
     """
     from colabstage.h5.manifest import manifest_path, read_manifest
 
+    if path.is_dir():
+        msg = f"'{path}' is a folder; expected a packed file, for example the .path of a staged dataset."
+        raise PackFormatError(msg)
     if not path.is_file():
         msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg)

@@ -232,6 +232,9 @@ def test_verify_needs_a_manifest(start: Run, run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(b"anything")
     assert "no complete manifest 'a.h5.json'" in reason(start("verify", "a.h5"), 1)
     assert "There is no file 'b.h5'" in reason(run("verify", "b.h5"), 1)
+    (tmp_path / "folder").mkdir()
+    # It was said not to be there, and listed in the same sentence.
+    assert "'folder' is a folder; expected a packed file" in reason(run("verify", "folder"), 1)
 
 
 @pytest.mark.slow

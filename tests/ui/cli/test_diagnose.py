@@ -31,9 +31,11 @@ def test_doctor_ends_well_where_nothing_is_broken(start: Run, photos: Path) -> N
 
 def test_doctor_ends_with_1_where_something_is_broken(run: Run, tmp_path: Path) -> None:
     """The remedy is in the output, one line on stderr names what is broken; as JSON, nothing else is on stdout."""
+    (tmp_path / "missing.zip").touch()
     done = run("doctor", "missing")
     assert done.returncode == 1
-    assert f"There is nothing at '{tmp_path}/missing'." in " ".join(done.stdout.split())
+    told = f"There is nothing at '{tmp_path}/missing'. The folder '{tmp_path}' holds 'missing.zip'"
+    assert told in " ".join(done.stdout.split())
     assert done.stderr == "colabstage: Broken: location.\n"
     as_json = run("doctor", "missing", "--json")
     assert as_json.returncode == 1
