@@ -9,8 +9,10 @@ once for all images. How the kernel is reached, through an imported torch or thr
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+import threading
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -36,6 +38,8 @@ Resizer = Literal["pillow", "torch"]
 _X86 = ("x86_64", "amd64")
 # To load it takes no longer, nor to import it, except from a broken disk.
 _MOST_S = 300.0
+# What a fork waits for torch that is being loaded: a hundred times what it takes.
+_FORK_WAITS_S = 60.0
 _TOLERANCE = 1
 # Both sides of it are reduced, by fractions: every pixel of the result is weighted from several.
 _PATTERN, _SMALLER = (61, 83), (24, 37)
@@ -122,6 +126,45 @@ class _Kernel(Protocol):
     def scale(self, pixels: NDArray[np.uint8], out: NDArray[np.uint8]) -> None: ...
 
 
+class _NoForks:
+    """Let no child be forked while torch is being loaded in another thread.
+
+    A child gets the library as far as it has come, and none of the threads that would finish it. There, loading it
+    again waited for ever, or gave kernels of which half were missing.
+    """
+
+    def __init__(self) -> None:
+        """Have each fork of this process wait from now on, and of its children."""
+        # Of the thread that loads, so that what an import forks itself does not wait for itself.
+        self._loading = threading.RLock()
+        self._forking: int | None = None
+        # Windows has no forks.
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._wait, after_in_parent=self._end_wait, after_in_child=self._end_wait)
+
+    def __enter__(self) -> None:
+        self._loading.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._loading.release()
+
+    def _wait(self) -> None:
+        # One that has waited that long is let go: a child that never uses torch is better than none.
+        if self._loading.acquire(timeout=_FORK_WAITS_S):
+            self._forking = threading.get_ident()
+
+    def _end_wait(self) -> None:
+        # In a child it is the same thread, by the same number.
+        if self._forking == threading.get_ident():
+            self._forking = None
+            self._loading.release()
+
+
+@cache
+def _no_forks() -> _NoForks:
+    return _NoForks()
+
+
 @cache
 def _kernel() -> _Kernel:
     """Return the kernel of a torch that is imported already, or of its library, or import it.
@@ -129,15 +172,16 @@ def _kernel() -> _Kernel:
     Raises:
         ImportError: there is no torch.
     """
-    # Through an imported torch a call takes a hundredth of a millisecond less.
-    path = None if "torch" in sys.modules else find_libtorch()
-    if path is not None:
-        # Not where it is too old, needs what only the import brings, or has changed in some other way.
-        with suppress(OSError, AttributeError, RuntimeError):
-            library = LibTorch(path)
-            if _agrees(library):
-                return library
-    return _ImportedTorch()
+    with _no_forks():
+        # Through an imported torch a call takes a hundredth of a millisecond less.
+        path = None if "torch" in sys.modules else find_libtorch()
+        if path is not None:
+            # Not where it is too old, needs what only the import brings, or has changed in some other way.
+            with suppress(OSError, AttributeError, RuntimeError):
+                library = LibTorch(path)
+                if _agrees(library):
+                    return library
+        return _ImportedTorch()
 
 
 def _agrees(kernel: _Kernel) -> bool:

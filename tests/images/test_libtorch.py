@@ -134,3 +134,28 @@ before = scale(20_000)
 print(scale(60_000) - before)
 """
     assert int(run(script)) < 4_000
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.04, 0.08])
+def test_a_child_forked_while_the_library_is_loaded_can_use_it(later_s: float) -> None:
+    """It would wait for threads that it does not have, or find a library of which half is there."""
+    script = f"""
+import os, signal, threading, time, warnings
+from pathlib import Path
+from PIL import Image
+warnings.simplefilter("ignore", DeprecationWarning)
+found = []
+loading = threading.Thread(target=lambda: found.append(can_torch_resize()))
+loading.start()
+while loading.is_alive() and "libtorch_cpu" not in Path("/proc/self/maps").read_text():
+    time.sleep(0.001)
+time.sleep({later_s})
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    os._exit(10 + can_torch_resize())
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+loading.join(60)
+print(status == 10 + found[0], status)
+"""
+    assert run(script).split()[0] == "True"
