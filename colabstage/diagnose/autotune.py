@@ -124,6 +124,9 @@ class TunedLoader:
             f"({len(self.table)} ways tried in {self.seconds:.0f} s)"
         )
 
+    def __repr__(self) -> str:
+        return f"TunedLoader: {self._headline()}"
+
     def __str__(self) -> str:
         return self.summary()
 

@@ -120,9 +120,8 @@ class LoaderProfile:
 
     def _figures(self) -> list[tuple[str, str]]:
         facts = self.facts
-        together = f"{_format_ms(self.batch_s)} a batch, {self.samples_per_s:,.0f} samples/s"
         rows = [
-            ("together", f"{together}, {format_bytes(self.bytes_per_s)}/s"),
+            ("together", self._rate()),
             ("loader alone", f"{_format_ms(facts.load_s)} a batch"),
         ]
         if self.headroom_samples_per_s is not None:
@@ -137,6 +136,10 @@ class LoaderProfile:
         if facts.gpu_busy is not None:
             rows.append(("GPU busy", f"{facts.gpu_busy:.0%}"))
         return rows
+
+    def _rate(self) -> str:
+        rate = f"{self.samples_per_s:,.0f} samples/s, {format_bytes(self.bytes_per_s)}/s"
+        return f"{_format_ms(self.batch_s)} a batch, {rate}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -182,6 +185,9 @@ class LoaderProfile:
         heading = "each stage alone, for one batch"
         draw_panel(above, heading, list(stages), milliseconds, labels=said, colours=colours)
         return figure
+
+    def __repr__(self) -> str:
+        return f"LoaderProfile: {self.verdict.sentence}\n  {self._rate()}"
 
     def __str__(self) -> str:
         return self.summary()

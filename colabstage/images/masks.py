@@ -52,7 +52,11 @@ def read_mask(content: bytes | NDArray[Any], options: MaskOptions) -> NDArray[np
     # A mask of classes among those of a foreground: a few were looked at, and this one says otherwise.
     other = indices[(indices != 0) & (indices != VOID)]
     if other.size:
-        msg = f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground."
+        msg = (
+            f"The mask has the value {int(other[0])} among 0 and {VOID}, which the others have for a foreground. Write "
+            f"0 and {VOID} alone; or, if {VOID} is no class, give layout= a function that returns a SampleTable with "
+            "Masks as targets."
+        )
         raise DecodeError(msg)
     foreground: NDArray[np.uint8] = (indices == VOID).astype(np.uint8)
     return foreground

@@ -60,6 +60,7 @@ def test_samples_that_are_waited_for_get_several_processes() -> None:
     assert len(tuned.table) == len(stock_candidates(len(psutil.Process().cpu_affinity() or [1])))
     assert torch.equal(torch.get_rng_state(), state)
     assert tuned.call in tuned.summary()
+    assert repr(tuned) == f"TunedLoader: {tuned.summary().splitlines()[0]}"
     assert "ms a batch" in tuned._repr_html_()
 
 

@@ -159,6 +159,14 @@ def test_a_thread_that_threading_does_not_know_is_no_part_of_the_loading() -> No
     assert profile.facts.seconds("collate") < 0.3 * profile.facts.seconds("transform"), profile.summary()
 
 
+def test_a_profile_is_named_in_two_lines() -> None:
+    """By its verdict and its rate; all that was measured is in the summary."""
+    profile = profile_loader(DataLoader(Samples(rounds=200), 8), budget_s=0.3)
+    first, second = repr(profile).splitlines()
+    assert first == f"LoaderProfile: {profile.summary().splitlines()[0]}"
+    assert second.strip() in profile.summary()
+
+
 @pytest.mark.parametrize("stage", LOADERS)
 def test_a_slow_stage_is_named_behind_worker_processes(stage: str) -> None:
     """Their work is seen by doing some of it here."""

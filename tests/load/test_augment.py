@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from colabstage import transforms
 from colabstage.errors import OptionError
 from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, RandomFlip, RandomResizedCrop
 from colabstage.load.dataset import dataset_h5
@@ -411,3 +412,24 @@ def test_images_of_their_own_sizes_are_normalised() -> None:
     x, _ = Normalize((0.5,) * 3, (0.25,) * 3)(images, NONE)
     assert [tuple(image.shape) for image in x] == [(3, 2, 4), (3, 5, 4)]
     assert all((image == 2).all() for image in x)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("RandomHorizontalFlip", r"RandomFlip\(horizontal=0.5\)"),
+        ("Resize", "image_size="),
+        ("CenterCrop", 'resize="crop"'),
+        ("ToTensor", 'dtype="float32"'),
+        ("ColorJitter", r"batch_transform=torchvision.transforms.v2.ColorJitter\("),
+    ],
+)
+def test_a_transform_that_torchvision_has_is_answered_by_the_line_to_write(name: str, line: str) -> None:
+    """However it is asked for; any other name is the error of every module."""
+    with pytest.raises(ImportError, match=line):
+        exec(f"from colabstage.transforms import {name}")
+    with pytest.raises(ImportError, match=line):
+        getattr(transforms, name)
+    with pytest.raises(AttributeError, match="RandomFlop"):
+        getattr(transforms, "RandomFlop")  # noqa: B009
+    assert not hasattr(transforms, "__wrapped__")
