@@ -135,6 +135,11 @@ class PackInfo:
     resizer: str | None = None
     """What resized the images while they were packed; `None` where the file does not say."""
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """Return the number of samples in each split."""
+        return {name: split.rows for name, split in self.splits.items()}
+
     def split(self, name: str) -> SplitInfo:
         """Return the split called `name`.
 

@@ -245,8 +245,13 @@ class StagedDataset:
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """Return the number of samples in each split."""
-        return {} if self.info is None else {name: split.rows for name, split in self.info.splits.items()}
+        """Return the number of samples in each split.
+
+        While they arrive, as they are planned: at the end `on_error="skip"` may have left some out.
+        """
+        if self.arriving is not None:
+            return self.arriving.splits
+        return {} if self.info is None else self.info.rows
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -214,7 +214,7 @@ def plan_call(call: StageCall) -> StagePlan:
         if problem is None:
             reasons += ["It is complete and the source has not changed.", *beyond_limit(request)]
             info = read_info(request.pack_path) if request.wants_pack else None
-            rows = {} if info is None else {name: split.rows for name, split in info.splits.items()}
+            rows = {} if info is None else info.rows
             return planned("reuse", StageFigures(), rows, found_in(info))
         reasons.append(f"Here: {problem}.")
         cached = None if request.refresh or not request.wants_pack else cache.find()

@@ -194,6 +194,13 @@ class BackgroundPack:
         return self.arrival.ready
 
     @property
+    def splits(self) -> Mapping[str, int]:
+        """Return the number of rows in each split: as planned, and once all are here, as the pack has them."""
+        if self._done.done() and self._done.exception() is None:
+            return self._done.result().splits
+        return self._planned.result().rows
+
+    @property
     def state(self) -> str:
         """Return how it stands, as `StageReport.state`."""
         try:
@@ -310,7 +317,7 @@ class BackgroundPack:
         # other numbers then.
         whole = self._done.result()
         assert self._handed_out is not None
-        return self._handed_out if whole.splits == self._handed_out.splits else whole
+        return self._handed_out if whole.splits == self._planned.result().rows else whole
 
     def cancel(self) -> None:
         """Stop the work and wait for its end; what is packed is kept for the next call."""

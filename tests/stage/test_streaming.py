@@ -441,7 +441,7 @@ def test_what_cannot_be_used_is_left_out_and_batches_are_filled_from_what_follow
     assert "of training while data arrived; " in str(data.report)
     # The loader from before goes on with the rows that it has; whoever asks anew has them closed up.
     assert [len(x) for x, _ in loader] == [len(batch) for batch in seen]
-    assert len(data["train"]) == good
+    assert len(data["train"]) == data.splits["train"] == good
     stage(folder, tmp_path / "b", on_error="skip")
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
