@@ -4,7 +4,7 @@
     ├── NotSupportedHereError  (NotImplementedError)   this platform cannot do what was asked
     ├── MissingDependencyError (ImportError)           an optional package is not installed
     ├── CancelledError         (RuntimeError)          the caller asked to stop
-    ├── WorkersLostError       (RuntimeError)          an executor's workers died again and again, or fell silent
+    ├── WorkersLostError       (RuntimeError)          workers died, or fell silent
     ├── OptionError            (ValueError)            an argument has a value that cannot work
     │   └── ArgumentError      (TypeError)             there is no argument of that name
     ├── DriveError             (OSError)               something about the Google Drive mount
@@ -173,7 +173,7 @@ class CancelledError(ColabstageError, RuntimeError):
 
 
 class WorkersLostError(ColabstageError, RuntimeError):
-    """An executor's workers died again and again, or fell silent; finished work is kept."""
+    """An executor's workers died again and again, or fell silent, and finished work is kept; or a loader's died."""
 
 
 class OptionError(ColabstageError, ValueError):

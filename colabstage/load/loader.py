@@ -429,9 +429,8 @@ class _Machine:
                     announced.hand_out()
                 return hand_out(given)
 
-            if announced is None:
-                return Iteration(source, count, place.end)
-            return Iteration(source, count, place.end, announced.waited, announced.close)
+            waited, let_go = (None, None) if announced is None else (announced.waited, announced.close)
+            return Iteration(source, count, place.end, waited=waited, let_go=let_go, explain=self.source.explain)
 
         # The device gathers by itself, and a thread would only stand between.
         if not self.source.in_background:

@@ -245,17 +245,21 @@ class Iteration(Generic[S, T]):
         source: PrefetchSource[S],
         hand_out: Callable[[S], T],
         at_end: Callable[[], object] = lambda: None,
+        *,
         waited: Callable[[float], object] | None = None,
         let_go: Callable[[], object] | None = None,
+        explain: Callable[[BaseException], BaseException] = lambda error: error,
     ) -> None:
         """Take over `source`. `hand_out`: makes what the source gives the consumer's, in the consumer's thread.
         `at_end`: called when the consumer has been told that there is no more. `waited`: told the seconds that the
         consumer has waited for what it gets. `let_go`: called once, when nothing more will come: at the end, after an
-        error, or when it is closed or dropped."""
+        error, or when it is closed or dropped. `explain`: returns what the consumer is told of an error of the
+        source."""
         self._source = source
         self._hand_out = hand_out
         self._at_end = at_end
         self._waited = waited
+        self._explain = explain
         self._closed = False
         # Not only when it is dropped: whoever keeps it, in a variable or in the traceback of its error, wants no more.
         self._let_go: Callable[[], object] = lambda: None
@@ -280,9 +284,11 @@ class Iteration(Generic[S, T]):
             self._let_go()
             self._at_end()
             raise
-        except BaseException:
+        except BaseException as error:
             self._let_go()
-            raise
+            if (told := self._explain(error)) is error:
+                raise
+            raise told from error
         if self._waited is not None:
             self._waited(time.perf_counter() - began)
         return self._hand_out(given)

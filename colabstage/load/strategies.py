@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import signal
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, get_worker_info
 
+from colabstage.errors import WorkersLostError
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import Cancellation
+from colabstage.io.units import format_count
 from colabstage.load.augment import CroppedInputs
 from colabstage.load.batches import batch_of, host_batches, is_image_shape, map_batches, window_batches
 from colabstage.load.dataset import dataset_h5
@@ -62,6 +65,10 @@ class BatchSource:
         """Begin, in the consumer's thread, with the batches of these rows; `rows_before` of the epoch were before.
         `cancellation` stops the reading of a batch that nobody waits for any more."""
         raise NotImplementedError
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return what the consumer is told of an error that ended an epoch: the same, or one that says more."""
+        return error
 
     def close(self) -> None:
         """End what lives longer than an epoch."""
@@ -373,6 +380,9 @@ class WorkerSource(BatchSource):
                 running.zero_()
 
         cancellation.follow(end_turn)
+        # A DataLoader would wait for those in every epoch that follows.
+        if self._lost():
+            self.close()
         # Counted from the epoch's end, so that a resumed one has the same numbers; the row tells ranks apart.
         self._planned[:] = [
             SeededRows.of(rows.tolist(), self._seed, epoch, number, int(rows[0]), turn=turn)
@@ -393,12 +403,49 @@ class WorkerSource(BatchSource):
         self._epoch = iter(self._loader)
         return (batch for batch in self._epoch)
 
+    def explain(self, error: BaseException) -> BaseException:
+        lost = self._lost() if isinstance(error, RuntimeError) else []
+        return WorkersLostError(why_lost(lost, self._plan.workers.value)) if lost else error
+
+    def _lost(self) -> list[int]:
+        """Return the exit codes of processes that have ended, of those that are kept from epoch to epoch; less than 0
+        for those that a signal ended."""
+        codes = [process.exitcode for process in getattr(self._epoch, "_workers", ())]
+        return [code for code in codes if code is not None]
+
     def close(self) -> None:
         """End the processes; the next epoch starts others."""
         # A DataLoader ends its processes when nothing refers to them any more; the traceback of an error may for long.
         epoch, self._epoch, self._loader = self._epoch, None, None
         if callable(end := getattr(epoch, "_shutdown_workers", None)):
             end()
+
+
+def why_lost(codes: list[int], workers: int) -> str:
+    """Say of processes that have ended with these exit codes, in the middle of an epoch, why and what to do."""
+    fewer = f"num_workers={workers // 2}" if workers > 1 else "a smaller batch_size"
+    # Of several, what a signal ended says most.
+    code = min(codes) if min(codes) < 0 else max(codes)
+    names = {-number: number.name for number in signal.Signals}
+    if code == -getattr(signal, "SIGKILL", 9):
+        why = "the system killed it, as it does if memory runs out"
+        remedy = f'Write {fewer} or prefetch_factor=1, which take less memory, or strategy="direct" for no processes'
+    elif code == -getattr(signal, "SIGBUS", 7):
+        why = "there was no room in shared memory (/dev/shm), by which batches are handed over"
+        remedy = f'Write {fewer} or strategy="direct", which needs none; for a container give docker run --shm-size=8g'
+    elif code < 0 and code != -signal.SIGINT:
+        why = f"it crashed ({names.get(code, code)}) in a library that reads or transforms samples"
+        remedy = 'Write strategy="direct" and run with python -X faulthandler, which shows the line'
+    elif code > 0:
+        why = f"its code called for the end of the process (exit code {code}), or its memory ran out"
+        remedy = f'Look for sys.exit or os._exit in what transforms call; or write {fewer} or strategy="direct"'
+    else:
+        why = "it was interrupted, as by Ctrl-C"
+        remedy = "Run the loop again"
+    return (
+        f"{format_count(len(codes), 'worker processes')} of {workers} ended in the middle of an epoch: {why}. "
+        f"{remedy}. The next iteration starts new ones."
+    )
 
 
 def make_source(

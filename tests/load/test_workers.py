@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import multiprocessing
 import os
+import re
+import signal
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,11 +18,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from colabstage.errors import WorkersLostError
 from colabstage.load.choosing import choose_loader, choose_start
 from colabstage.load.dataset import dataset_h5, measure_cost
 from colabstage.load.loader import make_loader
 from colabstage.load.plan import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost
 from colabstage.load.reading.engines import EngineChoice
+from colabstage.load.strategies import why_lost
 from tests.clocks import ManualClock
 
 if TYPE_CHECKING:
@@ -130,6 +136,46 @@ def test_an_error_in_a_process_comes_out_in_the_loop(make_file: Callable[..., An
         pytest.raises(KeyError, match="in fails"),
     ):
         list(loader)
+
+
+def killed_once(flag: Path, x: Any) -> Any:
+    """A transform whose process is killed while a file is there, as for want of memory."""
+    if x.sum() >= 0 and flag.exists():
+        flag.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def test_the_next_epoch_has_new_processes_where_one_was_killed(make_file: Callable[..., Any], tmp_path: Path) -> None:
+    """The error says what happened and what to write; every later epoch is whole, also if one dies between two."""
+    dataset = dataset_h5(make_file("pack", 23).path, functools.partial(killed_once, tmp_path / "flag"))
+    with make_loader(dataset, 4, strategy="workers", num_workers=2) as loader:
+        (tmp_path / "flag").touch()
+        with pytest.raises(WorkersLostError, match=r"1 worker process of 2 .* memory runs out.*num_workers=1 .*direct"):
+            list(loader)
+        assert sum(len(y) for _, y in loader) == 23
+        for process in multiprocessing.active_children():
+            process.kill()
+            # Torch's handler of the signal raises this in whatever runs here, where processes were forked.
+            with contextlib.suppress(RuntimeError):
+                process.join(5)
+        assert sum(len(y) for _, y in loader) == 23
+
+
+@pytest.mark.parametrize(
+    ("codes", "says"),
+    [
+        ([-9], "memory runs out. Write num_workers=2 "),
+        ([-11], r"crashed \(SIGSEGV\).*faulthandler"),
+        ([-7], "/dev/shm.*--shm-size"),
+        ([0, 0], "^2 worker processes of 4 .*interrupted"),
+        ([-2], "interrupted.*Run the loop again"),
+        ([0, 3], "exit code 3"),
+        ([-200], r"crashed \(-200\)"),
+    ],
+)
+def test_how_processes_ended_is_told_with_what_to_write(codes: list[int], says: str) -> None:
+    assert re.search(says, why_lost(codes, 4))
 
 
 @pytest.mark.slow
