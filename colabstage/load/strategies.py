@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import random
 import signal
 from contextlib import closing
@@ -351,11 +352,7 @@ class WorkerSource(BatchSource):
     several = False
 
     def __init__(self, view: BatchDataset, plan: LoaderPlan, seed: int) -> None:
-        self._turns = 0
-        self._turn = torch.zeros((), dtype=torch.int64)
-        self._turn.share_memory_()  # type: ignore[no-untyped-call]
-        self._view = BatchDataset.over(view, view._ragged)
-        self._view._turn = self._turn
+        self._view = view
         self._plan = plan
         self._seed = seed
         # The batches of the epoch that runs; the one `DataLoader` goes through them again in each.
@@ -364,12 +361,32 @@ class WorkerSource(BatchSource):
         self._rng = torch.Generator().manual_seed(seed)
         self._loader: DataLoader[Any] | None = None
         self._epoch: Any = None
+        self._inherited: list[object] = []
+        self._begin_turns()
+
+    def _begin_turns(self) -> None:
+        self._pid = os.getpid()
+        self._turns = 0
+        self._turn = torch.zeros((), dtype=torch.int64)
+        self._turn.share_memory_()  # type: ignore[no-untyped-call]
+        self._view = BatchDataset.over(self._view, self._view._ragged)
+        self._view._turn = self._turn
+
+    def _leave_parents(self) -> None:
+        """Have none of the processes of a process that this one was forked from: they are its own."""
+        if self._pid == os.getpid():
+            return
+        # Kept, because a DataLoader that is dropped ends its processes.
+        self._inherited += [self._epoch, self._loader]
+        self._epoch = self._loader = None
+        self._begin_turns()
 
     def start(
         self, batches: Sequence[NDArray[np.intp]], rows_before: int, epoch: int, cancellation: Cancellation
     ) -> Generator[tuple[Any, ...] | Heartbeat]:
         """Start an epoch, the processes too if none run; from the thread that may fork. Where `cancellation` is used,
         they stop at the row that each is at."""
+        self._leave_parents()
         self._turns += 1
         turn, running = self._turns, self._turn
         running.fill_(turn)
@@ -415,6 +432,7 @@ class WorkerSource(BatchSource):
 
     def close(self) -> None:
         """End the processes; the next epoch starts others."""
+        self._leave_parents()
         # A DataLoader ends its processes when nothing refers to them any more; the traceback of an error may for long.
         epoch, self._epoch, self._loader = self._epoch, None, None
         if callable(end := getattr(epoch, "_shutdown_workers", None)):

@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -160,6 +162,33 @@ def test_the_next_epoch_has_new_processes_where_one_was_killed(make_file: Callab
             with contextlib.suppress(RuntimeError):
                 process.join(5)
         assert sum(len(y) for _, y in loader) == 23
+
+
+FORKS = """
+import os, signal, sys
+from colabstage import dataset_h5, make_loader
+
+if __name__ == "__main__":
+    loader = make_loader(dataset_h5(sys.argv[1]), 4, strategy="workers", num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    if not (child := os.fork()):
+        signal.alarm(50)
+        loader.close()
+        os._exit(sum(len(y) for _, y in loader))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), sum(len(y) for _, y in batches))
+    loader.close()
+"""
+
+
+def test_a_forked_process_leaves_the_processes_of_its_parent_alone(
+    make_file: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It iterates over the same loader by processes of its own, and the parent's loop goes on."""
+    (tmp_path / "script.py").write_text(FORKS)
+    command = [sys.executable, "-W", "ignore", tmp_path / "script.py", make_file("pack", 23).path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "23 19\n", done.stderr
 
 
 @pytest.mark.parametrize(
