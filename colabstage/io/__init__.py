@@ -1,3 +1,2 @@
-"""What all other packages build on: files and which of them colabstage made, retries, pipelines, progress, text for
-people.
+"""What all other packages build on: files, who made them, retries, pipelines, progress, and text for people.
 """

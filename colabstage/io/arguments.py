@@ -1,11 +1,10 @@
-"""What all verbs have in common: how their arguments are spelt, and how a call that was stopped or failed shows itself.
+"""What all public functions share: how their arguments are defined, and what is shown when a call fails or is stopped.
 
-A frozen dataclass has the names, defaults and docs of keyword arguments, and verbs take them from it.
+A frozen dataclass holds the names, defaults and docs of keyword arguments, and public functions take them from it.
 
-A verb is written with `**options: Unpack[...]`, which type checkers read. What a person sees of it (the signature, the
-Tab key's offers, the docstring) has each argument by name, and a name that it does not have is refused as Python
-refuses one. Names of before work for one more release: those of arguments, and those that are public and have moved to
-another module, whose old place loads nothing until somebody asks it for a name.
+Such a function is written with `**options: Unpack[...]`, which type checkers read. What a person sees (the signature,
+the Tab key's suggestions, the docstring) lists each argument by name, and an unknown name is refused, as Python does.
+Old names of arguments work for one more release.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from colabstage.errors import ArgumentError, OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    # What spells arguments: a dataclass by its fields, a function by its keyword-only parameters.
+    # What defines arguments: a dataclass by its fields, a function by its keyword-only parameters.
     Speller = type[Any] | Callable[..., Any]
 
 # What an argument may have to be.
@@ -39,19 +38,19 @@ _Result = TypeVar("_Result")
 _Options = TypeVar("_Options")
 _Class = TypeVar("_Class", bound="type[Any]")
 
-# What may be given as one, and what it is called in a message.
+# The accepted types of each kind, and its name in messages.
 _KINDS: Mapping[Kind, tuple[Callable[[object], bool], str]] = {
     "above zero": (lambda given: isinstance(given, Real) and float(given) > 0, "more than 0"),
     "function": (callable, "a function"),
-    # True is a whole number to Python, and to nobody else.
+    # To Python `True` is an integer, but nobody means it as a number.
     "number": (lambda given: isinstance(given, int) and not isinstance(given, bool), "a whole number"),
     "path": (lambda given: isinstance(given, str | os.PathLike), "a path"),
     "switch": (lambda given: isinstance(given, bool), "True or False"),
     "text": (lambda given: isinstance(given, str), "text in quotes"),
 }
 
-# What arguments are called elsewhere (torch, Keras, fastai, scikit-learn, Hugging Face), where nearness of letters
-# would offer another one or none; the first that a function has is meant.
+# Names that other libraries use (torch, Keras, fastai, scikit-learn, Hugging Face), for which the closest spelling
+# would suggest the wrong argument or none. The first of these that the function has is suggested.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "batch": ("batch_size",),
     "bs": ("batch_size",),
@@ -88,7 +87,7 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "workers": ("num_workers",),
 }
 
-# The entry of a docstring that stands for all that a verb takes from elsewhere.
+# The docstring entry that stands for all arguments defined elsewhere.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
 _ARGS = re.compile(r"^Args:\n((?: +.*\n|\n)*)", re.MULTILINE)
 
@@ -99,14 +98,14 @@ def takes(
     renamed: Mapping[str, str] | None = None,
     remedies: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let a function that ends in `**arguments` take by name what `spellers` spell, and nothing else.
+    """Let a function that ends in `**arguments` take by name the arguments that `spellers` define, and no others.
 
     Args:
-        spellers: where those arguments are spelt, in the order in which they are shown.
-        arguments: the `TypedDict` of which the function takes them; all that is spelt by default.
+        spellers: where the arguments are defined, in the order in which they are shown.
+        arguments: the `TypedDict` that lists those the function takes; all defined ones by default.
         renamed: new names by old ones; an old one still works, with a DeprecationWarning.
-        remedies: what to write: instead of arguments that other libraries have and this function has not, and where
-            one that it cannot do without is missing.
+        remedies: what to write instead of an argument that only other libraries have, or when a required one is
+            missing.
     """
     old_names, hints = renamed or {}, remedies or {}
 
@@ -136,13 +135,13 @@ def takes(
 
 
 def takes_names(kind: _Class) -> _Class:
-    """Let a class refuse arguments that it does not have as functions do that `takes` decorates."""
+    """Make a class refuse unknown arguments, as functions decorated with `takes` do."""
     kind.__init__ = takes()(kind.__init__)
     return kind
 
 
 def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]) -> _Options:
-    """Return `options`, or the defaults of `kind`, with the arguments that were given by name in their places.
+    """Return `options`, or the defaults of `kind`, with the arguments given by name replacing their fields.
 
     Raises:
         OptionError: `options` is something else.
@@ -152,17 +151,17 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
     if not isinstance(options, kind):
         msg = f"options={options!r} cannot work; expected a {kind.__name__}(…) of colabstage.options."
         raise OptionError(msg)
-    return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as all that is spelt
+    return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as every `kind` is
 
 
 def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") -> None:
-    """Refuse an argument of another kind where it is given: later, nothing would say whose it was.
+    """Refuse an argument of the wrong kind at once: later errors would not say which argument it was.
 
     Args:
         name: what the argument is called.
         given: its value.
         kind: what is expected.
-        remedy: a sentence for who gave something else: the line to write.
+        remedy: a sentence with the line to write instead.
 
     Raises:
         OptionError: it is of another kind.
@@ -174,20 +173,20 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
 
 
 def parameters(speller: Speller) -> list[inspect.Parameter]:
-    """Return what a dataclass or a function spells: its fields, or the arguments that it takes by name alone."""
+    """Return the arguments that a dataclass or function defines: its fields, or its keyword-only parameters."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if not is_dataclass(speller):
         return [one for one in inspect.signature(speller).parameters.values() if one.kind is kind]
     return [
         inspect.Parameter(one.name, kind, default=one.default, annotation=one.type)
         for one in fields(speller)
-        # What a field's factory makes is nobody's to give.
+        # Fields made by a factory are not arguments.
         if one.init and one.default is not MISSING
     ]
 
 
 def defaults(speller: Speller, arguments: type[Any] | None = None) -> dict[str, Any]:
-    """Return the default of each argument that is spelt somewhere; of those of a `TypedDict`, or all."""
+    """Return the default of each argument that `spellers` define; only of those in a `TypedDict`, if one is given."""
     wanted = None if arguments is None else arguments.__annotations__
     return {one.name: one.default for one in parameters(speller) if wanted is None or one.name in wanted}
 
@@ -206,7 +205,7 @@ def _take_over(kwargs: dict[str, Any], renamed: Mapping[str, str], function: str
         if new in kwargs:
             msg = f"{function}() got both {new}= and {old}=, which is its old name. Give {new}= alone."
             raise OptionError(msg)
-        # Above this are the wrapper and the line that calls it.
+        # The warning points at the line that calls the wrapper.
         warnings.warn(
             f"{old}= of {function}() is {new}= now; the old name goes with the next release.",
             DeprecationWarning,
@@ -232,7 +231,7 @@ def _refuse_unknown(
 def _refuse_places(
     signature: inspect.Signature, given: int, kwargs: Mapping[str, Any], remedies: Mapping[str, str], function: str
 ) -> None:
-    """Refuse a call that lacks an argument, or that gives one more by position than there are."""
+    """Refuse a call that lacks an argument, or passes too many by position."""
     by_place = [one for one in signature.parameters.values() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     missing = [one.name for one in by_place[given:] if one.default is one.empty and one.name not in kwargs]
     if missing:
@@ -249,8 +248,9 @@ def _refuse_places(
 
 
 def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None = None) -> str | None:
-    """Return a docstring with its entry `**arguments` replaced by those of what spells them; of `names`, or all."""
-    # Without docstrings, as by `python -OO`, there is nothing to fill in.
+    """Return a docstring with its entry `**arguments` replaced by the entries of `spellers`; only of `names`, if
+    given."""
+    # `python -OO` removes docstrings, so there is nothing to fill in.
     if doc is None:
         return None
     entries = "".join(_entries(speller, names) for speller in spellers)
@@ -258,7 +258,7 @@ def with_docs(doc: str | None, *spellers: Speller, names: frozenset[str] | None 
 
 
 def _entries(speller: Speller, names: frozenset[str] | None) -> str:
-    """Return what a docstring says below `Args:` of some of the arguments that are spelt there, without the indent."""
+    """Return what a docstring says below `Args:` about some of its arguments, without the indent."""
     spelt = {one.name for one in parameters(speller)}
     wanted = spelt if names is None else spelt & names
     found = _ARGS.search(inspect.cleandoc(speller.__doc__ or "") + "\n")
@@ -268,7 +268,7 @@ def _entries(speller: Speller, names: frozenset[str] | None) -> str:
     return "".join(entry for entry in entries if not wanted.isdisjoint(re.split(r",\s*", entry.partition(":")[0])))
 
 
-# What Ctrl-C, or a notebook's stop button, leaves behind.
+# What is left after Ctrl-C or a notebook's stop button.
 GOES_ON = "What was finished is kept; the same call again continues from there."
 NOTHING_DONE = "Nothing was changed."
 
@@ -277,7 +277,7 @@ _BECAUSE = "\nThe above exception was the direct cause of the following exceptio
 
 
 class StoppedCell(KeyboardInterrupt):
-    """Somebody stopped the cell while a call of ours worked; says what is left of the work."""
+    """The cell was stopped during one of our calls; the message says what is kept."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -286,7 +286,7 @@ class StoppedCell(KeyboardInterrupt):
 def stops_with(
     sentence: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Let a verb that is stopped say what is left: in a notebook in place of a traceback, in a script below it."""
+    """Make a function that is stopped say what is kept: in a notebook instead of a traceback, in a script below it."""
 
     def decorate(verb: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(verb)
@@ -294,9 +294,10 @@ def stops_with(
             try:
                 return verb(*args, **kwargs)
             except KeyboardInterrupt as stop:
-                # Elsewhere the interpreter ends by it, with the exit code that shells know, and prints the note last.
+                # Elsewhere the exception ends the interpreter with the exit code that shells expect, and the note is
+                # printed last.
                 if _shell() is None:
-                    if sentence not in getattr(stop, "__notes__", ()):  # one verb may call another
+                    if sentence not in getattr(stop, "__notes__", ()):  # one public function may call another
                         stop.add_note(sentence)
                     raise
                 if isinstance(stop, StoppedCell):
@@ -309,22 +310,22 @@ def stops_with(
     return decorate
 
 
-# What is below the call is useful to developers of colabstage: it is shown, like everything else, after `%xmode
-# Verbose`, and `%debug` always walks through it.
+# The frames below the call only help developers of colabstage: `%xmode Verbose` shows them, and `%debug` always walks
+# through them.
 def lines_of(error: BaseException) -> list[str]:
-    """Return what IPython prints of an error of ours: without the frames below the call, unless it is verbose."""
+    """Return what IPython prints for one of our errors: without the frames below the call, unless it is verbose."""
     tracebacks = _shell().InteractiveTB
     if tracebacks.mode == "Verbose":
         return _formatted(tracebacks, error, error.__traceback__)
     cause = error.__cause__
-    # A cause is shown where the caller's own code raised it: a function that was handed to us.
+    # A cause is shown if the caller's own code raised it, in a function that was passed to us.
     seen = None if cause is None else without_ours(cause.__traceback__)
     told = [] if cause is None or seen is None else [*_formatted(tracebacks, cause, seen, tb_offset=0), _BECAUSE]
     return [*told, *_formatted(tracebacks, error, without_ours(error.__traceback__))]
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of colabstage's, and without those of libraries that these have called."""
+    """Return a traceback without the frames of colabstage and of the libraries that it called."""
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
     kept: list[TracebackType] = []
     inside = False
@@ -343,7 +344,7 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
 def _formatted(
     tracebacks: Any, error: BaseException, trace: TracebackType | None, *, tb_offset: int | None = None
 ) -> list[str]:
-    # IPython follows the chain of causes by itself, so there is none while it looks.
+    # IPython follows the chain of causes by itself, so the chain is cut while IPython looks.
     chain = error.__cause__, error.__context__, error.__suppress_context__
     verbose = tracebacks.mode == "Verbose"
     try:
@@ -357,6 +358,6 @@ def _formatted(
 
 def _shell() -> Any:
     """Return IPython's shell; `None` where this process has none."""
-    # Not imported: who has not loaded it is in none.
+    # Not imported here: a process that has not imported IPython is not in one.
     ipython = sys.modules.get("IPython")
     return None if ipython is None else ipython.get_ipython()

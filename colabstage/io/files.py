@@ -48,18 +48,18 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# What is read and hashed at a time.
+# How much is read and hashed at a time.
 _HASHED_TOGETHER = 2**20
-# A lock that is free so soon is not worth a word.
+# Waiting less than this for a lock is not worth a notice.
 _SOON_S = 0.5
-# What a Drive mount answers on a bad day and may not answer a moment later.
+# Errors of a Drive mount that may be gone a moment later.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
 # The client behind the mount is gone; only mounting again helps.
 _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
 
 class Closing:
-    """Let go at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
+    """Call `close` at the end of a `with` block, however it ends; for classes whose `close` may be called twice."""
 
     def close(self) -> None:
         """Release what is held."""
@@ -77,14 +77,14 @@ class RetryPolicy:
     """How long to try."""
 
     attempts: int = 4
-    """Tries for one item, the first included."""
+    """Tries for one item, including the first."""
     first_wait_s: float = 0.25
     """Seconds before the second try; each further wait doubles."""
     patience_s: float = 0.0
-    """Seconds for which a server is asked again at least, however often: what takes hours should not end because a
-    server had a bad minute. Not for mounts: one that fails waits for a person."""
+    """Minimum time in seconds during which a server is asked again: work of hours should not fail because a server had
+    a bad minute. Not for mounts: a failing mount needs a person."""
     missing_is_transient: bool = True
-    """Whether a file is worth another try that was listed a moment ago and now is not found, as on a dying mount."""
+    """Whether to retry a file that was listed a moment ago and is now not found, as on a dying mount."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or not self.first_wait_s >= 0 or not self.patience_s >= 0:
@@ -95,7 +95,7 @@ class RetryPolicy:
             raise OptionError(msg)
 
 
-# For what was opened, so that it has answered a moment ago.
+# For sources that are open, so they answered a moment ago.
 PATIENT = RetryPolicy(patience_s=60.0)
 
 
@@ -105,7 +105,7 @@ def is_transient(error: OSError, policy: RetryPolicy) -> bool:
 
 
 def speaks_of_a_mount(error: OSError) -> bool:
-    """Return whether a mount answers so whose client is dead or has a bad day, and local disks hardly ever do."""
+    """Return whether this is an error of a mount whose client is dead or failing; local disks hardly ever give it."""
     return error.errno in _DEAD or error.errno in _TRANSIENT
 
 
@@ -118,7 +118,7 @@ def translate_read_error(error: OSError, name: str, tries: int) -> OSError:
             "with mount_drive() and run this cell once more; finished work is kept."
         )
         return DriveDisconnectedError(msg)
-    # It was there a moment ago, or nobody would have asked for it.
+    # It was there a moment ago, or it would not have been requested.
     if error.errno == errno.ENOENT:
         msg = f"'{name}' was listed but cannot be found any more ({often}). Was it moved or deleted meanwhile?"
         return SourceNotFoundError(msg)
@@ -141,7 +141,7 @@ def read_with_retry(
 ) -> T:
     """Call `read()` until it succeeds or `policy` is spent.
 
-    What `read` itself raises as a `ColabstageError` has been checked already and passes through.
+    A `ColabstageError` raised by `read` itself passes through.
 
     Raises:
         DriveDisconnectedError: the mount is dead; raised at once, since waiting does not help.
@@ -151,7 +151,7 @@ def read_with_retry(
     for tries in itertools.count(1):
         try:
             return read()
-        # Some of ours are OSErrors too, and already say what they mean.
+        # Some of our errors are OSErrors too, and need no translation.
         except ColabstageError:
             raise
         except OSError as error:
@@ -163,7 +163,7 @@ def read_with_retry(
 
 @contextlib.contextmanager
 def typed_write_errors(target: Path) -> Iterator[None]:
-    """Raise what a disk answers in the block as the typed error that `translate_write_error` makes of it."""
+    """Raise a disk's errors in the block as the typed errors of `translate_write_error`."""
     try:
         yield
     except ColabstageError:
@@ -175,7 +175,7 @@ def typed_write_errors(target: Path) -> Iterator[None]:
 def translate_write_error(error: OSError, target: Path) -> OSError:
     """Return the typed error for a write that failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        # What is unfinished has names that tell a person nothing.
+        # Names of unfinished work mean nothing to a person.
         place = next(folder for folder in target.parents if not is_own(folder))
         msg = f"'{place}' is full ({error.strerror}). Free some space there, or choose another place."
         return NotEnoughSpaceError(msg)
@@ -205,36 +205,36 @@ def make_folder(path: Path) -> None:
         why = said_by(error)
         msg = f"Cannot create the folder '{path}' ({why}). Choose another place, one that this user can write to."
         raise TargetNotWritableError(msg) from error
-    # A folder that was there already, or on a file system that is mounted read-only.
+    # The folder existed already, or its file system is mounted read-only.
     if not os.access(path, os.W_OK | os.X_OK):
         msg = f"Cannot write in the folder '{path}'. Choose another place, or give this user the right to write there."
         raise TargetNotWritableError(msg)
 
 
 def make_own_folder(path: Path) -> None:
-    """Create a folder for what colabstage keeps, where others may write also: one that nobody else has planted there.
+    """Create a folder for colabstage's data where other users may write too, and make sure that it is this user's own.
 
     Raises:
         As `make_folder`; TargetNotWritableError also for what `check_own_folder` refuses.
     """
     make_folder(path.parent)
-    # Another user could make it first and own it; who comes second then has to look whose it is.
+    # Another user could create it first and own it, so the owner is checked afterwards.
     if _others_may_write(path.parent):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)  # noqa: PTH102 - with this mode from the first moment on
+            os.mkdir(path, 0o700)  # noqa: PTH102 - created with this mode, never with a wider one
     check_own_folder(path)
     make_folder(path)
 
 
 def check_own_folder(path: Path) -> None:
-    """Refuse a folder that somebody else put where all may write: what is written there would be theirs to change.
+    """Refuse a folder that another user put where everybody may write: that user could change what is written there.
 
     Raises:
         TargetNotWritableError: it is a link, or another user's, in a folder that everybody may write to.
     """
     try:
         found = path.lstat()
-    # What is not there is planted by nobody.
+    # A missing folder cannot belong to somebody else.
     except (FileNotFoundError, NotADirectoryError):
         return
     if not _others_may_write(path.parent):
@@ -255,7 +255,7 @@ def _others_may_write(folder: Path) -> bool:
 
 
 def target_file(to: str | os.PathLike[str], name: str) -> Path:
-    """Return the file that `to` names: itself, or one called `name` in it where it is a folder or ends in a slash."""
+    """Return the file that `to` names: `to` itself, or `name` inside it if it is a folder or ends in a slash."""
     place = Path(to).expanduser()
     return place / name if os.fspath(to).endswith(os.sep) or place.is_dir() else place
 
@@ -272,7 +272,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; `None` when there is no such file, or as `parse_json`."""
+    """Read JSON; `None` if there is no such file, or where `parse_json` returns `None`."""
     try:
         return parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -280,9 +280,9 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of JSON; `None` where it is not whole, or is nothing that `json_text` would make.
+    """Return the value of JSON; `None` if it is incomplete, or something that `json_text` never writes.
 
-    What nests too deeply and numbers that are not finite are somebody's attack or accident, not a record.
+    Deep nesting and numbers that are not finite are an attack or an accident, not a record.
     """
     try:
         return json.loads(text.decode(), parse_float=_finite, parse_constant=_finite)
@@ -299,7 +299,7 @@ def _finite(text: str) -> float:
 
 def hash_block(data: bytes | bytearray | memoryview) -> str:
     """Return the xxh3-64 of one block, as 16 hexadecimal digits."""
-    # Imported here, so that whoever hashes nothing does not need it.
+    # Imported here, because most callers hash nothing.
     import xxhash
 
     digest: str = xxhash.xxh3_64_hexdigest(data)
@@ -314,7 +314,7 @@ def block_ranges(size: int, block_bytes: int) -> list[tuple[int, int]]:
 def pread_exactly(handle: int, length: int, offset: int) -> bytes:
     """Read up to `length` bytes at `offset`, continuing after short reads; shorter only at the end of the file."""
     first = os.pread(handle, length, offset)
-    # Nearly always all of it: then nothing is copied once more.
+    # Nearly always complete, and then returned without a copy.
     if len(first) in (0, length):
         return first
     parts = [first]
@@ -337,17 +337,17 @@ def pwrite_exactly(handle: int, data: bytes | memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
         written = os.pwrite(handle, view[done:], offset + done)
-        # A disk that takes nothing and says nothing would be asked for ever.
+        # Otherwise a disk that accepts nothing without an error would be asked for ever.
         if written == 0:
             raise OSError(errno.EIO, f"nothing more was written at byte {offset + done}")
         done += written
 
 
 def reserve(handle: int, size: int) -> None:
-    """Give a file that will be mapped so many bytes of zeros, with room for all of them on the disk.
+    """Give a file that will be mapped `size` bytes of zeros, and reserve room for them on the disk.
 
-    Without room, whoever writes to the mapping once the disk is full is killed by a signal, and a notebook's kernel
-    with it. Bytes that are there stay.
+    Without reserved room, writing to the mapping on a full disk kills the process by a signal, and with it a notebook's
+    kernel. Existing bytes stay.
 
     Raises:
         OSError: the disk has no room.
@@ -361,7 +361,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 @functools.cache
 def _fallocate() -> Any:
-    # Python has no call with a mode.
+    # Python's own call has no mode.
     function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -369,10 +369,10 @@ def _fallocate() -> Any:
 
 
 def punch_hole(handle: int, offset: int, length: int) -> None:
-    """Give a part of a file back to the disk; it reads as zeros from then on.
+    """Return a part of a file to the disk; it then reads as zeros.
 
     Raises:
-        OSError: as the disk answers; `ENOSYS` or `EOPNOTSUPP` where the system or the disk cannot do that.
+        OSError: the disk's error; `ENOSYS` or `EOPNOTSUPP` if the system or the disk cannot do that.
     """
     function = _fallocate()
     code = errno.ENOSYS if function is None else 0
@@ -385,19 +385,19 @@ def punch_hole(handle: int, offset: int, length: int) -> None:
 class TargetFile:
     """A new file to write, as a context manager; its failures are distinguished from those of the source.
 
-    What `write` and closing raise is a `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A
-    thread that is late finds the file closed, never another one behind the same number.
+    `write` and closing raise `NotEnoughSpaceError`, `TargetNotWritableError` or `DriveDisconnectedError`. A late thread
+    finds the file closed, never another file under the same descriptor.
     """
 
     def __init__(self, path: Path, *, fresh: bool = True) -> None:
-        """Make the file. With `fresh` it is emptied first; otherwise several may write to parts of it.
+        """Create the file. With `fresh` it is emptied first; otherwise several writers may write parts of it.
 
         Raises:
-            ValueError: it is to be emptied and is not in a temporary of colabstage; a mistake in colabstage.
+            ValueError: it is to be emptied, but is not in a temporary of colabstage; a mistake in colabstage.
         """
         self._path = path
         with typed_write_errors(path):
-            # Not by a flag of `open`, which would empty whatever has the name.
+            # Not by a flag of `open`, which would empty any file of that name.
             if fresh and path.exists():
                 cut_own(path, 0)
             self._file = io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
@@ -409,7 +409,7 @@ class TargetFile:
 
     def close(self) -> None:
         """Release the file. Calling it twice is fine."""
-        # A mount may tell only now that it could not keep what was written.
+        # A mount may report only now that it could not keep the data.
         with typed_write_errors(self._path):
             self._file.close()
 
@@ -426,7 +426,7 @@ class TargetFile:
 
 
 def close_quietly(handle: int) -> None:
-    """Close what was only read: a dead mount answers even that with an error, which would hide the one that matters."""
+    """Close a file that was only read: on a dead mount even that fails, and would hide the error that matters."""
     with contextlib.suppress(OSError):
         os.close(handle)
 
@@ -438,15 +438,15 @@ def hash_ranges(
 
     Args:
         path: the file.
-        ranges: `(offset, length)` of each part, in bytes; a part beyond the end hashes what there is of it.
-        threads: how many parts are read at once. xxh3 releases the interpreter lock, so threads add up.
-        cancellation: looked at between parts.
+        ranges: `(offset, length)` of each part, in bytes; a part that crosses the end is hashed up to the end.
+        threads: how many parts are read at once. xxh3 releases the interpreter lock, so more threads are faster.
+        cancellation: checked between parts.
 
     Returns:
         One 16-digit hash for each part, in the order of `ranges`.
 
     Raises:
-        OSError: as the disk or mount answers.
+        OSError: the disk or mount failed.
         CancelledError: `cancellation` was used.
     """
     handle = os.open(path, os.O_RDONLY)
@@ -457,7 +457,7 @@ def hash_ranges(
                 cancellation.check()
             return _hash_part(handle, *part)
 
-        # A thread costs more than it brings for one part.
+        # For one part a thread costs more than it gains.
         if len(ranges) < 2 or threads < 2:
             return [one(part) for part in ranges]
         with DaemonPool(threads, "colabstage-hash") as pool:
@@ -467,11 +467,11 @@ def hash_ranges(
 
 
 def _hash_part(handle: int, offset: int, length: int) -> str:
-    """Return the xxh3-64 of a part of an open file, as `hash_block` does of its bytes."""
+    """Return the xxh3-64 of a part of an open file, the same as `hash_block` of its bytes."""
     import xxhash
 
-    # Piece by piece into the same memory, which stays in the processor's cache: blocks of 8 MiB, each in memory of its
-    # own, take a page fault for every 4 KiB, and the allocator keeps several of them.
+    # Read in pieces into the same memory, which stays in the processor's cache: a new buffer for each block of 8 MiB
+    # would cost a page fault for every 4 KiB, and the allocator would keep several of them.
     digest, piece = xxhash.xxh3_64(), memoryview(bytearray(min(length, _HASHED_TOGETHER)))
     done = 0
     while done < length:
@@ -492,12 +492,12 @@ def local_lock(
     notice: Callable[[str], object] = lambda _: None,
     cancellation: Cancellation | None = None,
 ) -> Iterator[bool]:
-    """Hold a lock file on a local disk, which goes with the lock; yields whether the lock is really held.
+    """Hold a lock file on a local disk, which is removed with the lock; yields whether the lock is really held.
 
-    The lock only spares work. Where it cannot be had (a file system without locks, or a holder that does not finish
-    in `timeout_s` seconds) the caller continues without it, and unique temporary names keep the result correct.
-    `notice` is told in a sentence for whom it waits, and when it continues without. `cancellation` is looked at several
-    times a second while it waits.
+    The lock only saves work. If it cannot be had (a file system without locks, or a holder that does not finish in
+    `timeout_s` seconds), the caller continues without it, and unique temporary names keep the result correct. `notice`
+    gets a sentence that says who is waited for, or that work continues without the lock. `cancellation` is checked
+    several times a second while waiting.
 
     Raises:
         CancelledError: `cancellation` was used.
@@ -508,7 +508,7 @@ def local_lock(
     held = False
     try:
         held = _acquire(lock, path, timeout_s, notice, cancellation)
-    # A file system that knows no locks; unique names keep the result correct.
+    # A file system without locks; unique names keep the result correct.
     except (OSError, NotImplementedError):
         held = False
     try:
@@ -524,7 +524,7 @@ def local_lock(
 
 
 def clear_lock(path: Path) -> None:
-    """Remove the lock file of a process that died with it; nothing there is fine, and one that is held stays."""
+    """Remove the lock file of a process that died; a missing file is fine, and a lock that is held stays."""
     if path.exists():
         with local_lock(path, timeout_s=0):
             pass
@@ -547,7 +547,7 @@ def _acquire(
             return False
     else:
         return True
-    # Only now is it worth a word: most locks are free at once.
+    # Reported only now, because most locks are free at once.
     began = time.monotonic()
     notice(f"Waited for {lock_holder(path)}, which holds '{path}'.")
     while (waited_s := time.monotonic() - began + soon_s) < timeout_s:
@@ -556,12 +556,12 @@ def _acquire(
         with contextlib.suppress(filelock.Timeout):
             lock.acquire(timeout=min(_SOON_S, timeout_s - waited_s))
             return True
-    notice(f"Went on beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
+    notice(f"Continued beside {lock_holder(path)}, which has held '{path}' for more than {waited_s:.0f} s.")
     return False
 
 
 def lock_holder(path: Path) -> str:
-    """Return who holds a lock file, in words, as far as the kernel tells."""
+    """Return who holds a lock file, in words, as far as the kernel says."""
     try:
         found = path.stat()
         place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"

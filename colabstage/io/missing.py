@@ -1,4 +1,4 @@
-"""Tell what may have been meant by a path at which there is nothing: where it goes wrong, and the names there."""
+"""Say what may have been meant by a path that does not exist: where it goes wrong, and the names there."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _DRIVE_FOLDERS = frozenset({"MyDrive", "My Drive", "Shareddrives", "Shared drive
 _NAMES_SHOWN = 6
 # A folder of a Drive may hold a hundred thousand names.
 _MOST_NAMES = 2000
-# www.example.org, and example.org with something behind it, without what an address begins with.
+# www.example.org, or example.org followed by a path, without the scheme of an address.
 _HOST = re.compile(r"www\..+|[a-z0-9-]+(\.[a-z0-9-]+)*\.(ac|ai|app|ch|co|com|de|dev|edu|gov|io|jp|net|org|uk)")
 
 
 def whereabouts(path: Path) -> str:
-    """Say of a path at which there is nothing which folder of it there is, which names in that are most like the one
-    that is missing, and what else may be wrong with it.
+    """Say which folder of a missing path exists, which names in it are most like the missing one, and what else may be
+    wrong.
 
     Reads no more than that folder. `path` may be relative.
     """
-    # The nearest that exists shows where the path goes wrong: a missing mount, a typing error, a moved folder.
+    # The nearest existing folder shows where the path goes wrong: a missing mount, a typing error, a moved folder.
     there = next((parent for parent in path.parents if parent.is_dir()), Path("/"))
     wanted = path.relative_to(there).parts if path.is_relative_to(there) else path.parts
     sentences = [_what_is_in(there, wanted[0] if wanted else path.name)]
@@ -41,9 +41,9 @@ def whereabouts(path: Path) -> str:
 
 
 def _other_meanings(wanted: tuple[str, ...], there: Path | None) -> list[str]:
-    """Return a sentence for a path that may be written for another system, or be none. Pure.
+    """Return a sentence for a path that may be written for another system, or not be a path. Pure.
 
-    `there`: the folder that `wanted` is in; `None` where that need not be said.
+    `there`: the folder that `wanted` is in; `None` if it need not be named.
     """
     first = wanted[0] if wanted else ""
     if re.match(r"[A-Za-z]:(\\|$)", first):
@@ -51,7 +51,7 @@ def _other_meanings(wanted: tuple[str, ...], there: Path | None) -> list[str]:
             "That is a path of Windows, whose disks are not on this machine: upload the files, or put them on Drive."
         ]
     if "\\" in "".join(wanted):
-        # A shell has backslashes before blanks; Python has none there.
+        # Shells need a backslash before a space; Python does not.
         meant = re.sub(r"\\(?! )", "/", "/".join(wanted)).replace("\\ ", " ")
         meant = meant if there is None else str(there / meant)
         if "\\ " in "/".join(wanted):
@@ -68,7 +68,7 @@ def _what_is_in(folder: Path, wanted: str) -> str:
         names = [entry.name for _, entry in zip(range(_MOST_NAMES), scan, strict=False) if not is_our_name(entry.name)]
     if not names:
         return f"The folder '{folder}' is empty."
-    # Names that are alike are what was meant, mostly; otherwise a few show where one has ended up.
+    # Similar names are usually what was meant; otherwise a few names show which folder this is.
     close = difflib.get_close_matches(wanted, names, n=_NAMES_SHOWN)
     shown = close or sorted(names, key=lambda name: (name.startswith("."), name))[:_NAMES_SHOWN]
     more = len(names) - len(shown)

@@ -1,19 +1,19 @@
-"""Only what colabstage made, and only as it made it, is removed, emptied or replaced. Whatever does that asks here.
+"""Remove, empty or replace only what colabstage made, and only in the state in which it made it.
 
-Evidence shows what colabstage made:
+All code that does so calls this module. The evidence that colabstage made something:
 
 - **A temporary** says so in its name, with the process that owns it (see `workspace`).
-- What makes room for its successor where names cannot be exchanged is `….was` for that moment: with nothing in its
-  place it is put back, never swept.
-- **A folder that was put in its place** has an inventory beside it: size and time of everything in it, nothing left
-  out. If it holds anything else, or anything in it has changed, it is not replaced.
-- **A file** is vouched for by its caller, by a manifest or record of colabstage's; a link never is, because it leads to
+- Where names cannot be exchanged, what makes room for its successor is called `….was` for that moment: if nothing takes
+  its place it is put back, never removed.
+- **A folder that was put in its place** has an inventory beside it: size and time of everything in it. If it holds
+  anything else, or anything in it has changed, it is not replaced.
+- **A file** is vouched for by its caller, by a manifest or record of colabstage; a link never is, because it leads to
   something else.
 
-The rule for making is: write beside, verify, rename.
+Everything is made by the same rule: write beside, verify, rename.
 
-A lock is no evidence, because many file systems grant it to everybody. So another process may do the same in the same
-place, and a refusal counts only of what stayed as it was while it was looked at (see `among_others`).
+A lock is not evidence, because many file systems grant it to everybody. Another process may therefore do the same work
+in the same place, and a refusal counts only if nothing changed there meanwhile (see `among_others`).
 """
 
 from __future__ import annotations
@@ -60,26 +60,27 @@ if TYPE_CHECKING:
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EROFS})
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _INVENTORY_HEAD = b"colabstage deed 1"
-# How often what others change at the same time is judged again; each time one of them has got on with its work.
+# How often to try again when others change the same places; each time one of them has made progress.
 _LOOKS = 8
-# What is answered where something has just come or gone.
+# Errors that mean that something has just appeared or disappeared.
 _CAME_OR_WENT = frozenset({errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY})
-# Names that an error tells; more are counted.
+# Names listed in an error; the rest are counted.
 _TOLD = 3
 
 
 def among_others(act: Callable[[], T], *places: Path) -> T:
-    """Do something at places where other processes may do the same at the same time; return what `act` returns.
+    """Call `act` on places where other processes may do the same at the same time; return its result.
 
-    Between any two steps of `act` another process may put something there, replace it or clear it away. So it is done
-    again when it misses what it has seen, or meets what was not there, and when it refuses what has changed since.
+    Between any two steps of `act` another process may put something there, replace it or remove it. So `act` is called
+    again if something that it saw is gone, if something has appeared, or if it refused something that has changed
+    since.
 
     Args:
-        act: looks at the places and changes them; what it has done already, it can do again.
+        act: looks at the places and changes them; it can be repeated.
         places: all that it judges.
 
     Raises:
-        Exception: as `act`, when nothing has changed there, or it still fails after some times.
+        Exception: whatever `act` raises, if nothing has changed there, or if it still fails after several tries.
     """
     for _ in range(_LOOKS):
         before = [_facts_of(place) for place in places]
@@ -95,7 +96,7 @@ def among_others(act: Callable[[], T], *places: Path) -> T:
 
 
 def _facts_of(path: Path) -> tuple[int, ...]:
-    """Return what changes when something comes, goes or is written; nothing for what is not there."""
+    """Return values that change when something appears, disappears or is written; nothing for what does not exist."""
     try:
         found = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -104,9 +105,9 @@ def _facts_of(path: Path) -> tuple[int, ...]:
 
 
 def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool = False) -> list[Path]:
-    """Remove what processes that are dead left in `folder`, as `sweep_temporaries`; return what was removed.
+    """Remove what dead processes left in `folder`, as `sweep_temporaries` does; return what was removed.
 
-    Of several inventories of a folder that is there, the one that fits it best stays.
+    Of several inventories of an existing folder, the one that fits best stays.
 
     Args:
         folder: where to look; it may be missing.
@@ -125,8 +126,8 @@ def sweep_orphans(folder: Path, *, name: str = "", prefix: str = "", empty: bool
 
 
 def _sweep_inventories(target: Path, inventories: list[Path]) -> list[Path]:
-    """Remove those that dead owners announced and never put there, or that stand for what was replaced."""
-    # A single one may be announced for what is about to be put there.
+    """Remove inventories of folders that dead owners announced but never put in place, or that have been replaced."""
+    # A single one may be announced for a folder that is about to be put there.
     if len(inventories) < 2 or look_at(target).kind != "folder":
         return []
     there = _take_inventory(target)
@@ -148,23 +149,23 @@ def _sweep_inventories(target: Path, inventories: list[Path]) -> list[Path]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder that holds nothing; any other stays."""
+    """Remove a folder if it is empty."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
-    """Remove a file or folder that `ours` vouches for; whether it is gone. A link, or anybody else's, stays.
+    """Remove a file or folder that `ours` vouches for; return whether it is gone. A link, or anything else, stays.
 
     `empty`: as for `remove_own`.
     """
     if not os.path.lexists(path):
         return True
-    # Where locks hold nobody off, another process may remove it between any two of these steps.
+    # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
         if path.is_symlink() or not ours(path):
             return not os.path.lexists(path)
-        # Renamed first, so that nobody opens a file that is half gone.
+        # Renamed first, so that nobody opens a half-removed folder.
         going = owned_name(path, OLD)
         path.rename(going)
         remove_own(going, empty=empty)
@@ -172,10 +173,10 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
 
 
 def remove_named(path: Path) -> None:
-    """Remove a file whose name only colabstage gives, where that is possible; nothing there is fine.
+    """Remove a file with a name that only colabstage uses, if possible; a missing file is fine.
 
     Raises:
-        ValueError: its name is another one; a mistake in colabstage.
+        ValueError: it has any other name; a mistake in colabstage.
     """
     _check_named(path)
     with contextlib.suppress(OSError):
@@ -183,10 +184,10 @@ def remove_named(path: Path) -> None:
 
 
 def rename_named(path: Path, to: Path) -> None:
-    """Give a file whose name only colabstage gives another such name; what has it is replaced.
+    """Rename a file with a name that only colabstage uses to another such name, replacing what has it.
 
     Raises:
-        ValueError: one of them is another name; a mistake in colabstage.
+        ValueError: one of the names is any other; a mistake in colabstage.
         OSError: as the disk answers.
     """
     _check_named(path)
@@ -201,10 +202,10 @@ def _check_named(path: Path) -> None:
 
 
 def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
-    """Give a file that `ours` vouches for another name, which nothing has.
+    """Rename a file that `ours` vouches for to a name that is not in use.
 
     Raises:
-        TargetExistsError: it does not, or something has that name. Nothing has changed.
+        TargetExistsError: `ours` does not vouch for it, or the name is in use. Nothing has changed.
         OSError: as the disk answers.
     """
     if path.is_symlink() or not path.is_file() or not ours(path) or os.path.lexists(to):
@@ -214,16 +215,16 @@ def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
 
 
 def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> None:
-    """Put a finished file, one of our temporaries or in one, in its place, in one step.
+    """Put a finished file, which is one of our temporaries or inside one, in its place in one step.
 
     Args:
         made: the file.
-        target: what it becomes.
-        replaces: says of a file that is at `target` whether it may be replaced: because it is ours and as we made
-            it, or because the caller was told to.
+        target: its final path.
+        replaces: tells whether a file at `target` may be replaced, because it is ours and as we made it, or because the
+            caller was told to.
 
     Raises:
-        TargetExistsError: it may not, or a folder is there.
+        TargetExistsError: it may not be replaced, or a folder is there.
         OSError: as the disk answers.
     """
     check_own(made)
@@ -239,7 +240,7 @@ def put_file(made: Path, target: Path, *, replaces: Callable[[Path], bool]) -> N
 
 
 def whatever_is_there(_: Path) -> bool:
-    """Return that it may be replaced, to `put_file`: somebody said so, whatever is there."""
+    """Allow `put_file` to replace whatever is there, because somebody asked for that."""
     return True
 
 
@@ -247,8 +248,8 @@ def whatever_is_there(_: Path) -> bool:
 def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_there) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, on any failure it is removed.
 
-    What is at `path` meanwhile is untouched. Works for a file; a folder replaces only an absent one. `replaces`:
-    as for `put_file`; by default the name itself is one that only colabstage gives, or the caller has asked before.
+    Until then, what is at `path` is untouched. Works for a file; a folder is only put where nothing is. `replaces`: as
+    for `put_file`; by default the name is one that only colabstage uses, or the caller has checked before.
     """
     temp = temp_beside(path)
     try:
@@ -261,7 +262,7 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
     except BaseException:
         remove_own(temp)
         raise
-    # The new entry is in its folder; only a crash of the whole machine could still undo it.
+    # The entry is in its folder now; only a crash of the machine could still undo that.
     with contextlib.suppress(OSError):
         sync_file(path.parent)
 
@@ -269,8 +270,7 @@ def atomic_path(path: Path, *, replaces: Callable[[Path], bool] = whatever_is_th
 def sync_file(path: Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk.
 
-    File systems that have no such thing are left as they are. One that tries and fails is an `OSError`: the bytes
-    may be lost.
+    File systems that do not support this are ignored. One that tries and fails raises `OSError`: the bytes may be lost.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -287,29 +287,29 @@ class Standing:
     """What is at a place, compared with its inventory."""
 
     kind: Literal["nothing", "empty folder", "folder", "file or link"]
-    """Of what kind it is."""
+    """What kind of thing it is."""
     inventory: str = ""
-    """The digest of the inventory; "" without one, or where all that it lists is gone."""
+    """The digest of the inventory; "" if there is none, or if everything that it lists is gone."""
     strange: tuple[str, ...] = ()
-    """Names of what is there and not in the inventory."""
+    """Names that are there but not in the inventory."""
     changed: tuple[str, ...] = ()
-    """Names of what is there, but not as in the inventory."""
+    """Names that are there, but differ from the inventory."""
     gone: tuple[str, ...] = ()
-    """Names of what is in the inventory only."""
+    """Names that are only in the inventory."""
 
     @property
     def is_as_made(self) -> bool:
-        """Return whether all that was put there is there as it was put, and nothing else."""
+        """Return whether everything that was put there is unchanged, and nothing else is there."""
         return bool(self.inventory) and not (self.strange or self.changed or self.gone)
 
     @property
     def is_replaceable(self) -> bool:
-        """Return whether nothing of anybody else's would be lost."""
+        """Return whether removing it would lose nothing of anybody else's."""
         nothing_else = bool(self.inventory) and not (self.strange or self.changed)
         return self.kind in ("nothing", "empty folder") or nothing_else
 
     def distance(self) -> tuple[bool, int]:
-        """Return how far it is from the inventory; one that has none is farthest."""
+        """Return how far it is from the inventory; without one it is farthest."""
         return not self.inventory, len(self.strange) + len(self.changed) + len(self.gone)
 
     def __str__(self) -> str:
@@ -322,7 +322,7 @@ class Standing:
 
 
 def look_at(target: Path) -> Standing:
-    """Compare what is at `target` with its inventory: size and time of everything there, nothing left out."""
+    """Compare what is at `target` with its inventory: size and time of everything there."""
     try:
         found = target.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -332,7 +332,7 @@ def look_at(target: Path) -> Standing:
     there = _take_inventory(target)
     if not there:
         return Standing("empty folder")
-    # There may be several: an announced one that never came to pass fits worse than the one before it.
+    # There may be several: one whose folder was never put in place fits worse than the one before it.
     inventories = [_read_inventory(path) for path, _ in owned_beside(target, INVENTORY)]
     known = [_compare(listed, there) for listed in inventories if listed is not None]
     return min(known, key=Standing.distance, default=Standing("folder"))
@@ -349,16 +349,16 @@ def _compare(listed: dict[str, str], there: dict[str, str]) -> Standing:
 def put_folder(
     made: Path, target: Path, *, overwrite: bool = False, announce: Callable[[str], object] = lambda _: None
 ) -> str:
-    """Put a finished folder, one of our temporaries or in one, in its place, and write its inventory.
+    """Put a finished folder, which is one of our temporaries or inside one, in its place, and write its inventory.
 
-    Where the file system can exchange two names there is no moment at which nothing is at `target`; elsewhere, who
-    dies in that moment leaves what `put_back` puts back.
+    If the file system can exchange two names, `target` always exists; otherwise, if the process dies in between,
+    `put_back` restores the old folder.
 
     Args:
         made: the folder.
-        target: what it becomes.
-        overwrite: whether somebody said that what is there is to be replaced, whatever it is.
-        announce: told the digest of the inventory right before.
+        target: its final path.
+        overwrite: whether the user asked to replace whatever is there.
+        announce: called with the digest of the inventory right before.
 
     Returns:
         The digest of the inventory, as `Standing.inventory` has it.
@@ -379,20 +379,20 @@ def put_folder(
         _swap(made, target)
 
     among_others(put, target)
-    if not inventory.exists():  # another thread that put the same there has cleared up
+    if not inventory.exists():  # another thread that put the same folder there has removed it
         _write_inventory(inventory, listed)
     for path, owner in list(owned_beside(target, INVENTORY)):
-        # Earlier states' inventories; one of a living process is announced for what it is about to put there.
+        # Inventories of earlier states. One of a living process is for the folder that it is about to put there.
         if path != inventory and (owner == owner_token() or not owner_is_alive(owner)):
             remove_named(path)
     return _digest(listed)
 
 
 def check_replaceable(target: Path, remedy: str = "Move that away, or choose another target.") -> None:
-    """Refuse a target that is not ours to replace.
+    """Refuse a target that colabstage may not replace.
 
     Args:
-        target: the folder to become.
+        target: the final path of the folder.
         remedy: the sentence that says what to do.
 
     Raises:
@@ -408,11 +408,11 @@ def _swap(made: Path, target: Path) -> None:
     if not os.path.lexists(target):
         made.rename(target)
         return
-    # So that no other call continues with it: after an exchange, this is the name of what stood at the target.
+    # So that no other call continues with it: after an exchange, this is the name of what was at the target.
     was = made.rename(owned_name(target, WAS))
     try:
         if not _exchange(was, target):
-            # No exchange here: for a moment nothing is at the target, and `put_back` helps who dies in it.
+            # No exchange here: for a moment nothing is at the target. If the process dies then, `put_back` repairs it.
             coming, was = was, target.rename(owned_name(target, WAS))
             try:
                 coming.rename(target)
@@ -428,7 +428,7 @@ def _swap(made: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    # Python has no call for it; musl and old kernels have none either.
+    # Python has no call for this, and neither have musl and old kernels.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -441,7 +441,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _take_inventory(folder: Path) -> dict[str, str]:
-    """Return what is in a folder by name: of a file size and time, of a link where to, of a folder that it is one."""
+    """Return what is in a folder by name: size and time of a file, the target of a link, or that it is a folder."""
     listed: dict[str, str] = {}
     todo = [""]
     while todo:
@@ -460,13 +460,13 @@ def _take_inventory(folder: Path) -> dict[str, str]:
                         is_file = stat.S_ISREG(found.st_mode)
                         listed[name] = f"{found.st_size} {found.st_mtime_ns}" if is_file else "device"
         except OSError as error:
-            # It went meanwhile, or cannot be looked at: as no inventory has it.
+            # It disappeared meanwhile, or cannot be examined; no inventory has this value.
             listed[prefix or "."] = f"error {error.errno}"
     return listed
 
 
 def _write_inventory(inventory: Path, listed: dict[str, str]) -> None:
-    # Not a temporary for the inventory's own name, which nobody would ask for, nor one for the folder's, which is
+    # Not a temporary of the inventory's own name, which nobody would look for, nor of the folder's, which would be
     # adopted.
     draft = inventory.with_suffix(DRAFT)
     try:
@@ -479,7 +479,7 @@ def _write_inventory(inventory: Path, listed: dict[str, str]) -> None:
 
 
 def _inventory_text(listed: dict[str, str]) -> bytes:
-    # Sorted, so that the digest follows from what it lists; NUL is in no file name.
+    # Sorted, so that the digest depends only on what is listed; file names cannot contain NUL.
     parts = [os.fsencode(text) for item in sorted(listed.items()) for text in item]
     return b"\0".join([_INVENTORY_HEAD, *parts])
 

@@ -1,16 +1,15 @@
-"""How things show themselves in a notebook: tables and notes as HTML, a figure, and the steps of a work meanwhile.
+"""How results look in a notebook: tables and notes as HTML, figures, and a panel for work in progress.
 
-Text takes the colour that the notebook sets for outputs; the few colours of ours are of middle lightness, which stand
-out from white and from black alike. Every rule carries our class, so nothing else on the page changes. No scripts:
-what is shown looks the same in a notebook that is only read. A figure shows itself: notebooks know how to show one only
-once pyplot has been imported, which also chooses a backend for the whole session; without it they print
-`<Figure size …>`.
+Text has the colour that the notebook sets for outputs; the few other colours are of medium lightness, so they are
+legible on white and on black. Every CSS rule has our class, so nothing else on the page changes. There are no scripts,
+so a saved notebook looks the same. A figure renders itself, because notebooks can show a figure only once pyplot has
+been imported, which also chooses a backend for the whole session; without it they print `<Figure size …>`.
 
-A `Board` knows how far each step of a work is, and tells whoever draws them a few times a second. Whoever does the work
-only adds to a number; looking and drawing are the business of one thread, which lives while a step is open. So a report
-costs the time of one lock however often it comes, and what is drawn stays true when no report comes at all. It is no
-widget: a cell that works keeps its kernel busy, so a button would do nothing until the work is over (kernels before
-ipykernel 7), and widgets turn into their names when the page is loaded again.
+A `Board` knows the progress of each step, and passes it to a drawing function a few times a second. Working threads
+only add to a number; one thread reads the numbers and draws, as long as a step is open. So a report costs one lock,
+however often it comes, and the display stays true when no report comes at all. It is not a widget: while a cell runs,
+its kernel is busy, so a button would not respond (before ipykernel 7), and widgets turn into their names when the page
+is loaded again.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ COLOURS = {
     "accent": "#2a86b0",
     "muted": "#808890",
 }
-# Outputs of JupyterLab, of VS Code and of Colab name their text's colour so; elsewhere it is inherited.
+# JupyterLab, VS Code and Colab have these names for the text colour of outputs; elsewhere it is inherited.
 TEXT_COLOUR = "var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,inherit)))"
 STYLE = (
     "<style>"
@@ -78,30 +77,30 @@ overflow-wrap:break-word;max-width:none}
 </style>"""
 )
 _CELL = re.compile(r"<(t[dh])\b([^>]*)>")
-# Of plots.
+# Colours of plots.
 INK = "#1f2933"
 MUTED = "#66727f"
-# The ink of our plots, and matplotlib's own; the paper that they are drawn on.
+# The foreground colours of our plots and of matplotlib, and the background.
 _INK = re.compile(r"#1f2933|#000000")
 _PAPER = re.compile(r"fill: #ffffff")
-# Who drew it and when: a page that drops the drawing's elements keeps their text.
+# Author and date: a page that drops the drawing's elements keeps their text.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 
 
 def page(headline: str, body: str) -> str:
-    """Return something as HTML: `headline` is plain text, `body` is HTML."""
+    """Return a report as HTML: `headline` is plain text, `body` is HTML."""
     return f"{STYLE}<div class='cs-report'>{heading(headline)}{left_aligned(body)}</div>"
 
 
 def heading(text: str) -> str:
-    """Return a line of plain text above what follows, as HTML."""
+    """Return a line of plain text as an HTML heading."""
     return f"<div class='cs-head'><strong>{html.escape(text)}</strong></div>"
 
 
 def left_aligned(body: str) -> str:
-    """Return HTML whose cells, but those of numbers, are at the left without `STYLE` too.
+    """Return HTML whose cells, except those of numbers, are left-aligned even without `STYLE`.
 
-    A notebook that is not trusted drops style sheets and keeps the styles of elements; its own has cells at the right.
+    An untrusted notebook drops style sheets but keeps the styles of elements; its own style is right-aligned.
     """
 
     def aligned(cell: re.Match[str]) -> str:
@@ -113,7 +112,7 @@ def left_aligned(body: str) -> str:
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> str:
-    """Return names with what is known of them, both plain text, as HTML; nothing for none."""
+    """Return names and their values, both plain text, as an HTML table; nothing for none."""
     rows = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in facts)
     return f"<table>{rows}</table>" if rows else ""
 
@@ -125,9 +124,9 @@ def table(
     numbers: frozenset[int] = frozenset(),
     below: Sequence[str] = (),
 ) -> str:
-    """Return plain text in columns, as HTML; those in `numbers`, counted from 0, at the right.
+    """Return plain text in columns, as HTML; the columns in `numbers`, counted from 0, are right-aligned.
 
-    `below`: for each row a text that goes under it, over all columns; an empty one takes no room.
+    `below`: for each row a text that goes under it, across all columns; an empty one takes no room.
     """
     marks = [" class='cs-number'" if column in numbers else "" for column in range(len(head))]
 
@@ -144,14 +143,14 @@ def table(
 
 
 def notes(lines: Iterable[str]) -> str:
-    """Return sentences of plain text below each other, muted, as HTML."""
+    """Return sentences of plain text, one below the other and muted, as HTML."""
     return "".join(f"<div class='cs-muted'>{html.escape(line)}</div>" for line in lines)
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty matplotlib figure of so many inches that no window and no global state knows of.
+    """Return an empty matplotlib figure, sized in inches, that is not registered with any window or global state.
 
-    A notebook shows it in the colours of its page; what is saved is on white.
+    A notebook shows it in the colours of its page; saved files have a white background.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -173,13 +172,13 @@ def draw_panel(
     labels: Sequence[str],
     colours: str | Sequence[str],
 ) -> None:
-    """Draw a bar for each name, the first on top, with a label behind it and nothing else; panels that share their
-    axis have the names at the first."""
+    """Draw a bar for each name, the first on top, with a label at its end; if panels share their axis, only the first
+    has the names."""
     places = range(len(names))
     axis.bar_label(axis.barh(places, values, color=colours, height=0.66), labels, padding=4, color=INK, fontsize=9)
     axis.set_yticks(places, names)
     axis.set_title(heading, loc="left", color=INK, fontsize=10.5)
-    # Room for the labels behind the bars.
+    # Room for the labels at the end of the bars.
     axis.set_xlim(0, max(*values, 1e-9) * 1.42)
     axis.set_xticks([])
     axis.spines[["top", "right", "bottom"]].set_visible(False)
@@ -202,7 +201,7 @@ def plain_axes(axis: Axes) -> None:
 # Made when the first picture is drawn, because importing matplotlib takes longer than everything else here.
 @cache
 def _shown_figure() -> type[Figure]:
-    """Return the class of figures with a canvas of their own, which are PNGs wherever PNGs are shown."""
+    """Return the class of figures that have their own canvas and render as PNGs wherever PNGs are shown."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -217,7 +216,7 @@ def _shown_figure() -> type[Figure]:
             return buffer.getvalue()
 
         def _repr_html_(self) -> str:
-            """Draw it in the colours of the page; the PNG is for a notebook that is not trusted: it drops drawings."""
+            """Draw it in the colours of the page; the PNG is for untrusted notebooks, which drop drawings."""
             buffer = io.StringIO()
             self.savefig(buffer, format="svg", facecolor="none")
             drawn = buffer.getvalue()
@@ -234,52 +233,52 @@ def _shown_figure() -> type[Figure]:
     return ShownFigure
 
 
-# "ended" is a step that closed without an error before all of it was done: the copy of an archive, for example, when
-# the one who reads it has failed.
+# "ended" is a step that closed without an error before all of it was done, such as the copy of an archive whose reader
+# failed.
 State = Literal["running", "done", "failed", "cancelled", "ended"]
 
-# Five pictures a second look alive; a picture of two rows takes well under 1 ms.
+# Five updates a second look alive; drawing two rows takes well under 1 ms.
 _INTERVAL_S = 0.2
-# The rate is that of the last seconds: of the whole step it would still promise what a source that has stalled gave.
+# The rate is that of the last seconds: an average of the whole step would hide that a source has stalled.
 _WINDOW_S = 5.0
 _MARK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step as it is at one moment."""
+    """One step at one moment."""
 
     name: str
     """What the step is called."""
     unit: str
-    """What `total` and `done` count; "B" for bytes."""
+    """The unit of `total` and `done`; "B" for bytes."""
     total: int | None
-    """How many there are; `None` where nobody knows."""
+    """How many there are; `None` if unknown."""
     done: int
     """How many are done."""
     state: State
-    """How it goes, or how it ended."""
+    """Whether it runs, or how it ended."""
     seconds: float
-    """Since it was opened, or what it took."""
+    """Seconds since it was opened, or how long it took."""
     rate: float
-    """Units per second, of the last seconds while it runs and of the whole step afterwards."""
+    """Units per second: of the last seconds while it runs, of the whole step afterwards."""
     idle_s: float = 0.0
-    """Seconds without a report, as far as somebody looked."""
+    """Seconds without a report."""
     problem: str = ""
-    """Of a failed step, what went wrong."""
+    """What went wrong, if the step failed."""
     note: str = ""
-    """What else is to be said of it."""
+    """Anything else to say about it."""
 
     @property
     def fraction(self) -> float | None:
-        """Return the part that is done, 0 to 1; `None` when nobody knows how much there is."""
+        """Return the part that is done, 0 to 1; `None` if the total is unknown."""
         if not self.total:
             return None if self.total is None else 1.0
         return min(1.0, self.done / self.total)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return what is left at the present rate; `None` when that is nothing, or the total unknown."""
+        """Return the seconds left at the present rate; `None` if the rate is 0 or the total unknown."""
         if self.total is None or self.rate <= 0 or self.state != "running":
             return None
         return max(0.0, (self.total - self.done) / self.rate)
@@ -299,7 +298,7 @@ class BoardStep:
         self._note = ""
 
     def note(self, text: str) -> None:
-        """Say something else of it, instead of what was said before. From any thread."""
+        """Replace the note about it. From any thread."""
         with self._lock:
             self._note = text
 
@@ -341,11 +340,11 @@ class BoardStep:
 
     @property
     def open(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is still running."""
         return self._final is None
 
     def look(self) -> Row:
-        """Return how far it is."""
+        """Return its present state."""
         with self._lock:
             if self._final is not None:
                 return self._final
@@ -366,9 +365,9 @@ class BoardStep:
 
 
 class Board:
-    """A `Progress` that shows all steps of a work together, wherever `show` draws them.
+    """A `Progress` that shows all steps together, wherever `show` draws them.
 
-    `cancellation`: what a button beside it sets; `None` where there is none.
+    `cancellation`: set by a button beside it; `None` if there is no button.
     """
 
     def __init__(
@@ -378,7 +377,7 @@ class Board:
         cancellation: Cancellation | None = None,
         interval_s: float = _INTERVAL_S,
     ) -> None:
-        """Keep `show`, which gets all rows in order, from several threads but never from two at once."""
+        """Keep `show`, which is called with all rows in order, by several threads but never by two at once."""
         self.cancellation = cancellation
         self._show = show
         self._interval_s = interval_s
@@ -388,11 +387,11 @@ class Board:
         self._stop: threading.Event | None = None
 
     def background(self) -> Self:
-        """Return this: what it draws stays where it is, whatever the caller prints meanwhile."""
+        """Return this board: what it draws stays in place, whatever the caller prints."""
         return self
 
     def step(self, name: str, *, total: int | None, unit: str) -> BoardStep:
-        """Open a step; it is shown at once."""
+        """Open a step and show it at once."""
         step = BoardStep(self, name, total, unit)
         with self._lock:
             self._steps.append(step)
@@ -400,7 +399,7 @@ class Board:
         with self._lock:
             if self._stop is None and step.open:
                 self._stop = threading.Event()
-                # With the caller's context, by which a kernel knows the cell that this belongs to.
+                # With the caller's context, which tells a kernel to which cell this belongs.
                 run = contextvars.copy_context().run
                 threading.Thread(
                     target=run, args=(self._keep_drawing, self._stop), name="colabstage-progress", daemon=True
@@ -408,7 +407,7 @@ class Board:
         return step
 
     def closed(self) -> None:
-        """Show how a step has ended, and rest if it was the last one that was open."""
+        """Show how a step ended, and stop drawing if it was the last open one."""
         with self._lock:
             if self._stop is not None and not any(step.open for step in self._steps):
                 self._stop.set()
@@ -416,14 +415,14 @@ class Board:
         self._draw()
 
     def rows(self) -> tuple[Row, ...]:
-        """Return all steps as they are now, in the order in which they were opened."""
+        """Return the present state of all steps, in the order in which they were opened."""
         # Looked at outside the lock, so that opening a step never waits for drawing.
         with self._lock:
             steps = tuple(self._steps)
         return tuple(step.look() for step in steps)
 
     def _draw(self) -> None:
-        # One at a time: two drawings at once could end in the older one.
+        # One at a time: if two threads drew at once, the older state could win.
         with self._drawing:
             self._show(self.rows())
 
@@ -434,7 +433,7 @@ class Board:
 
 # More would push the rest of the notebook off the screen.
 _ROWS_SHOWN = 12
-# Shorter silences are how networks are.
+# Shorter silences are normal on networks.
 _STALLED_S = 5.0
 
 _MARKS = {"running": "▸", "done": "✓", "failed": "✗", "cancelled": "■", "ended": "■"}
@@ -458,7 +457,7 @@ def panel_html(rows: Sequence[Row], note: str = "") -> str:
 
 
 def panel_text(rows: Sequence[Row]) -> str:
-    """Return the rows as lines of text, for whatever reads a notebook without drawing it."""
+    """Return the rows as lines of text, for programs that read a notebook without rendering it."""
     shown, hidden = _choose_rows(rows)
     return "\n".join([*([_summary(hidden)] if hidden else []), *map(row_text, shown)])
 
@@ -470,7 +469,7 @@ def row_text(row: Row) -> str:
 
 
 def _choose_rows(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows to show, in order: whatever runs or failed, then the latest; and the others."""
+    """Return the rows to show, in order (all that run or failed, then the latest), and the others."""
     # Failures stay in sight, however many steps come after them.
     latest = sorted(range(len(rows)), key=lambda at: (rows[at].state not in ("running", "failed"), -at))
     kept = set(latest[:_ROWS_SHOWN])
@@ -486,7 +485,7 @@ def _summary(rows: Sequence[Row]) -> str:
 def _row_html(row: Row) -> str:
     colour = COLOURS[_COLOURS[row.state]]
     bar = "" if row.fraction is None else _BAR.format(percent=100 * row.fraction, colour=colour)
-    # In one cell, where they wrap: columns beside each other are wider than a telephone.
+    # In one cell, where they wrap: separate columns would be wider than a phone's screen.
     figures = " ".join(
         f"<span style='min-width:min({width}em,{2 * width}vw)'>{html.escape(text)}</span>"
         for text, width in ((_amount(row), 11), (_rate(row), 6.5), (_time(row), 0))
@@ -522,60 +521,59 @@ def _time(row: Row) -> str:
         return f"{_ENDINGS[row.state]} {format_duration(row.seconds)}"
     if row.total and row.done >= row.total:
         return "finishing"
-    # An estimate from a rate that is no more would promise something.
+    # An estimate from an outdated rate would be wrong.
     if row.idle_s >= _STALLED_S:
         return f"nothing for {format_duration(row.idle_s)}"
     left = row.seconds_left
     if left is None:
         return ""
-    # Without the figures that an estimate does not have.
+    # No more digits than an estimate deserves.
     return f"{max(1, round(left))} s left" if left < 99.5 else f"{format_duration(left)} left"
 
 
 _KEPT = "What is finished is kept, and the next call continues from there."
 _HOW_TO_STOP = f"To cancel, stop the cell. {_KEPT}"
-# No cell runs it, and the name of the dataset is the user's own.
+# No cell runs it, and only the user knows the name of the dataset.
 _HOW_TO_STOP_BACKGROUND = f"This continues while other cells run. To cancel it, call the dataset's cancel(). {_KEPT}"
 
 
 def draws_html(shell_classes: Iterable[str]) -> bool:
-    """Return whether the front end of an IPython shell, told by the names of its class and those above it, draws HTML.
+    """Return whether the front end of an IPython shell draws HTML, judged by the names of its class and base classes.
 
-    A kernel serves notebooks, of which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows
-    text; IPython in a terminal is not a kernel. A console that is connected to a notebook's kernel cannot be
-    recognised.
+    Kernels serve notebooks, which all do: Colab, Jupyter, VS Code, Kaggle. Spyder's console is a kernel and shows text;
+    IPython in a terminal is not a kernel. A console that is connected to a notebook's kernel cannot be recognised.
     """
     names = set(shell_classes)
     return "ZMQInteractiveShell" in names and "SpyderShell" not in names
 
 
 def in_notebook() -> bool:
-    """Return whether this process answers to a notebook that draws HTML."""
-    # Not imported: who has not loaded it is in no notebook.
+    """Return whether this process belongs to a notebook that draws HTML."""
+    # Not imported here: a process that has not imported IPython is not in a notebook.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and draws_html(kind.__name__ for kind in type(shell).__mro__)
 
 
 class NotebookProgress(Board):
-    """Shows all steps in one panel, in the output of the cell that opened the first."""
+    """Show all steps in one panel, in the output of the cell that opened the first."""
 
     def __init__(self) -> None:
-        """Show nothing before the first step."""
+        """Start without showing anything, until the first step."""
         super().__init__(self._draw_panel)
         self._display_id = f"colabstage-{uuid.uuid4().hex}"
         self._displayed = False
         self._how_to_stop = _HOW_TO_STOP
 
     def background(self) -> Self:
-        """Return this panel, which from now on says how to stop what no cell runs."""
+        """Return this panel, which from now on says how to stop work that no cell runs."""
         self._how_to_stop = _HOW_TO_STOP_BACKGROUND
         return self
 
     def _draw_panel(self, rows: Sequence[Row]) -> None:
         import IPython.display
 
-        # Whether it has types depends on its version.
+        # Only some versions of it are typed.
         display: Any = IPython.display.display
         note = self._how_to_stop if any(row.state == "running" for row in rows) else ""
         content = {"text/html": panel_html(rows, note), "text/plain": panel_text(rows)}

@@ -1,10 +1,10 @@
-"""Threads: readers in front of workers, with a bound on the bytes between them; many of one kind at once; a few that
-share out one piece of work and come back together; one alone.
+"""Threads: a pipeline of readers and workers with a bound on the bytes between them; a pool; a team that shares one
+piece of work; and a single thread.
 
-A slow source is latency: thirty reads in flight cost no more than one. A fast one is processor time: as many workers
-as cores, and readers that stay out of their way. So readers start few where the source looks fast, and grow while
-reads prove slow and workers wait. Where it is as fast as a local disk there are none at first: each worker reads what
-it uses, which saves handing it over, and that costs more than reading a small file.
+With a slow source latency is the limit: thirty reads in flight cost no more than one. With a fast one the processor is:
+as many workers as cores, and readers that do not disturb them. So there are few readers at first if the source looks
+fast, and more while reads prove slow and workers wait. For a local disk there are none at first: each worker reads what
+it uses, because passing a small file between threads takes longer than reading it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How often a waiting thread looks whether it should stop; no wait is longer than this.
+# How often a waiting thread checks whether it should stop; no wait is longer than this.
 _LOOK_S = 0.25
-# The first read of a folder may wait for the disk, and says nothing of those after it.
+# The first read of a folder may wait for the disk, so it does not predict the following ones.
 _FIRST_READS = 8
-# A reader can be stuck in a dead mount for ever, so the end waits for all of them together only as long as the limits
-# say. A worker decodes and writes to a local disk: it does end, and what it writes to should not be closed under it.
+# A reader can be stuck in a dead mount for ever, so closing waits for all readers only as long as the limits say. A
+# worker decodes and writes to a local disk: it does end, and its file must not be closed before.
 _WORKERS_END_S = 60.0
 
 
@@ -45,32 +45,32 @@ class PipelineLimits:
     readers: int
     """Reads in flight at the start; with 0, workers read for themselves until reads prove slow."""
     max_readers: int
-    """What they may grow to while reads prove slow."""
+    """The most readers there may be while reads prove slow."""
     workers: int
-    """Threads that use what was read."""
+    """Threads that process what was read."""
     budget_bytes: int = 64 * 1024 * 1024
-    """Bytes read, or being read, and not yet used; one item may exceed it alone."""
+    """Bytes read, or being read, and not yet used; a single item may exceed it."""
     ahead: int | None = 32
     """Items for each worker that are read ahead, beyond the reads in flight; `None` for as many as the budget holds.
 
     Enough that no worker waits, few enough that memory does not fill up to the budget for nothing.
     """
     slow_read_s: float = 0.002
-    """A mean time of one read, in seconds, above which more readers help."""
+    """Mean time of one read, in seconds, above which more readers help."""
     stall_timeout_s: float = 180.0
-    """With nothing read and nothing used for so long, the source counts as dead."""
+    """Seconds without any read or use after which the source counts as dead."""
     readers_end_s: float = 5.0
-    """How long the end waits for readers that hang."""
+    """How long closing waits for readers that hang."""
     caller_reads: bool = False
-    """Whether items are read by the thread that runs the pipeline, one after the other, and by no other.
+    """Whether items are read only by the thread that runs the pipeline, one after the other.
 
-    For code of somebody else's, which may be made for one thread only.
+    For the caller's code, which may not be thread-safe.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a finished run saw."""
+    """The measurements of a finished run."""
 
     readers: int
     """Threads that read."""
@@ -92,17 +92,17 @@ def run_pipeline(
 
     Args:
         items: what to do, in the order in which to read.
-        read: called in reader threads, in worker threads where these read for themselves, or in this one.
+        read: called in reader threads, in worker threads if these read for themselves, or in this thread.
         use: called in worker threads.
         cost: bytes that `read(item)` will return, for the budget.
         limits: how many of each.
-        cancellation: looked at several times a second.
-        clock: by which reads are timed, and silence.
+        cancellation: checked several times a second.
+        clock: measures reads and silence.
 
     Raises:
         CancelledError: the caller asked to stop.
         SourceReadError: nothing moved for `limits.stall_timeout_s` seconds.
-        BaseException: the first that `read` or `use` raised; nothing more is started after it.
+        BaseException: the first one that `read` or `use` raised; nothing more is started after it.
     """
     cancellation.check()
     run = _Run(items, read, use, cost, limits, clock=clock)
@@ -123,19 +123,19 @@ class ReadPace:
         self._limits = limits
 
     def note(self, seconds: float) -> None:
-        """Count a read. The mean forgets: it follows a source that becomes slower within some tens of reads."""
+        """Count a read. The mean is a moving one: it follows a source that becomes slower within some tens of reads."""
         self.reads += 1
         self.mean_read_s += max(0.1, 1 / self.reads) * (seconds - self.mean_read_s)
 
     def wants_reader(self, readers: int, left: int) -> bool:
-        """Return whether reads are slow, something is `left` to read, and there is room for one more reader."""
+        """Return whether reads are slow, items are `left` to read, and one more reader is allowed."""
         if self._limits.caller_reads or readers >= self._limits.max_readers:
             return False
         return left > 0 and self.mean_read_s > self._limits.slow_read_s
 
 
 class _Run(Generic[T]):
-    """The threads of one run and what they share, all of it guarded by one lock."""
+    """The threads of one run and their shared state, guarded by one lock."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _Run(Generic[T]):
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
-        # Three reasons to wait on the one lock: data for workers, room for readers, the end for the caller.
+        # Three conditions on one lock: data for workers, room for readers, the end for the caller.
         self._data = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._end = threading.Condition(self._lock)
@@ -177,7 +177,7 @@ class _Run(Generic[T]):
     def start(self) -> None:
         """Start the workers and the first readers."""
         with self._lock:
-            # Before there are workers: none of them is to read for itself.
+            # Before there are workers, so that none of them reads for itself.
             self.readers = int(self._limits.caller_reads)
             for _ in range(min(self._limits.workers, len(self._items))):
                 self._spawn(self._work, self._worker_threads)
@@ -187,7 +187,7 @@ class _Run(Generic[T]):
                 self._spawn_reader()
 
     def wait(self, cancellation: Cancellation) -> None:
-        """Return when every item is used; raise what stopped the run."""
+        """Return when every item is used; raise the error that stopped the run."""
         if self._limits.caller_reads:
             self._fetch(cancellation)
         with self._lock:
@@ -206,7 +206,7 @@ class _Run(Generic[T]):
                 raise self._error
 
     def stop(self) -> None:
-        """Let every thread end, and wait for those that can."""
+        """Make every thread end, and wait for those that can."""
         with self._lock:
             self._halt()
             reading = list(self._now_reading)
@@ -245,10 +245,10 @@ class _Run(Generic[T]):
             began = self._clock.now()
             data = self._read(item)
             self._deliver(item, data, self._clock.now() - began)
-            del data  # the budget counts it only until it is used, and this thread may now wait for long
+            del data  # the budget counts it only until it is used, and this thread may now wait a long time
 
     def _read_alone(self, item: int) -> tuple[int, T] | None:
-        """Return a worker's own read of what it uses next; `None` when that is not wanted any more."""
+        """Read the item that a worker uses next; `None` if it is no longer wanted."""
         began = self._clock.now()
         data = self._read(item)
         seconds = self._clock.now() - began
@@ -268,7 +268,7 @@ class _Run(Generic[T]):
             while not self._stopping and self._taken < len(self._items):
                 item = self._claim()
                 if item is not None:
-                    # What one large item frees may be room for several small ones: each wakes the next.
+                    # The room of one large item may fit several small ones: each reader wakes the next.
                     self._room.notify()
                     return item
                 self._clock.wait(self._room, _LOOK_S)
@@ -285,11 +285,11 @@ class _Run(Generic[T]):
         return item
 
     def _has_room(self, cost: int) -> bool:
-        """Return whether an item of `cost` bytes may be read now; remembers whether readers rest."""
+        """Return whether an item of `cost` bytes may be read now; remembers whether readers pause."""
         if self._limits.ahead is not None:
             ahead = self._taken - self._used - self._limits.max_readers
             enough = self._limits.ahead * self._limits.workers
-            # Readers go on when half of it is used, because waking a thread costs as much as reading a small file.
+            # Readers continue when half of it is used, because waking a thread costs as much as reading a small file.
             self._far_ahead = ahead >= (enough // 2 if self._far_ahead else enough)
             if self._far_ahead:
                 return False
@@ -338,14 +338,14 @@ class _Run(Generic[T]):
         return self._read_alone(item)
 
     def _claim_alone(self) -> int | None:
-        """Take the next item for a worker that has nothing to do, where workers read for themselves."""
+        """Take the next item for an idle worker, if workers read for themselves."""
         if self.readers or self._taken == len(self._items):
             return None
         item = self._claim()
         if item is not None:
             self._now_reading.add(threading.current_thread())
             self.reading_workers.add(threading.current_thread())
-            # As in `_take`: there may be room for one more.
+            # As in `_take`: there may be room for another item.
             self._data.notify()
         return item
 
@@ -364,16 +364,17 @@ class _Run(Generic[T]):
 
 
 def _join_threads(threads: Sequence[threading.Thread], seconds: float) -> None:
-    deadline = SYSTEM_CLOCK.now() + seconds  # threads end in real time only
+    deadline = SYSTEM_CLOCK.now() + seconds  # threads end in real time, whatever the clock
     for thread in threads:
         thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
 
 
 class DaemonPool:
-    """Threads for calls that may hang: unlike those of an executor, the interpreter does not wait for them at its end.
+    """Threads for calls that may hang: unlike those of an executor, the interpreter does not wait for them when it
+    exits.
 
-    Leaving its block by an exception waits for nobody either: what has not begun is called off, what hangs is left
-    behind. For calls into mounts and services; not for what must not be cut off half way.
+    Leaving its block by an exception does not wait either: calls that have not begun are cancelled, those that hang are
+    abandoned. For calls into mounts and services; not for work that must not be cut off halfway.
     """
 
     def __init__(self, workers: int, name: str = "colabstage-pool") -> None:
@@ -386,7 +387,7 @@ class DaemonPool:
         self._closed = False
 
     def submit(self, function: Callable[[], R]) -> Future[R]:
-        """Have a thread call `function`, as soon as one is free."""
+        """Call `function` in a thread, as soon as one is free."""
         future: Future[R] = Future()
         with self._lock:
             if self._closed:
@@ -394,7 +395,7 @@ class DaemonPool:
                 raise RuntimeError(msg)
             self._tasks.put((future, function))
             self._unfinished += 1
-            # One thread for each call, as long as that many are allowed: none waits while another could begin it.
+            # One thread for each call, up to the limit, so that no call waits while a thread could begin it.
             if len(self._threads) < min(self._unfinished, self._workers):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
@@ -412,9 +413,9 @@ class DaemonPool:
         """Call `function` with every item, many at once, and return the results in the items' order.
 
         Raises:
-            BaseException: the first that a call raised, as soon as it did.
+            BaseException: the first one that a call raised, as soon as it did.
             CancelledError: `cancellation` was used.
-            TimeoutError: none of the calls has ended for `stall_timeout_s` seconds.
+            TimeoutError: no call has ended for `stall_timeout_s` seconds.
         """
         futures = [self.submit(partial(function, item)) for item in items]
         return self.results(futures, cancellation=cancellation, stall_timeout_s=stall_timeout_s)
@@ -439,7 +440,8 @@ class DaemonPool:
         return [future.result() for future in futures]
 
     def close(self, *, abandon: bool) -> None:
-        """Take no more calls, and wait for those that were taken; or call off what has not begun and wait for none."""
+        """Accept no more calls, and wait for those that were accepted; or cancel those that have not begun and wait for
+        none."""
         with self._lock:
             self._closed = True
         if abandon:
@@ -464,15 +466,15 @@ class DaemonPool:
                 self._tasks.put(None)  # for the next thread
                 return
             _carry_out(*task)
-            del task  # it holds its arguments, and the next one may be long in coming
+            del task  # it holds its arguments, and the next call may be far away
             with self._lock:
                 self._unfinished -= 1
 
 
 def in_thread(function: Callable[[], R], name: str, *, daemon: bool = True) -> Future[R]:
-    """Call `function` in a thread of its own, and return what will have its result.
+    """Call `function` in a thread of its own, and return its future.
 
-    Whoever waits no longer leaves a daemon behind; the interpreter, when it ends, waits for any other thread.
+    The thread is a daemon, so the interpreter does not wait for it if the caller has given up.
     """
     future: Future[R] = Future()
     threading.Thread(target=_carry_out, args=(future, function), name=name, daemon=daemon).start()
@@ -484,26 +486,26 @@ def _carry_out(future: Future[R], function: Callable[[], R]) -> None:
         return
     try:
         result = function()
-    except BaseException as error:  # noqa: BLE001 - raised by whoever asks for the result
+    except BaseException as error:  # noqa: BLE001 - raised when the result is requested
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
-# More parts than threads, taken one after the other: a thread that wakes late, or whose core has other work, then takes
-# fewer of them, instead of having the others wait. Halves were a quarter slower than eighths by two threads. Each is a
-# trip through Python's lock, though: beside a step that holds it, eighths took a tenth more of the processor than
-# quarters, which are as fast.
+# More parts than threads, taken one after the other: a thread that wakes late, or whose core is busy, takes fewer of
+# them and does not make the others wait. With two threads, halves were a quarter slower than eighths. But each part
+# passes through Python's lock: beside a step that holds it, eighths took a tenth more processor time than quarters,
+# which are as fast.
 _PARTS_A_THREAD = 2
 
 
 class ThreadPool:
-    """Hold `threads` threads, the caller's own among them. Idle ones wait; `close` ends them.
+    """Hold `threads` threads, including the caller's. Idle ones wait; `close` ends them.
 
     Attributes:
         threads: how many.
-        cancellation: stops what is shared: no part is begun after it. Work whose parts take long, as decoding does,
-            looks at it between rows.
+        cancellation: stops the shared work: no further part begins. Work with long parts, such as decoding, checks it
+            between rows.
     """
 
     def __init__(self, threads: int, cancellation: Cancellation | None = None) -> None:
@@ -514,24 +516,24 @@ class ThreadPool:
 
     @property
     def urgent(self) -> bool:
-        """Return whether somebody may be waiting for what is shared (`Demand.urgent`)."""
+        """Return whether somebody may be waiting for the shared work (`Demand.urgent`)."""
         return self._demand.urgent
 
     def share(self, count: int, work: Callable[[int, int], None], *, alone: int = 0) -> None:
         """Call `work(start, stop)` on contiguous parts of `range(count)`, a few parts a thread, and wait for all.
 
-        `alone`: the caller's thread does so many at a time by itself, and the others join it when the result is urgent
-        (`Demand`). For work that a consumer who computes should not notice: a training step that holds Python's lock
-        waits for each trip of another thread through it, and more threads than cores take turns with the step's own.
+        `alone`: the caller's thread does this many at a time by itself, and the others join when the result is urgent
+        (`Demand`). This keeps the work from slowing a training step: a step that holds Python's lock waits each time
+        another thread passes through it, and with more threads than cores it shares its core.
 
         Raises:
-            Exception: one that a part raised, after all parts that had begun have ended; no other is begun then.
-            CancelledError: nobody wants it any more; likewise.
+            Exception: one that a part raised, once all parts that had begun have ended; no further part begins.
+            CancelledError: the work is no longer wanted; likewise.
         """
         self.cancellation.check()
-        # No more than there are rows to share.
+        # No more threads than rows.
         threads = min(self.threads, count)
-        # Without waking anybody, as most batches of one thread want it.
+        # Without waking a thread, as for most batches of one thread.
         if threads < 2 or self._pool is None:
             work(0, count)
             return
@@ -560,7 +562,7 @@ class ThreadPool:
             others += [self._pool.submit(take_parts) for _ in range(1, min(threads, len(left)))]
             take_parts()
         finally:
-            # The parts write into the caller's array: none may continue after this returns. A thread that has not even
+            # The parts write into the caller's array, so none may continue after this returns. A thread that has not
             # begun is not waited for.
             running = [other for other in others if not other.cancel()]
             wait(running)
@@ -568,9 +570,9 @@ class ThreadPool:
             other.result()
 
     def each(self, count: int, work: Callable[[int], None]) -> None:
-        """Call `work(place)` for each of `range(count)`, each thread the next one when it is free, and wait for all.
+        """Call `work(place)` for each of `range(count)`, where each free thread takes the next one, and wait for all.
 
-        For work that takes a millisecond or more, and some of it twice as long as other.
+        For work that takes a millisecond or more per item, and different times for different items.
 
         Raises:
             As `share`.
@@ -585,7 +587,7 @@ class ThreadPool:
                     work(place)
                 except BaseException:
                     for _ in places:
-                        """Leave none to begin."""
+                        """Discard the remaining parts."""
                     raise
 
         self.share(min(self.threads, count), take_places)

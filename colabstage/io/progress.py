@@ -1,8 +1,8 @@
 """Progress, cancellation and time, passed down as arguments.
 
-Whoever waits, measures or gives up takes a `Clock`, and a test passes one that it turns itself. Deadlines are compared
-with `now`, pauses are made with `sleep`, and threads that wait for each other do so with `wait`. What other programs
-and the kernel do in the meantime takes real time, whatever the clock says.
+Code that waits, measures or gives up takes a `Clock`, and a test passes one that it controls. Deadlines are compared
+with `now`, pauses use `sleep`, and threads wait for each other with `wait`. Other programs and the kernel take real
+time, whatever the clock says.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """What `SystemClock` does, or what a test makes of it."""
+    """The interface of `SystemClock` and of the clocks in tests."""
 
     def now(self) -> float:
-        """Return seconds since some moment; they never run backwards."""
+        """Return seconds since some fixed moment; they never decrease."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Return after so many seconds."""
+        """Sleep for `seconds`."""
 
     def wait(self, condition: threading.Condition, timeout: float, /) -> bool:
-        """Wait, with the lock held, until the condition is notified, at most so many seconds."""
+        """Wait, with the lock held, until the condition is notified, for at most `seconds`."""
 
 
 class SystemClock:
-    """The computer's own: the functions themselves, so that a look costs no more than without."""
+    """The computer's own clock: the functions themselves, so that a call costs nothing extra."""
 
     now = staticmethod(time.monotonic)
     sleep = staticmethod(time.sleep)
@@ -47,7 +47,7 @@ SYSTEM_CLOCK = SystemClock()
 
 
 class Cancellation:
-    """A flag that long work looks at between units; setting it stops the work at the next unit."""
+    """A flag that long work checks between units; setting it stops the work at the next unit."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -60,7 +60,8 @@ class Cancellation:
             self._followers.pop()()
 
     def follow(self, tell: Callable[[], object]) -> None:
-        """Have `cancel` call `tell` as well, once: for work that cannot look at this, as that of another process."""
+        """Make `cancel` also call `tell`, once: for work that cannot check the flag, such as that of another
+        process."""
         self._followers.append(tell)
         if self._event.is_set():
             self.cancel()
@@ -77,13 +78,13 @@ class Cancellation:
             raise CancelledError(msg)
 
     def sleep(self, seconds: float) -> None:
-        """Return after so many seconds; raise `CancelledError` as soon as `cancel` is called."""
+        """Sleep for `seconds`; raise `CancelledError` as soon as `cancel` is called."""
         self._event.wait(seconds)
         self.check()
 
 
 class Demand(Cancellation):
-    """Say what the consumer of a thread's work wants: nothing any more (`cancel`), or the next result at once."""
+    """Say what the consumer of a thread's work wants: nothing more (`cancel`), or the next result at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,22 +92,22 @@ class Demand(Cancellation):
 
     @property
     def urgent(self) -> bool:
-        """Return whether nothing is ready for the consumer, who may be waiting. True as long as nobody says."""
+        """Return whether nothing is ready for the consumer, who may be waiting. True until `urgent_when` is called."""
         return self._asked()
 
     def ask(self, whether: Callable[[], bool]) -> None:
-        """Have `urgent` call this from now on: from any thread, many times a second, without a lock."""
+        """Make `urgent` call this function from now on: from any thread, many times a second, without a lock."""
         self._asked = whether
 
 
 def cancellation_of(progress: Progress) -> Cancellation:
-    """Return what stops the work that `progress` shows: its own `cancellation`, or one that nobody uses."""
+    """Return the `cancellation` of a `Progress`, or a new one that nobody sets."""
     own = getattr(progress, "cancellation", None)
     return own if isinstance(own, Cancellation) else Cancellation()
 
 
 class Readiness(NamedTuple):
-    """How far a dataset is that arrives."""
+    """How much of an arriving dataset is here."""
 
     rows: int
     """Rows that are here."""
@@ -123,23 +124,23 @@ class Readiness(NamedTuple):
 
 
 class Expectation(Protocol):
-    """Rows that one reader said it will read, in order."""
+    """Rows that one reader announced, in order."""
 
     def reached(self, rows: int) -> None:
-        """Take note that the first so many of them are done with."""
+        """Note that the first `count` of them have been read."""
 
     def close(self) -> None:
-        """Forget it: nobody reads the rest. Calling it twice is fine."""
+        """Drop it: the rest will not be read. Calling it twice is fine."""
 
 
 class HandedOut:
-    """Count what readers have got of a dataset that arrives.
+    """Count what readers have received of an arriving dataset.
 
     Attributes:
         rows: how many.
         first_s: when the first came, by the system's clock; `None` before.
         last_s: when the latest came.
-        waited_s: seconds that loops have waited for their batches, all together.
+        waited_s: seconds that all loops together have waited for their batches.
     """
 
     def __init__(self) -> None:
@@ -149,18 +150,18 @@ class HandedOut:
         self.last_s = 0.0
 
     def note(self, rows: int) -> None:
-        """Count rows that a reader got just now."""
+        """Count rows that a reader has just received."""
         self.last_s = SYSTEM_CLOCK.now()
         self.first_s = self.last_s if self.first_s is None else self.first_s
         self.rows += rows
 
     def wait(self, seconds: float) -> None:
-        """Count seconds that a reader has waited for what it gets next."""
+        """Count seconds that a reader has waited for its next rows."""
         self.waited_s += seconds
 
 
 class ProgressStep(Protocol):
-    """One step of a longer work, for example the copy of one file."""
+    """One step of longer work, for example the copy of one file."""
 
     def advance(self, amount: int = 1) -> None:
         """Report `amount` further units (bytes, samples, files) done. May be called from any thread."""
@@ -173,9 +174,9 @@ class ProgressStep(Protocol):
 
 
 class Progress(Protocol):
-    """Where the steps of a work are shown.
+    """Show the steps of some work.
 
-    One that has an attribute `cancellation`, a `Cancellation`, can also stop the work; see `cancellation_of`.
+    An implementation with an attribute `cancellation` can also stop the work; see `cancellation_of`.
     """
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
@@ -214,20 +215,20 @@ class _TqdmStep:
             self._bar.update(amount)
 
     def start_at(self, amount: int) -> None:
-        """Count what was done before, as `start_at`."""
+        """Count what was done before, as `start_at` does."""
         with self._lock:
             self._bar.initial += amount
             self._bar.n += amount
             self._bar.refresh()
 
     def withdraw(self) -> None:
-        """Take the bar away, whose work goes on unseen, as `withdraw`."""
+        """Remove the bar; its work continues unseen, as in `withdraw`."""
         with self._lock:
             self._bar.leave = False
             self._bar.close()
 
     def note(self, text: str) -> None:
-        """Show a text behind the bar."""
+        """Show a text after the bar."""
         with self._lock:
             self._bar.set_postfix_str(printable(text), refresh=False)
 
@@ -240,17 +241,17 @@ class _TqdmStep:
 
 
 class TqdmProgress:
-    """One tqdm bar a step, as text on stderr; also in notebooks, where tqdm's widgets do not outlive a reload."""
+    """One tqdm bar for each step, as text on stderr; in notebooks too, where tqdm's widgets do not survive a reload."""
 
     def background(self) -> Progress:
-        """Return lines, as `background_of` has it: a bar would be torn by what the caller prints."""
+        """Return lines of text for the background: what the caller prints would break a bar."""
         return _LineBoard()
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
         from tqdm.std import tqdm
 
         class Bar(tqdm):  # type: ignore[misc]
-            # No thread of tqdm's own: it is there for bars that skip updates, and `miniters=0` skips none.
+            # tqdm's own thread is only needed for bars that skip updates; with `miniters=0` none are skipped.
             monitor_interval = 0
 
         scaled = unit == "B"
@@ -268,12 +269,12 @@ class TqdmProgress:
         )
 
 
-# Lines are not printed more often than this: of a step of seconds one or two, of one of hours ten.
+# Lines are printed no more often than this: one or two for a step of seconds, ten for a step of hours.
 _BETWEEN_LINES_S = 2.0
 
 
 class _LineBoard(Board):
-    """A board that prints how far steps are, a line at each tenth of them and one at the end; or is silent."""
+    """Print a line at each tenth of a step and one at its end, unless silenced."""
 
     def __init__(self) -> None:
         super().__init__(self.tell)
@@ -281,11 +282,11 @@ class _LineBoard(Board):
         self._silent = False
 
     def silence(self, *, wanted: bool) -> None:
-        """Print no lines, or go on with them."""
+        """Stop printing lines, or resume."""
         self._silent = wanted
 
     def tell(self, rows: tuple[Row, ...]) -> None:
-        """Print what has not been printed of these rows."""
+        """Print the lines of these rows that have not been printed yet."""
         from tqdm.std import tqdm
 
         if self._silent:
@@ -295,31 +296,31 @@ class _LineBoard(Board):
             tenths = int(10 * (row.fraction or 0.0)) if row.state == "running" else 11
             if tenths > told and (tenths > 10 or row.seconds - at_s >= _BETWEEN_LINES_S):
                 self._told[number] = tenths, row.seconds
-                # Above a bar that the caller draws, and not into it.
+                # Above the caller's own bar, not into it.
                 tqdm.write(printable(row_text(row)), file=sys.stderr)
 
 
 def background_of(progress: Progress) -> Progress:
-    """Return where to show what goes on while code of the caller's runs, which may print and draw bars of its own.
+    """Return where to show progress while the caller's code runs, which may print and draw its own bars.
 
-    A panel stays in the cell that opened it; in a terminal whole lines are printed, one at each tenth. A `Progress` of
-    somebody else's shows nothing of it, unless it has a method `background` that returns a `Progress`.
+    A panel stays in the cell that opened it; in a terminal whole lines are printed, one at each tenth. A custom
+    `Progress` shows nothing of it, unless it has a method `background` that returns a `Progress`.
     """
     background: Callable[[], Progress] = getattr(progress, "background", NullProgress)
     return background()
 
 
 def withdraw(step: ProgressStep) -> None:
-    """Show no more of a step that has not ended: where it has a method `withdraw`, as bars in a terminal do."""
+    """Stop showing a step that has not ended, if it has a method `withdraw`, as bars in a terminal do."""
     take_away = getattr(step, "withdraw", None)
     if callable(take_away):
         take_away()
 
 
 def silence(background: Progress, *, wanted: bool) -> None:
-    """Hold back what a background shows, or let it go on: where it has a method `silence`, as lines in a terminal do.
+    """Silence a background, or let it resume, if it has a method `silence`, as lines in a terminal do.
 
-    A bar that tells the same would be drawn between them.
+    Otherwise a bar with the same content would be drawn between its lines.
     """
     tell = getattr(background, "silence", None)
     if callable(tell):
@@ -327,14 +328,14 @@ def silence(background: Progress, *, wanted: bool) -> None:
 
 
 def annotate(step: ProgressStep, text: str) -> None:
-    """Show a text beside a step, where it has room for one: where it has a method `note`."""
+    """Show a text beside a step, if it has a method `note`."""
     note = getattr(step, "note", None)
     if callable(note):
         note(text)
 
 
 def start_at(step: ProgressStep, amount: int) -> None:
-    """Count what was done before the step began, which says nothing of its rate: where it has a method `start_at`."""
+    """Count what was done before the step began, without affecting its rate, if it has a method `start_at`."""
     start: Callable[[int], object] = getattr(step, "start_at", step.advance)
     start(amount)
 
@@ -358,7 +359,8 @@ def resolve_progress(progress: bool | Progress) -> Progress:
 
 
 class LateStep:
-    """A step from the first byte to the last: most copies never begin, and one that is here is read for long after."""
+    """A step that opens at the first byte and closes at the last: most copies never begin, and a finished one is read
+    long after."""
 
     def __init__(self, progress: Progress, name: str, total: int) -> None:
         self._progress = progress
@@ -372,18 +374,18 @@ class LateStep:
         self._count(amount, lambda step: step.advance(amount))
 
     def start_at(self, amount: int) -> None:
-        """Count what was done before, as `start_at`."""
+        """Count what was done before, as `start_at` does."""
         self._count(amount, lambda step: start_at(step, amount))
 
     def note(self, text: str) -> None:
-        """Show a text beside it, as `annotate`."""
+        """Show a text beside it, as `annotate` does."""
         with self._lock:
             if self._step is not None:
                 annotate(self._step, text)
 
     def _count(self, amount: int, tell: Callable[[ProgressStep], object]) -> None:
         with self._lock:
-            # What came twice is no further copy.
+            # Bytes that came twice do not count twice.
             if self._done >= self._total > 0:
                 return
             if self._step is None:

@@ -1,10 +1,10 @@
-"""Our own small JSON files: checked when they are read, and announced before what they vouch for takes its place.
+"""colabstage's own small JSON files: checked when read, and announced before the files they describe take their place.
 
-A record is a frozen dataclass. Its fields' types are its schema, and what does not fit is not a record, because anybody
-may have written there: every reader then does what it does where there is none, which is always safe, only slower.
+A record is a frozen dataclass. The types of its fields are its schema. JSON that does not fit is not a record, because
+anybody may have written it: readers then act as if there were none, which is always safe, only slower.
 
-A record beside a target is announced under another name before the work is put in its place, and takes its own name
-after that: so whoever is killed in between has still said what is there.
+The record beside a target is first written under another name, then the work is put in its place, then the record gets
+its own name. So even after a kill in between there is a record of what is there.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record")
 
-# Sizes and times of files fit; what does not is nobody's.
+# Sizes and times of files fit; anything larger is not ours.
 _BEYOND = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile(Generic[Record]):
-    """The hidden record of one kind that is beside what it vouches for, and is found by that one's name.
+    """A hidden record of one kind, beside the target that it vouches for and found by the target's name.
 
-    Beside it, not in it: a folder then holds what its source holds and nothing else.
+    Beside it, not in it, so that a folder holds what its source holds and nothing else.
     """
 
     kind: type[Record]
-    """The dataclass that it holds."""
+    """The dataclass that it stores."""
     version: tuple[str, int]
-    """The JSON key that tells the format, and its value; a file with another one is not a record."""
+    """The JSON key and value that identify the format; a file without them is not a record."""
     fits: Callable[[Record, Path], bool]
-    """Says whether what is at a target is what a record speaks of."""
+    """Tells whether what is at a target is what a record describes."""
     to_json: Callable[[Record], dict[str, Any]]
-    """Makes the JSON values that `read_fields` makes the record of."""
+    """Converts a record to the JSON values that `read_fields` reads."""
 
     def path(self, target: Path) -> Path:
-        """Return where the record of a target stands."""
+        """Return the path of a target's record."""
         return target.with_name(f".{target.name}{RECORD_SUFFIX}")
 
     def announced_path(self, target: Path) -> Path:
-        """Return where the record stands of what is about to be put at a target."""
+        """Return the path of the record that announces what is about to be put at a target."""
         return target.with_name(f".{target.name}{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}")
 
     def read(self, target: Path) -> Record | None:
         """Return the record of what is at `target`; `None` when there is none.
 
-        One that was only announced counts when it fits what is there: then its maker died right after the work.
+        An announced record counts if it fits what is there: its process died right after the work.
         """
         return self._announced(target) or self._load(self.path(target))
 
     def find(self, folder: Path, wanted: Callable[[Record], bool]) -> Path | None:
-        """Return the first target in `folder` that has a wanted record; `None` when there is none."""
+        """Return the first target in `folder` whose record is wanted; `None` if there is none."""
         suffixes = (f"{RECORD_SUFFIX}{ANNOUNCED_SUFFIX}", RECORD_SUFFIX)
         for path in sorted(found for suffix in suffixes for found in folder.glob(f".*{suffix}")):
             name = path.name.removeprefix(".").removesuffix(ANNOUNCED_SUFFIX).removesuffix(RECORD_SUFFIX)
@@ -71,27 +71,27 @@ class RecordFile(Generic[Record]):
         return None
 
     def announce(self, target: Path, record: Record) -> None:
-        """Say what is about to be put at `target`, in case whoever does it dies before it can write the record."""
+        """Announce what is about to be put at `target`, in case the process dies before it can write the record."""
         self._store(self.announced_path(target), record)
 
     def write(self, target: Path, record: Record) -> None:
-        """Write the record of a target, atomically; what was announced has come to pass."""
+        """Write the record of a target, atomically, and remove its announcement."""
         self._store(self.path(target), record)
-        # Only now: in between, either of the two describes what is there.
+        # Only now, so that at any moment one of the two describes what is there.
         remove_named(self.announced_path(target))
         self.sweep(target)
 
     def settle(self, target: Path) -> None:
-        """Give what was announced its own name, if it is at `target` now; clear away what dead runs left."""
-        # What does not fit stays: another process may be about to put it there.
+        """Give an announced record its own name if it fits `target` now; remove what dead runs left."""
+        # An announcement that does not fit stays: another process may be about to put its work there.
         if self._announced(target) is not None:
-            # Of several that settle it, one does.
+            # If several processes do this, one succeeds.
             with contextlib.suppress(FileNotFoundError):
                 rename_named(self.announced_path(target), self.path(target))
         self.sweep(target)
 
     def sweep(self, target: Path) -> None:
-        """Clear away what dead runs were about to write as the record of a target."""
+        """Remove unfinished records of a target that dead runs left."""
         for path in (self.path(target), self.announced_path(target)):
             sweep_orphans(target.parent, name=path.name)
 
@@ -120,7 +120,7 @@ def read_fields(kind: type[Record], raw: Any) -> Record | None:
 
 
 class _UnfitError(Exception):
-    """A value is not of its field's type."""
+    """A value does not have the type of its field."""
 
 
 @functools.cache
@@ -131,7 +131,7 @@ def _types(kind: type[Any]) -> dict[str, Any]:
 def _instance(kind: type[Record], raw: Any) -> Record:
     assert is_dataclass(kind)
     hints = _types(kind)
-    # A key that nobody knows is of another version, which may mean the others differently.
+    # An unknown key is from another version, which may give the others another meaning.
     if not isinstance(raw, dict) or not hints.keys() >= raw.keys():
         raise _UnfitError
     values = {name: _value(hints[name], value) for name, value in raw.items()}

@@ -1,11 +1,11 @@
-"""Hide passwords, tokens and signatures in everything that is shown: addresses, other people's messages, command lines.
+"""Hide passwords, tokens and signatures in everything that is shown: addresses, messages of other software, commands.
 
-There is one rule for all of it, and it names what may be shown, not what may not: services invent new names for their
-keys faster than a list of them grows. Of an address, the server, the path and the *names* of parameters are shown, and
-the values of a few parameters that say which object is meant. Text that somebody else wrote cannot be checked that way;
-there every address follows the rule, and a value that is beside a name that sounds like a secret goes.
+One rule says what may be shown, not what must be hidden, because services invent new names for their keys faster than
+any list grows. Of an address, the server, the path and the *names* of parameters are shown, and the values of a few
+parameters that say which object is meant. Other software's text cannot be checked that way; in it every address follows
+the rule, and values with a name that suggests a secret are hidden.
 
-In the lowest layer, so that every message can ask.
+This is in the lowest layer, so that every message can use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HIDDEN = "…"
 
-# Parameters whose values say which object, version or form is meant. Everything else is shown by its name only.
+# Parameters whose values say which object, version or form is meant. Only the names of all others are shown.
 _SHOWN_VALUES = frozenset(
     "dl download export file filename files format generation id lang page path raw ref rev revision version "  # noqa: SIM905
     "versionid".split()
@@ -32,7 +32,7 @@ _LOOKS_SECRET = re.compile(
 # Drive's ids are such mixtures and open nothing by themselves.
 _OBJECT_ID = re.compile(r"[\w-]{19,64}")
 
-# Names of values that let their bearer in, for text and options, where it cannot be said what may be shown.
+# Names of values that grant access, for text and options, for which there is no list of what may be shown.
 _SECRET_NAME = (
     r"x-(?:amz|goog|oss|cos|bz|ms)-[\w-]+|aws_?access_?key_?id|google_?access_?id|oss_?access_?key_?id|key-pair-id"
     r"|sig|jwt|rlkey|resourcekey|pwd|hmac|nonce|otp"
@@ -42,7 +42,7 @@ _SECRET_NAME = (
 )
 # Words of ordinary sentences as well, so that only `name=value` makes a secret of what follows.
 _WORDY_NAME = r"key|code|pass|pin|policy|sas|sid"
-# What else people log in with; who they are is nobody's business in a shared notebook either.
+# Other parts of a login; user names are hidden too, because notebooks are shared.
 _SECRET_OPTION = re.compile(rf"(?:{_SECRET_NAME}|{_WORDY_NAME}|user(?:name)?|account_name)", re.IGNORECASE)
 _SIGNATURE = re.compile(
     r"(?i)x-(?:amz|goog|oss|cos|bz)-.*|.*signature|sig|.*token|key-pair-id|policy|expires|exp|se|hmac|rlkey|jwt"
@@ -78,7 +78,7 @@ _HEADER_IN_TEXT = re.compile(
 _TOKEN_IN_TEXT = re.compile(r"\b(?:eyJ[\w-]{8,}\.[\w.-]+|hf_\w{8,}|gh[opsu]_\w{16,}|AKIA[0-9A-Z]{12,}|ya29\.[\w-]+)")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _LONGEST_REASON = 300
-# What a script is called; nothing else among a command's first words is shown.
+# The name of a script; no other word of a command is shown after the program.
 _SCRIPT = re.compile(r"[\w.-]+\.(?:py|sh|pl|js|rb|jar)|colabstage|pytest|jupyter-\w+|ipython3?")
 _LOOKED_AT = 5
 
@@ -86,9 +86,9 @@ _LOOKED_AT = 5
 def show_address(address: str) -> str:
     """Return an address as it may be shown in messages, reports and records.
 
-    Users and passwords, fragments and the values of parameters are left out, except of those parameters that only say
-    which object is meant. Text without a scheme is a path and comes back as it is, less control characters. Of an
-    address that cannot be read only the scheme is left, because nobody can tell where its password ends.
+    Users, passwords, fragments and the values of parameters are left out, except for parameters that only say which
+    object is meant. Text without a scheme is a path and is returned without its control characters. Of an address that
+    cannot be parsed only the scheme is left, because it is unknown where its password ends.
 
     >>> show_address("https://ann:pw@example.org/a.zip?id=7&X-Amz-Signature=0f3b")
     'https://example.org/a.zip?id=7&X-Amz-Signature=…'
@@ -101,7 +101,7 @@ def show_address(address: str) -> str:
 def _show_one(address: str) -> str:
     found = _SCHEME.match(address)
     if found is None:
-        # Behind "::" or "@" something is left of an address that lost its scheme; a path has no user.
+        # "::" or "@" is left of an address that lost its scheme; a path has no user.
         return f"{HIDDEN}{address[address.rindex('@') :]}" if re.match(r"[^/]*:[^/]*@", address) else address
     scheme, rest = found[1], address[found.end() :]
     whole = rest.partition("#")[0]
@@ -116,7 +116,7 @@ def _show_one(address: str) -> str:
 
 
 def _show_place(scheme: str, place: str) -> str | None:
-    """Return server and path without a login; `None` where it cannot be told where a login ends."""
+    """Return server and path without a login; `None` if it is unclear where the login ends."""
     server, slash, path = place.partition("/")
     user, at, host = server.rpartition("@")
     if scheme in _WEB:
@@ -139,7 +139,7 @@ def _show_place(scheme: str, place: str) -> str | None:
 def _is_web_place(place: str) -> bool:
     try:
         parts = urlsplit(f"https://{place}")
-        # Raises for a port that is no number, as an open bracket did.
+        # Raises if the port is not a number, as for an open bracket.
         return bool(parts.hostname) and (parts.port is None or parts.port >= 0)
     except ValueError:
         return False
@@ -161,7 +161,7 @@ def _show_pair(pair: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a parameter's name says that its value lets its bearer in, or says who that is."""
+    """Return whether a parameter's name says that its value grants access, or names a user."""
     return _SECRET_OPTION.fullmatch(name) is not None
 
 
@@ -172,22 +172,22 @@ def is_signed_address(url: str) -> bool:
 
 
 def hide_secrets(text: str, secrets: Sequence[str] = ()) -> str:
-    """Return somebody else's message on one line of at most 300 characters, without secrets.
+    """Return a message of other software on one line of at most 300 characters, without secrets.
 
     Args:
-        text: what another program or library says; addresses in it are shown as `show_address` shows them.
-        secrets: values that are known to be secret, hidden wherever they stand.
+        text: the message; addresses in it are shown as `show_address` shows them.
+        secrets: values that are known to be secret, hidden wherever they occur.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = " ".join(_printable(re.sub(r"\s+", " ", text)).split())
-    # What ends a sentence or closes a bracket is not the address's.
+    # Punctuation at the end belongs to the sentence, not to the address.
     text = _URL_IN_TEXT.sub(lambda url: show_address(end := url[0].rstrip(".,:)]}")) + url[0][len(end) :], text)
     text = _LOGIN_IN_TEXT.sub(f"{HIDDEN}@", text)
     text = _QUERY_IN_TEXT.sub(lambda found: f"?{_show_query(found[1])}", text)
     # Headers first: "Authorization: Bearer x" is a pair as well, whose value would seem to be "Bearer".
     text = _HEADER_IN_TEXT.sub(rf"\1{HIDDEN}", text)
-    # "Authorization: Bearer …" is done already, and "key: …" of a sentence has nothing left to hide.
+    # "Authorization: Bearer …" is already hidden, and nothing is left to hide in "key: …".
     text = _PAIR_IN_TEXT.sub(lambda found: found[0] if HIDDEN in found[0] else f"{found[1]}{HIDDEN}", text)
     text = _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text)
     text = _TOKEN_IN_TEXT.sub(HIDDEN, text)
@@ -200,14 +200,14 @@ def secrets_in(options: Mapping[str, Any]) -> tuple[str, ...]:
     for name, value in options.items():
         if isinstance(value, dict):
             found += secrets_in(value)
-        # A shorter one would blot out half of every message and is not a secret worth the name.
+        # A shorter value would hide half of every message, and is hardly a secret.
         elif isinstance(value, str) and len(value) >= 4 and _SECRET_OPTION.fullmatch(name):
             found.append(value)
     return tuple(found)
 
 
 def show_command(arguments: Sequence[str]) -> str:
-    """Return what another process runs, without its arguments, which may be passwords.
+    """Return the command of another process without its arguments, which may be passwords.
 
     >>> show_command(["/usr/bin/python3", "-u", "train.py", "--token", "hunter2"])
     'python3 train.py'
@@ -230,5 +230,5 @@ def show_command(arguments: Sequence[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text whose control characters are written out, so that a terminal does not obey them."""
+    """Return text with control characters escaped, so that a terminal does not act on them."""
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -11,7 +11,7 @@ from colabstage.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Of a list of names, such as those of classes.
+# How many names of a list are shown, such as those of classes.
 NAMES_SHOWN = 12
 _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 _FACTORS: dict[str, int] = {
@@ -45,8 +45,7 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
     1500000000
 
     Raises:
-        OptionError: `text` is not a size, or less than nothing; of the argument called `name`, which the message names,
-            nothing at all is refused as well, unless it means something (`may_be_zero`).
+        OptionError: `text` is not a size, or is negative; or it is 0 for the argument `name`, unless `may_be_zero`.
     """
     match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", str(text))
     factor = _FACTORS.get(match[2].lower()) if match else None
@@ -57,7 +56,7 @@ def parse_bytes(text: str | int, name: str = "", *, may_be_zero: bool = False) -
     # A float would lose the last bytes of a petabyte.
     count = round(Fraction(match[1]) * factor)
     if name and not count and not may_be_zero:
-        # Elsewhere 0 stands for "no limit", and here for a division by it.
+        # In other software 0 means "no limit"; here it would be divided by.
         msg = f"{name}={text!r} leaves no room at all. Leave it out, or write a number with a unit, as '500 MB'."
         raise OptionError(msg)
     return count
@@ -101,12 +100,12 @@ def left_out(count: int, things: str, which: str = "") -> str:
 
 
 def _singular(things: str) -> str:
-    # Sizes are bytes, too, and lose one letter only.
+    # "sizes" and "bytes" lose only the "s".
     return things.removesuffix("es" if things.endswith(("sses", "ches", "shes", "xes")) else "s")
 
 
 def format_names(first: Sequence[str], count: int) -> str:
-    """Write how many there are, the first ones by name, and how many follow.
+    """Write how many names there are, the first ones, and how many follow.
 
     >>> format_names(["cat", "dog"], 2), format_names(["cat", "dog"], 1000)
     ('2: cat, dog', '1,000: cat, dog and 998 more')

@@ -157,7 +157,7 @@ class TestLocalLock:
         assert len(said) == 2
         assert all(f"process {os.getpid()} (" in sentence for sentence in said)
         assert said[0].startswith("Waited for")
-        assert said[1].startswith("Went on beside")
+        assert said[1].startswith("Continued beside")
 
     def test_no_place_for_a_lock_is_no_error(self) -> None:
         """Where no lock file can be made, the work goes on without."""
