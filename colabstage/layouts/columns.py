@@ -1,4 +1,4 @@
-"""A table file as columns of text, and what each column is: labels, splits, groups, the corners of boxes.
+"""A table file as columns of text, and what each column is: labels, splits, groups.
 
 CSV and its relatives are read here, parquet where pyarrow is installed. Cells stay text until all of a column have been
 seen, because "01" beside "1" is a code and no number.
@@ -15,22 +15,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
-from colabstage.io.units import format_count, listed
+from colabstage.io.units import listed
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import decode_text, read_file
-from colabstage.layouts.table import Boxes, Values, class_indices, offsets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
-
-    from numpy.typing import NDArray
 
     from colabstage.trees.tree import FileEntry, Tree
 
 # .jsonl is what Hugging Face's ImageFolder has as metadata.jsonl.
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl")
 _DELIMITERS = (",", ";", "\t", "|")
+_SAID_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
 def is_table(name: str) -> bool:
@@ -85,9 +82,13 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
     text = decode_text(data)
     if entry.name.lower().endswith(".jsonl"):
         return _rows_of_lines(entry.name, text)
+    # A spreadsheet may write, and reads, what is between its cells in a line of its own: sep=;
+    said = _SAID_DELIMITER.match(text)
+    text = text[said.end() :] if said else text
     # The header decides: cells of text may hold any of the marks.
     first = text.split("\n", 1)[0]
     delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
+    delimiter = said[1] if said else delimiter
     rows: list[list[str]] = []
     try:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -132,7 +133,7 @@ _LABELS = (
     "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
     "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
 )  # fmt: skip
-_SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
+SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
 _PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
 # As likely a label as what samples belong together by.
 _SCENES = re.compile(r"group|session|scene")
@@ -144,7 +145,7 @@ _FLAGS = {
     "is_dev": ("dev", "train"), "is_test": ("test", "train"), "is_testing": ("test", "train"),
     "is_train": ("train", "test"), "is_training": ("train", "test"), "is_training_image": ("train", "test"),
 }  # fmt: skip
-_YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
+YES = frozenset({"true", "t", "yes", "y", "1", "1.0"})
 _NO = frozenset({"false", "f", "no", "n", "0", "0.0"})
 _PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "file", "file_name", "filename", "image", "img",
@@ -152,13 +153,18 @@ _PATHS = (
 )  # fmt: skip
 _IDS = ("id", "index", "uuid", "row")
 # Words about an image that are not a class of it, however often they repeat.
-_TEXTS = ("text", "caption", "captions", "description", "prompt", "comment", "url", "link", "source_url")
-_SEPARATORS = ("|", ";")
-# What programs write into a cell that holds nothing. "None" and "NA" may be words: a wall without damage, Namibia.
-_MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_TEXTS = ("text", "caption", "captions", "description", "prompt", "comment")
+# What is told of a file, or made of it for an experiment, and is nothing to learn.
+_ABOUT_FILES = (
+    "url", "link", "source_url", "md5", "sha1", "sha256", "checksum", "hash", "phash", "file_size", "filesize",
+    "fold", "folds", "kfold", "cv_fold",
+)  # fmt: skip
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
 _CODE = re.compile(r"0\d+", re.ASCII)
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]\d.*)?|\d{1,2}:\d{2}(:\d{2})?", re.ASCII
+)
 
 
 class ColumnRoles(NamedTuple):
@@ -211,7 +217,7 @@ def split_of_cell(column: str, cell: str) -> str:
         LayoutError: it names none, as in the second of two tables whose roles are those of the first.
     """
     flags, word = _FLAGS.get(plain_name(column)), cell.lower()
-    if flags is not None and word in _YES | _NO:
+    if flags is not None and word in YES | _NO:
         return flags[word in _NO]
     if flags is not None or word not in SPLIT_NAMES:
         expected = "True or False" if flags is not None else listed(list(SPLIT_NAMES))
@@ -251,13 +257,15 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
     scene = next((name for name in rest if _SCENES.fullmatch(plain_name(name))), None) if group is None else None
     if labels:
         return ColumnRoles(tuple(labels), split, group or scene)
-    told = {name: columns[name] for name in rest if name != group and _is_told(name, columns[name])}
+    sizes = _sizes_of_images(columns)
+    told = {name: columns[name] for name in rest if name not in (group, *sizes) and _is_told(name, columns[name])}
     named = _named_labels(told)
     if named is not None:
         # Who numbers what is in the cells takes each for one class: ATLAS MOTH is 7.
         numbered = any(is_label_name(name) and name != named and is_numeric(cells) for name, cells in told.items())
         return ColumnRoles((named,), split, group or scene, numbered)
-    return ColumnRoles(_find_labels(told), split, group)
+    texts = [name for name in rest if plain_name(name) in _TEXTS]
+    return ColumnRoles(_find_labels(told, texts, [name for name in rest if not is_index_name(name)]), split, group)
 
 
 def _is_split(name: str, cells: Sequence[str]) -> bool:
@@ -286,7 +294,7 @@ def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
     found = [
         name
         for name, cells in columns.items()
-        if plain_name(name) in _FLAGS and {cell.lower() for cell in cells} <= _YES | _NO and len(set(cells)) > 1
+        if plain_name(name) in _FLAGS and {cell.lower() for cell in cells} <= YES | _NO and len(set(cells)) > 1
     ]
     if len(found) > 1:
         msg = f"The columns {listed(found)} each name a split. Write one column 'split' with train, valid or test."
@@ -306,9 +314,38 @@ def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
 
 def _is_told(name: str, cells: Sequence[str]) -> bool:
     """Tell whether a column can be a label: it has a name, and not another word in every row as an id has."""
-    if is_index_name(name) or plain_name(name) in (*_IDS, *_TEXTS) or is_path_name(name):
+    if is_index_name(name) or plain_name(name) in (*_IDS, *_TEXTS, *_ABOUT_FILES) or is_path_name(name):
         return False
-    return is_label_name(name) or len(cells) < 3 or is_numeric(cells) or len(set(cells)) < len(cells)
+    if is_label_name(name):
+        return True
+    # When a picture was taken is no class of it, and an empty column nothing at all.
+    if are_all(_DATE, cells) or not any(cells):
+        return False
+    return len(cells) < 3 or is_numeric(cells) or has_decimal_commas(cells) or len(set(cells)) < len(cells)
+
+
+def are_all(pattern: re.Pattern[str], cells: Sequence[str]) -> bool:
+    """Tell whether every cell that is not empty is of a pattern, and there are some."""
+    filled = [cell for cell in cells if cell]
+    return bool(filled) and all(map(pattern.fullmatch, filled))
+
+
+def has_decimal_commas(cells: Sequence[str]) -> bool:
+    """Tell whether cells are numbers as half of the world writes them: 3,5."""
+    found = [cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)]
+    return bool(found) and all(cell in found or NUMBER.fullmatch(cell) for cell in set(cells) if cell)
+
+
+def are_yes_and_no(cells: Sequence[str]) -> bool:
+    """Tell whether cells are words for yes and no, as programs write what is true."""
+    return bool(cells) and all(cell.lower() in YES | _NO and not is_numeric([cell]) for cell in set(cells))
+
+
+def _sizes_of_images(columns: Iterable[str]) -> set[str]:
+    """Return the columns for width and height of the images: both, because one alone may be that of a person."""
+    plain = {plain_name(name): name for name in columns}
+    pairs = ((name, name.replace("width", "height")) for name in plain if "width" in name)
+    return {plain[name] for pair in pairs if pair[1] in plain for name in pair}
 
 
 def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
@@ -328,23 +365,55 @@ def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
     return next((name for name in named if not is_numeric(columns[name])), named[0])
 
 
-def _find_labels(columns: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    numbers = [name for name, cells in columns.items() if is_numeric(cells)]
-    words = [name for name in columns if name not in numbers and not is_numeric(columns[name])]
+def _find_labels(columns: Mapping[str, Sequence[str]], texts: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Return the labels among columns that are not called so.
+
+    Args:
+        columns: those that can be labels.
+        texts: the names of columns of captions and the like.
+        others: the names of all columns beside the paths.
+
+    Raises:
+        LayoutError: it cannot be told which are, or none can.
+    """
+    numbers = [name for name, cells in columns.items() if is_numeric(cells) or has_decimal_commas(cells)]
+    flags = [name for name in columns if name not in numbers and are_yes_and_no(columns[name])]
+    words = [name for name in columns if name not in (*numbers, *flags)]
     # Words beside numbers: numbers are measurements mostly, and one word in each row is its class.
     if len(words) == 1:
         return (words[0],)
-    if not words and numbers:
-        return tuple(numbers)
+    if not words and texts:
+        also = f", or {_say_labels(sorted(columns)[:1])} for that column" if columns else ""
+        msg = (
+            f"Its column '{texts[0]}' holds texts, which are no labels and are not read. Give layout=\"images\" for "
+            f"the images alone{also}; for images with their texts pass pack_dataset an object whose items are (image, "
+            "numbers), the numbers being the tokens of the text, as many of each."
+        )
+        raise LayoutError(msg)
+    # Yes and no beside a measurement are one of two things to learn, and beside each other several of one kind.
+    of_one_kind = not flags or all(set(columns[name]) <= YES | _NO for name in numbers)
+    if columns and not words and (of_one_kind or len(columns) == 1):
+        return tuple(columns)
     if columns:
         raise _which(sorted(columns))
-    msg = "There is no column beside the paths that could be a label. Say which is: layout=table_rows(labels=['NAME'])."
+    if not others:
+        msg = "There is no column beside the paths. Write the label of each file behind its path: path,label."
+        raise LayoutError(msg)
+    msg = (
+        f"None of the columns beside the paths is a label by its name or by what it holds: {listed(others)}. If one "
+        f"is, say so: {_say_labels(others[:1])}, from colabstage.options."
+    )
     raise LayoutError(msg)
+
+
+def _say_labels(names: Sequence[str]) -> str:
+    """Write the argument that says which columns are labels."""
+    return f"layout=table_rows(labels=[{', '.join(map(repr, names))}])"
 
 
 def _which(columns: list[str]) -> LayoutError:
     return LayoutError(
-        f"Which of the columns {listed(columns)} is the label? Say so: layout=table_rows(labels=['NAME']), from "
+        f"Which of the columns {listed(columns)} is the label? Say so: {_say_labels(columns[:1])}, from "
         "colabstage.options."
     )
 
@@ -354,295 +423,7 @@ def is_numeric(cells: Sequence[str]) -> bool:
     filled = [cell for cell in cells if cell]
     return (
         bool(filled)
-        and all(map(_NUMBER.fullmatch, filled))
+        and all(map(NUMBER.fullmatch, filled))
         and not any(map(_CODE.fullmatch, filled))
         and bool(np.isfinite([float(cell) for cell in filled if cell.lower() != "nan"]).all())
     )
-
-
-def make_targets(
-    columns: Mapping[str, Sequence[str]], *, separator: str | None = None, samples: Sequence[str] = ()
-) -> tuple[Values, tuple[str, ...]]:
-    """Return the targets of label columns, and the names of their classes.
-
-    One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, uint8 `(N, K)`, one column
-    for each word. One of numbers: int64 or float32 `(N,)`; whole ones that count classes from 0 name them. Several of
-    numbers: `(N, K)` in their order, uint8 where all are 0 or 1, NaN for an empty cell.
-
-    Args:
-        columns: cells by column name.
-        separator: what is between the labels of one cell; "" where each cell is one label, whatever is in it;
-            `None` to find out.
-        samples: what each row is of, for messages: a person finds a row by its file and not by a number.
-
-    Raises:
-        LayoutError: several columns of words; whole numbers that would not stay apart, or are too large; a cell of a
-            single column is empty; two spellings of one number; words with blanks between them that may be one label or
-            several.
-    """
-    if len(columns) == 1:
-        name, cells = next(iter(columns.items()))
-        if separator is not None:
-            return _sets(name, cells, separator, samples) if separator else _as_classes(name, cells, samples)
-        if is_numeric(cells):
-            return _as_numbers(name, cells, samples)
-        found = next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), None)
-        if found is not None:
-            return _sets(name, cells, found, samples)
-        _check_blanks(name, cells)
-        return _as_classes(name, cells, samples)
-    words = [name for name, cells in columns.items() if not is_numeric(cells)]
-    if words:
-        msg = f"Several label columns must all be numbers; {listed(words)} have words. Choose one of them."
-        raise LayoutError(msg)
-    table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
-    # Several columns of 0 and 1 are labels that may hold at once, one column for each.
-    if np.isin(table, (0, 1)).all():
-        return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
-    for (name, cells), numbers in zip(columns.items(), table.T, strict=True):
-        check_kept_apart(name, numbers if _whole_cells(cells) is None else _exact(name, cells))
-    return Values(np.ascontiguousarray(table.astype(np.float32))), ()
-
-
-def _check_filled(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
-    """Refuse a column of labels in which some cells are empty, or say that they are. `samples`: what each
-    is called; empty where nobody knows.
-
-    Raises:
-        LayoutError: there is such a cell.
-    """
-    missing = [number for number, cell in enumerate(cells) if cell.lower() in _MISSING]
-    if missing:
-        first, written = missing[0], cells[missing[0]]
-        which = f"that of '{samples[first]}'" if samples else f"number {first + 1}"
-        msg = (
-            f"{len(missing):,} of {format_count(len(cells), 'rows')} {'has' if len(missing) == 1 else 'have'} no label "
-            f"in '{name}' (the first is {which}{f': {written!r}' if written else ''}). Fill them in, or take the rows "
-            "out."
-        )
-        raise LayoutError(msg)
-
-
-def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, cells, samples)
-    if _whole_cells(cells) is not None:
-        whole = _exact(name, cells)
-    else:
-        values = np.array([float(cell) for cell in cells], np.float64)
-        # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
-        if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
-            check_kept_apart(name, values)
-            return Values(values.astype(np.float32)), ()
-        whole = values.astype(np.int64)
-    return Values(whole), class_numbers(whole)
-
-
-def _whole_cells(cells: Sequence[str]) -> list[int] | None:
-    """Return the numbers of a column that has nothing but digits in its cells; `None` for any other."""
-    return list(map(int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
-
-
-def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
-    whole = _whole_cells(cells) or []
-    large = next((number for number in whole if not -(2**63) <= number < 2**63), None)
-    if large is not None:
-        msg = f"'{name}' has the label {large}, which no 64-bit number can be. Write such labels as words."
-        raise LayoutError(msg)
-    return np.array(whole, np.int64)
-
-
-def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
-    """Refuse whole numbers two of which float32, as numbers that are no classes are stored, would make one.
-
-    Args:
-        name: of the column, for the message.
-        numbers: int64 or float64 `(N,)`.
-
-    Raises:
-        LayoutError: there are two such; the message names them.
-    """
-    # Fractions are measurements, which nobody tells apart by their eighth digit.
-    whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite, and no labels
-        merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
-    if len(merged):
-        one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
-        msg = (
-            f"'{name}' has the numbers {one} and {other}, which would be one number in float32. Take it as the "
-            "only label, with digits alone in its cells, or write smaller numbers."
-        )
-        raise LayoutError(msg)
-
-
-def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
-    """Return the numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
-    found = np.unique(whole)
-    if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
-        return ()
-    return tuple(str(number) for number in found.tolist())
-
-
-def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    _check_filled(name, cells, samples)
-    values, classes = class_indices(cells)
-    # One program takes 01 and 1 for two classes, the next for one.
-    seen: dict[int, str] = {}
-    for word in classes:
-        if word.isascii() and word.isdecimal() and seen.setdefault(int(word), word) != word:
-            msg = (
-                f"'{name}' has the labels '{seen[int(word)]}' and '{word}', which are the same number. Write it in one "
-                "way."
-            )
-            raise LayoutError(msg)
-    return values, classes
-
-
-def note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list[str]:
-    """Return a note where a column that is called a label holds whole numbers which a loss cannot take for classes."""
-    found = np.unique(targets.values)
-    # Numbers that mostly differ are measurements, and those from 0 on without a gap have names.
-    if classes or not is_label_name(name) or targets.values.dtype != np.int64 or 2 * len(found) > len(targets):
-        return []
-    note = (
-        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be "
-        f"0 to {len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
-    )
-    return [note]
-
-
-def _check_blanks(name: str, cells: Sequence[str]) -> None:
-    """Refuse words with blanks between them that are several labels as likely as one."""
-    several = {cell for cell in set(cells) if len(cell.split()) > 1}
-    if not several:
-        return
-    words = {word for cell in several for word in cell.split()}
-    if plain_name(name) in _SETS_OF_LABELS or words <= set(cells):
-        separator = "," if any("," in cell for cell in several) else " "
-        msg = (
-            f"'{name}' has labels such as '{min(several)}'. Is that one class, or several labels? Say so: "
-            f"layout=table_rows(separator='') for one class, table_rows(separator='{separator}') for several labels."
-        )
-        raise LayoutError(msg)
-
-
-def _sets(name: str, cells: Sequence[str], separator: str, samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    # An empty cell is a sample without a label; what a program writes for a missing one is not a word.
-    _check_filled(name, [cell or "-" for cell in cells], samples)
-    # A label that is written twice in a cell counts once.
-    sets = [{word.strip() for word in cell.split(separator)} - {""} for cell in cells]
-    classes = sorted(set().union(*sets))
-    table = np.array([[word in found for word in classes] for found in sets], np.uint8)
-    return Values(table.reshape(len(cells), len(classes))), tuple(classes)
-
-
-# As Roboflow, TensorFlow's converters, OpenImages and RetinaNet write them.
-_CORNERS = (("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"))
-_OTHER_FORMS = ("bbox", "bboxes", "bounding_box", "predictionstring", "objects")
-# Masks as the lengths of their runs, as competitions write them.
-_RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
-_BOX_LABELS = ("labelname", "name")
-
-
-class BoxColumns(NamedTuple):
-    """The columns that boxes are in."""
-
-    corners: tuple[str, ...]
-    """Names of x0, y0, x1 and y1, in this order."""
-    label: str
-    """Name of the column that says what is in the box."""
-
-
-class PlacedBoxes(NamedTuple):
-    """The boxes of M files, in the order of their first rows."""
-
-    firsts: list[int]
-    """The number of each file's first row."""
-    boxes: Boxes
-    """The boxes of all of them."""
-    classes: tuple[str, ...]
-    """Names of the classes, in label order."""
-
-
-def box_columns(header: Sequence[str]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` of a table without.
-
-    Raises:
-        LayoutError: there are boxes in a form that is not read, or nothing that says what is in them.
-    """
-    by_name = {plain_name(name): name for name in header}
-    # Each tool has its own spelling; which one shows by all four being there.
-    corners = next((names for names in _CORNERS if all(name in by_name for name in names)), None)
-    other = next((by_name[name] for name in _OTHER_FORMS if name in by_name), None)
-    runs = next((by_name[name] for name in _RUNS if name in by_name), None)
-    if runs is not None:
-        msg = (
-            f"Its column '{runs}' holds masks as lengths of runs, which are not read. Write a mask for each image, as "
-            "a PNG of the same name in a folder 'masks', or name the columns that are labels of whole images: "
-            "layout=table_rows(labels=['NAME'])."
-        )
-        raise LayoutError(msg)
-    if corners is None:
-        if other is None:
-            return None
-        msg = (
-            f"Its column '{other}' holds boxes, which are read from columns xmin, ymin, xmax, ymax and class, one box "
-            "in each row. Write them so, or name the columns that are labels of whole images: "
-            "layout=table_rows(labels=['NAME'])."
-        )
-        raise LayoutError(msg)
-    label = next((name for name in header if is_label_name(name) or plain_name(name) in _BOX_LABELS), None)
-    if label is None:
-        msg = f"It has boxes in {', '.join(corners)} and no column 'class' that says what is in them. Add one."
-        raise LayoutError(msg)
-    return BoxColumns(tuple(by_name[name] for name in corners), label)
-
-
-def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumns) -> PlacedBoxes:
-    """Put the boxes of every file together, in the order of its rows.
-
-    A row whose cells are all empty says that its file has no box. Numbers are pixels, or parts of width and height
-    where none is above 1 and some are no whole numbers.
-
-    Args:
-        rows: the name of the file and the cells by column name, of each row.
-        columns: which columns are boxes.
-
-    Raises:
-        LayoutError: a cell is not a number, or a box ends before it begins.
-    """
-    numbers: dict[str, int] = {}
-    firsts: list[int] = []
-    boxes: list[list[list[float]]] = []
-    classes = sorted(
-        {label for _, cells in rows if (label := cells[columns.label])},
-        key=lambda name: (0, int(name), name) if name.isascii() and name.isdecimal() else (1, 0, name),
-    )
-    index = {name: number for number, name in enumerate(classes)}
-    for row, (file, cells) in enumerate(rows):
-        if file not in numbers:
-            numbers[file] = len(firsts)
-            firsts.append(row)
-            boxes.append([])
-        written = [cells[name] for name in columns.corners]
-        if any(written) or cells[columns.label]:
-            try:
-                x0, y0, x1, y1 = (float(cell) for cell in written)
-            except ValueError:
-                x0, y0, x1, y1 = (float("nan"),) * 4
-            if not (np.isfinite([x0, y0, x1, y1]).all() and x0 <= x1 and y0 <= y1):
-                msg = (
-                    f"A box of '{file}' is {', '.join(written)}; expected numbers, left before right and top before "
-                    "bottom."
-                )
-                raise LayoutError(msg)
-            boxes[numbers[file]].append([x0, y0, x1, y1, index.get(cells[columns.label], -1)])
-    flat = np.array([box for found in boxes for box in found], np.float64).reshape(-1, 5)
-    if np.any(flat[:, 4] < 0):
-        msg = f"A box has no class in '{columns.label}'. Fill it in, or take the row out."
-        raise LayoutError(msg)
-    corners = np.ascontiguousarray(flat[:, :4])
-    # Whole numbers up to 1 may be boxes of one pixel; only a fraction says that parts of the image are meant.
-    relative = bool(len(corners)) and float(corners.max()) <= 1 and bool(np.any(corners != np.rint(corners)))
-    offsets = offsets_of([len(found) for found in boxes])
-    labels = flat[:, 4].astype(np.int64)
-    return PlacedBoxes(firsts, Boxes(offsets, corners, {"labels": labels}, relative=relative), tuple(classes))

@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import EmptySourceError, LayoutError
-from colabstage.io.units import listed
+from colabstage.io.units import left_out, listed
+from colabstage.layouts.box_columns import box_columns, corners_of, look_like_boxes, make_boxes
 from colabstage.layouts.class_folders import FileKind
 from colabstage.layouts.columns import (
     TABLE_EXTENSIONS,
-    box_columns,
     find_roles,
     is_id_name,
     is_index_name,
     is_label_name,
     is_numeric,
     is_path_name,
-    make_boxes,
-    make_targets,
-    note_on_numbers,
     read_some_rows,
     split_of_cell,
 )
+from colabstage.layouts.label_cells import make_targets, notes_on_targets
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -224,13 +222,13 @@ class TableSearch:
             if twice is not None:
                 msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
                 raise LayoutError(msg)
-        # Four columns of corners are boxes only where nobody has said that they are labels, and clips of sound have
-        # none.
-        boxes = box_columns(found[0].header) if self.labels is None and self.kind.layout == NAME else None
         first = found[0]
         # Roles are found in the first table and hold for all: test.csv may have too few rows to tell a class from a
         # number.
         columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
+        # Four columns of corners are boxes only where nobody has said that they are labels, and clips of sound have
+        # none.
+        boxes = box_columns(columns) if self.labels is None and self.kind.layout == NAME else None
         roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
         found = self._labelled(found, roles, notes)
         rows = [row for table in found for row in table.rows_with_files(files, roles, several=len(found) > 1)]
@@ -249,8 +247,7 @@ class TableSearch:
             separator = "" if self.separator is None and roles.is_one_class else self.separator
             targets, classes = make_targets(cells, separator=separator, samples=[files.names[row.file] for row in rows])
             notes += self._repeated(rows, files, roles.labels, is_class=bool(classes) and targets.values.ndim == 1)
-            if len(roles.labels) == 1:
-                notes += note_on_numbers(roles.labels[0], targets, classes)
+            notes += notes_on_targets(cells, targets, classes) + self._unread_boxes(first, columns)
         chosen = files.take(np.array([row.file for row in rows], np.int64))
         splits = [row.split for row in rows]
         # One table for folders of splits, as Hugging Face's ImageFolder has it.
@@ -296,6 +293,17 @@ class TableSearch:
             return []
         more = "row names a file" if again == 1 else "rows name files"
         return [f"{again:,} {more} that another row names as well; each row is a sample."]
+
+    def _unread_boxes(self, table: _LeadingTable, columns: dict[str, list[str]]) -> list[str]:
+        """Return a note on boxes in a table whose labels somebody has named."""
+        names = list(columns)
+        places = range(len(names) - 3 if table.header[0] == _unnamed(0) else 0)
+        unnamed = next((n for n in places if look_like_boxes([columns[name] for name in names[n : n + 4]])), None)
+        corners = corners_of(names) if unnamed is None else tuple(names[unnamed : unnamed + 4])
+        if not corners or not {*corners}.isdisjoint(self.labels or corners):
+            return []
+        how = "Leave labels= out" if unnamed is None else "Write path,xmin,ymin,xmax,ymax,class above the table"
+        return [f"The boxes in {listed(corners)} are not read, because labels= says what whole images are. {how}."]
 
     def _roles(self, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
         """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
@@ -358,12 +366,15 @@ class TableSearch:
             # A fault is kept for later: it is of interest only where the table leads to the files and counts.
             rows, fault = read_some_rows(self.tree, entry)
             path = _path_column(entry.name, rows, lookup, self.kind.extensions)
-            if not shown and len(rows) > 1:
+            if not shown and len(rows) < 2:
+                shown = f" '{entry.name}' {'has a header and no rows' if rows else 'is empty'}."
+            elif not shown:
+                numbered = "" if all(rows[0]) else " A column without a name, as pandas writes one, numbers the rows."
                 # Beside each other, 1.JPG and 1.jpg, or 7 and 00007.png, say what is wrong.
                 cells = listed([cell[:_CELL_SHOWN] for cell in rows[1][:_PLAIN_COLUMNS]])
                 shown = (
                     f" The first row of '{entry.name}' is {cells}, and a file is called '{files.names[0]}'. Write "
-                    "paths as the files are called."
+                    f"paths as the files are called.{numbered}"
                 )
             if path is not None:
                 number, leads = path
@@ -443,7 +454,7 @@ class TableSearch:
             if table not in kept:
                 lacks = listed(sorted(needed - set(table.header)))
                 notes.append(
-                    f"The {len(table.files):,} {self.kind.noun} of '{table.name}', which has no {lacks}, were left out."
+                    left_out(len(table.files), self.kind.noun, f"of '{table.name}', which has no {lacks},") + "."
                 )
         return kept
 
@@ -548,6 +559,9 @@ def _path_column(
         if is_label_name(rows[0][column]):
             continue
         cells = [row[column] for row in body if len(row) > column]
+        # What a program writes to number the rows leads to files only by chance: they are in another order.
+        if is_index_name(rows[0][column]) and cells == [str(number) for number in range(len(cells))]:
+            continue
         # `may_find` looks at the end of a path alone and is cheap; only columns that pass are searched in full.
         known = {cell for cell in set(cells) if cell and lookup.may_find(cell)}
         hits = sum(cell in known for cell in cells)

@@ -131,6 +131,9 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
         by_folder = _folders_that_agree(tree, is_more)
         if by_folder is not None:
             return by_folder
+        # Nothing is gained by the advice where all images are in one folder.
+        if len(files_ending_in(tree.entries, IMAGE_EXTENSIONS).folders[0]) < 2:
+            raise
         msg = f'{error} layout="image_folder" takes folders as classes, and leaves tables out.'
         raise BrokenDatasetError(msg) from error
     if _is_claimed(tree, read_pairs):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError
-from colabstage.layouts.columns import class_numbers
+from colabstage.layouts.label_cells import class_numbers
 from colabstage.layouts.names import IMAGE_EXTENSIONS, split_name
 from colabstage.layouts.reading import decode_text, open_unpacked
 from colabstage.layouts.shards import ShardFile, ShardParts
@@ -195,7 +195,8 @@ def _read_rows(source: ByteSource, entry: FileEntry, columns: _PixelColumns) -> 
         # As an editor counts: the header is line 1.
         number = len(parts) // 3 + 1
         if columns.label is not None:
-            cell = _cell_of_line(line, columns.label)
+            # pandas writes a column of numbers as floats where one of them was missing once.
+            cell = _cell_of_line(line, columns.label).removesuffix(b".0")
             # Words could be numbered here, but a word in this column of numbers is a row that slipped.
             if not cell.isdigit():
                 msg = f"Line {number} of '{entry.name}' has the class {cell.decode(errors='replace')!r}, no number."

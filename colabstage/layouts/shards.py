@@ -18,7 +18,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.layouts.columns import check_kept_apart, class_numbers
+from colabstage.layouts.label_cells import check_kept_apart, class_numbers
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_from_start
 from colabstage.layouts.table import BrokenDatasetError, Values, class_indices, stamp_of

@@ -1,0 +1,314 @@
+"""The cells of label columns as targets: numbers, classes, sets of labels.
+
+What a person would take for a mistake is an error with the line to write: numbers with a comma, lists written as text,
+words that may be one label or several.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from colabstage.errors import LayoutError
+from colabstage.io.units import format_count, listed
+from colabstage.layouts.columns import (
+    DECIMAL_COMMA,
+    NUMBER,
+    SETS_OF_LABELS,
+    YES,
+    are_all,
+    are_yes_and_no,
+    has_decimal_commas,
+    is_label_name,
+    is_numeric,
+    plain_name,
+)
+from colabstage.layouts.table import Values, class_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_SEPARATORS = ("|", ";")
+# A cell may be a page of text.
+_CELL_SHOWN = 60
+# What programs write into a cell that holds nothing. "None" and "NA" may be words: a wall without damage, Namibia.
+_MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+# Cells that Python, pandas or JSON wrote of a list; and of a list of words.
+_WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
+_QUOTED = r"""(?:'[^']*'|"[^"]*")"""
+_LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
+
+
+def make_targets(
+    columns: Mapping[str, Sequence[str]], *, separator: str | None = None, samples: Sequence[str] = ()
+) -> tuple[Values, tuple[str, ...]]:
+    """Return the targets of label columns, and the names of their classes.
+
+    One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, or lists of words as JSON
+    and Python write them, uint8 `(N, K)`, one column for each word. One of numbers: int64 or float32 `(N,)`; whole ones
+    that count classes from 0 name them. Several of numbers: `(N, K)` in their order, uint8 where all are 0 or 1, or yes
+    and no in words, NaN for an empty cell.
+
+    Args:
+        columns: cells by column name.
+        separator: what is between the labels of one cell; "" where each cell is one label, whatever is in it;
+            `None` to find out.
+        samples: what each row is of, for messages: a person finds a row by its file and not by a number.
+
+    Raises:
+        LayoutError: several columns of words; whole numbers that would not stay apart, or are too large; a cell of a
+            single column is empty; two spellings of one number; numbers with commas; lists of numbers; words with
+            blanks or commas between them that may be one label or several.
+    """
+    if separator is None:
+        _check_commas(columns)
+    if len(columns) == 1:
+        return _of_one_column(*next(iter(columns.items())), separator, samples)
+    columns = {
+        name: [str(int(cell.lower() in YES)) for cell in cells] if are_yes_and_no(cells) else cells
+        for name, cells in columns.items()
+    }
+    words = [name for name, cells in columns.items() if not is_numeric(cells)]
+    if words:
+        msg = f"Several label columns must all be numbers; {listed(words)} have words. Choose one of them."
+        raise LayoutError(msg)
+    table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
+    # Several columns of 0 and 1 are labels that may hold at once, one column for each.
+    if np.isin(table, (0, 1)).all():
+        return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
+    for (name, cells), numbers in zip(columns.items(), table.T, strict=True):
+        check_kept_apart(name, numbers if _whole_cells(cells) is None else _exact(name, cells))
+    return Values(np.ascontiguousarray(table.astype(np.float32))), ()
+
+
+def _of_one_column(
+    name: str, cells: Sequence[str], separator: str | None, samples: Sequence[str]
+) -> tuple[Values, tuple[str, ...]]:
+    if separator == "":
+        return _as_classes(name, cells, samples)
+    if are_all(_LIST_OF_WORDS, cells):
+        found = [re.findall(_QUOTED, cell) for cell in cells]
+        return _as_sets(name, cells, [{word[1:-1].strip() for word in words} for words in found], samples)
+    if separator is None and is_numeric(cells):
+        return _as_numbers(name, cells, samples)
+    mark = separator or separator_of(cells)
+    if mark:
+        return _as_sets(name, cells, [{word.strip() for word in cell.split(mark)} for cell in cells], samples)
+    _check_lists(name, cells)
+    _check_several(name, cells)
+    return _as_classes(name, cells, samples)
+
+
+def _check_filled(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
+    """Refuse a column of labels in which some cells are empty, or say that they are. `samples`: what each
+    is called; empty where nobody knows.
+
+    Raises:
+        LayoutError: there is such a cell.
+    """
+    missing = [number for number, cell in enumerate(cells) if cell.lower() in _MISSING]
+    if missing:
+        first, written = missing[0], cells[missing[0]]
+        which = f"that of '{samples[first]}'" if samples else f"number {first + 1}"
+        msg = (
+            f"{len(missing):,} of {format_count(len(cells), 'rows')} {'has' if len(missing) == 1 else 'have'} no label "
+            f"in '{name}' (the first is {which}{f': {written!r}' if written else ''}). Fill them in, or take the rows "
+            "out."
+        )
+        raise LayoutError(msg)
+
+
+def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, cells, samples)
+    if _whole_cells(cells) is not None:
+        whole = _exact(name, cells)
+    else:
+        values = np.array([float(cell) for cell in cells], np.float64)
+        # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
+        if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
+            check_kept_apart(name, values)
+            return Values(values.astype(np.float32)), ()
+        whole = values.astype(np.int64)
+    return Values(whole), class_numbers(whole)
+
+
+def _whole_cells(cells: Sequence[str]) -> list[int] | None:
+    """Return the numbers of a column that has nothing but digits in its cells; `None` for any other."""
+    return list(map(int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
+
+
+def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
+    whole = _whole_cells(cells) or []
+    large = next((number for number in whole if not -(2**63) <= number < 2**63), None)
+    if large is not None:
+        msg = f"'{name}' has the label {large}, which no 64-bit number can be. Write such labels as words."
+        raise LayoutError(msg)
+    return np.array(whole, np.int64)
+
+
+def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
+    """Refuse whole numbers two of which float32, as numbers that are no classes are stored, would make one.
+
+    Args:
+        name: of the column, for the message.
+        numbers: int64 or float64 `(N,)`.
+
+    Raises:
+        LayoutError: there are two such; the message names them.
+    """
+    # Fractions are measurements, which nobody tells apart by their eighth digit.
+    whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite, and no labels
+        merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
+    if len(merged):
+        one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
+        msg = (
+            f"'{name}' has the numbers {one} and {other}, which would be one number in float32. Take it as the "
+            "only label, with digits alone in its cells, or write smaller numbers."
+        )
+        raise LayoutError(msg)
+
+
+def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
+    found = np.unique(whole)
+    if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
+        return ()
+    return tuple(str(number) for number in found.tolist())
+
+
+def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
+    _check_filled(name, cells, samples)
+    values, classes = class_indices(cells)
+    # One program takes 01 and 1 for two classes, the next for one.
+    seen: dict[int, str] = {}
+    for word in classes:
+        if word.isascii() and word.isdecimal() and seen.setdefault(int(word), word) != word:
+            msg = (
+                f"'{name}' has the labels '{seen[int(word)]}' and '{word}', which are the same number. Write it in one "
+                "way."
+            )
+            raise LayoutError(msg)
+    return values, classes
+
+
+def notes_on_targets(columns: Mapping[str, Sequence[str]], targets: Values, classes: Sequence[str]) -> list[str]:
+    """Return notes on targets that are not what a loss expects, or not what whoever wrote the table may expect.
+
+    Args:
+        columns: cells of the label columns by name.
+        targets: what was made of them.
+        classes: the names of their classes.
+    """
+    values, names = targets.values, list(columns)
+    if values.ndim == 1:
+        return _note_on_numbers(names[0], targets, classes)
+    if len(columns) == 1:
+        mark = separator_of(columns[names[0]])
+        between = f"with '{mark}' between them" if mark else "written as a list"
+        note = (
+            f"A cell of '{names[0]}' may hold several labels, {between}: each of the {values.shape[1]:,} classes is a "
+            "column of 0 and 1. For one class in each cell: layout=table_rows(separator='')."
+        )
+        return [note]
+    notes = []
+    empty = int(np.isnan(values).sum())
+    if empty:
+        notes.append(
+            f"{format_count(empty, 'cells')} of the label columns {'is' if empty == 1 else 'are'} empty, and NaN in y; "
+            "a loss over them is NaN. Fill them in, or leave them out in the loop: y.isnan()."
+        )
+    if np.any(values == -1) and bool(np.isin(values[~np.isnan(values)], (-1, 0, 1)).all()):
+        notes.append(
+            "The label columns hold -1, which a loss for yes and no does not take. Convert it in the loop: "
+            "(y > 0).float() takes it for no."
+        )
+    return notes
+
+
+def _note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list[str]:
+    """Return a note where a column that is called a label holds whole numbers which a loss cannot take for classes."""
+    found = np.unique(targets.values)
+    # Numbers that mostly differ are measurements, and those from 0 on without a gap have names.
+    if classes or not is_label_name(name) or targets.values.dtype != np.int64 or 2 * len(found) > len(targets):
+        return []
+    note = (
+        f"The labels in '{name}' stay the numbers {int(found[0]):,} to {int(found[-1]):,}; classes would be "
+        f"0 to {len(found) - 1:,}. For classes write words, or convert the numbers in the loop."
+    )
+    return [note]
+
+
+def _check_commas(columns: Mapping[str, Sequence[str]]) -> None:
+    """Refuse numbers with a comma, which as words would be classes."""
+    for name, cells in columns.items():
+        first = next((cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)), "")
+        if first and has_decimal_commas(cells):
+            thousands = ", or without it, if it is between thousands" if re.search(r",\d{3}$", first) else ""
+            msg = (
+                f"'{name}' has numbers with a comma ('{first}'). Write them with a point ('{first.replace(',', '.')}')"
+                f"{thousands}; in pandas, read_csv(PATH, sep=';', decimal=',').to_csv(PATH, index=False). If they are "
+                f"no such numbers: {_of_separators(',')}."
+            )
+            raise LayoutError(msg)
+
+
+def _of_separators(mark: str) -> str:
+    return f"layout=table_rows(separator='') for one class, table_rows(separator='{mark}') for several labels"
+
+
+def separator_of(cells: Sequence[str]) -> str:
+    """Return what is between the labels of a cell, where that is something that nobody has in a word; "" else."""
+    return next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), "")
+
+
+def _check_lists(name: str, cells: Sequence[str]) -> None:
+    """Refuse lists of numbers, and other lists that a program wrote as text: each different one would be a class."""
+    for cell in set(cells):
+        parts = cell.strip("[](){}").replace(",", " ").split()
+        if _WRITTEN_LIST.fullmatch(cell) or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
+            msg = (
+                f"'{name}' has cells such as '{cell[:_CELL_SHOWN]}', a list written as text. Write a column for each "
+                f"number ({name}_0, {name}_1, and so on); or, if it lists several labels, put | between them: "
+                f"{'|'.join(parts[:3]) or 'a|b'}. layout=table_rows(separator='') takes each different cell for one "
+                "class."
+            )
+            raise LayoutError(msg)
+
+
+def _check_several(name: str, cells: Sequence[str]) -> None:
+    """Refuse words with blanks or commas between them that are several labels as likely as one."""
+    known = set(cells)
+    by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
+    parts = [part for found in by_comma.values() for part in found]
+    # Of one name with a comma in it nobody finds the parts elsewhere.
+    several = {*by_comma} if len(set(parts)) < len(parts) or not known.isdisjoint(parts) else set()
+    separator = "," if by_comma else " "
+    if not several:
+        several = {cell for cell in known if len(cell.split()) > 1}
+        words = {word for cell in several for word in cell.split()}
+        if not (several and (plain_name(name) in SETS_OF_LABELS or words <= known)):
+            return
+    msg = (
+        f"'{name}' has labels such as '{min(several)[:_CELL_SHOWN]}'. Is that one class, or several labels? Say so: "
+        f"{_of_separators(separator)}."
+    )
+    raise LayoutError(msg)
+
+
+def _as_sets(
+    name: str, cells: Sequence[str], sets: Sequence[set[str]], samples: Sequence[str]
+) -> tuple[Values, tuple[str, ...]]:
+    """Return sets of labels, one for each cell, as columns of 0 and 1."""
+    # An empty cell is a sample without a label; what a program writes for a missing one is not a word.
+    _check_filled(name, [cell or "-" for cell in cells], samples)
+    # A label that is written twice in a cell counts once.
+    sets = [found - {""} for found in sets]
+    classes = sorted(set().union(*sets))
+    table = np.array([[word in found for word in classes] for found in sets], np.uint8)
+    return Values(table.reshape(len(cells), len(classes))), tuple(classes)

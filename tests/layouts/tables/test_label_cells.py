@@ -1,0 +1,180 @@
+"""Columns and cells of labels as people write them: what may be a mistake is asked about, never numbered as classes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colabstage.errors import LayoutError
+from colabstage.layouts.detect import detect_layout, table_rows
+from colabstage.layouts.label_cells import make_targets
+from colabstage.layouts.table import Boxes, Values
+from colabstage.trees.folder import FolderTree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.layouts.table import SampleTable
+
+COUNT = 12
+
+
+def read(place: Path, header: str, *forms: str, layout: Any = "auto", name: str = "t.csv") -> SampleTable:
+    """Twelve (empty) images 0.png, … and a table with a row for each, of these forms of `i` in turn."""
+    (place / "images").mkdir(exist_ok=True)
+    for number in range(COUNT):
+        (place / "images" / f"{number}.png").write_bytes(b"")
+    rows = [form.format(i=number) for number, form in zip(range(COUNT), itertools.cycle(forms), strict=False)]
+    text = "\n".join([header, *rows] if header else rows) + "\n"
+    (place / name).write_text(text, encoding="utf-8", newline="")
+    return detect_layout(FolderTree(place), layout)
+
+
+def values(found: SampleTable) -> Any:
+    """The targets."""
+    assert isinstance(found.targets, Values)
+    return found.targets.values
+
+
+# What each would silently be otherwise, and the line that the error has.
+ASKED = {
+    "numbers with a comma, each another": ("image;age", ["{i}.png;{i},5"], r"'0\.5'.*decimal=','.*separator=''"),
+    "numbers with a comma as labels": ("image;label", ["{i}.png;1,5", "{i}.png;2"], r"'1\.5'"),
+    "thousands": ("image;price", ["{i}.png;1,200", "{i}.png;2,300"], r"or without it, if it is between thousands"),
+    "one of two columns with a comma": ("image;a;b", ["{i}.png;1,5;{i}"], r"'a' has numbers with a comma"),
+    "a vector as JSON": ("image,label", ['{i}.png,"[1, 0, 1]"', '{i}.png,"[0, 0, 1]"'], r"label_0, label_1.*0\|0\|1"),
+    "a vector as numpy shows it": ("image,label", ["{i}.png,[1 0 1]", "{i}.png,[0 0 1]"], r"label_0, label_1"),
+    "a vector without brackets": ("image,label", ["{i}.png,1 0 1", "{i}.png,0 0 1"], r"label_0, label_1"),
+    "words as numpy shows them": ("image,label", ["{i}.png,['a' 'b']", "{i}.png,['b' 'a']"], r"a list written as text"),
+    "words with a comma": ("image,label", ['{i}.png,"a,b"', '{i}.png,"b,c"'], r"separator=','"),
+    "words with a comma, some alone": ("image,label", ['{i}.png,"a,b"', "{i}.png,a"], r"separator=','"),
+    "a date": ("image,taken", ["{i}.png,2024-01-02", "{i}.png,2024-01-03"], r"holds: 'taken'.*labels=\['taken'\]"),
+    "a date as people write it": ("image,taken", ["{i}.png,2.1.2024", "{i}.png,3.1.2024"], r"labels=\['taken'\]"),
+    "captions": ("image,caption", ["{i}.png,a dog {i}"], r"'caption' holds texts.*layout=\"images\".*pack_dataset"),
+    "captions by number": ("image,number,caption", ["{i}.png,{i},a dog"], r"labels=\['number'\]"),
+    "sizes of the images": ("image,width,height", ["{i}.png,{i},9"], r"'width', 'height'.*labels=\['width'\]"),
+    "yes and no beside a number": ("image,age,male", ["{i}.png,{i},True", "{i}.png,{i},False"], r"labels=\['age'\]"),
+    "landmarks beside a class": ("image,label,x1,y1,x2,y2,x3,y3", ["{i}.png,a,1,2,3,4,5,6"], r"labels=\['label'\]"),
+    "boxes with a width": ("image,label,x,y,w,h", ["{i}.png,a,1,2,3,4"], r"xmin, ymin, xmax.*labels=\['label'\]"),
+    "corners without a class": ("image,x1,y1,x2,y2", ["{i}.png,1,2,3,4"], r"labels=\['x1', 'y1', 'x2', 'y2'\]"),
+    "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave 'class' empty too"),
+    "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
+    "an index as the path": (",label", ["{i},a", "{i},b"], r"numbers the rows"),
+    "nothing beside the paths": ("image", ["{i}.png"], r"path,label"),
+    "no rows": ("image,label\n", [], r"no rows|is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_may_be_a_mistake_is_asked_about(tmp_path: Path, case: str) -> None:
+    """The error has the line to write, and no advice on folders where there is one folder."""
+    header, forms, says = ASKED[case]
+    with pytest.raises(LayoutError, match=says) as caught:
+        read(tmp_path, header, *(forms or [""]))
+    assert "image_folder" not in str(caught.value)
+
+
+READ = {
+    "excel's own line": ("sep=;\nimage;label", ["{i}.png;a", "{i}.png;b"], ("a", "b"), [0, 1]),
+    "excel's own line, quoted": ('"sep=,"\r\nimage,label', ["{i}.png,a", "{i}.png,b"], ("a", "b"), [0, 1]),
+    "a date beside the class": ("image,taken,kind", ["{i}.png,1.2.2024,a", "{i}.png,1.3.2024,b"], ("a", "b"), [0, 1]),
+    "a fold beside the number": ("image,score,fold", ["{i}.png,7,0", "{i}.png,9,1"], (), [7, 9]),
+    "a height of people": ("image,height", ["{i}.png,170", "{i}.png,180"], (), [170, 180]),
+    "one column of yes and no": ("image,ok", ["{i}.png,True", "{i}.png,False"], ("False", "True"), [1, 0]),
+    "an empty column": ("image,kind,remark", ["{i}.png,a,", "{i}.png,b,"], ("a", "b"), [0, 1]),
+    "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
+    "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
+    "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
+    "names with a comma": ("image,y", ['{i}.png,"eel, X"', '{i}.png,"crane, G"'], ("crane, G", "eel, X"), [1, 0]),
+    "landmarks": ("image,x1,y1,x2,y2,x3,y3", ["{i}.png,5,6,1,2,3,4"], (), [[5, 6, 1, 2, 3, 4]] * 2),
+    "fewer than three runs": ("image,label,odds", ["{i}.png,a,1 2 3 4", "{i}.png,b,1 2 3 4"], ("a", "b"), [0, 1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", READ)
+def test_what_can_only_be_meant_in_one_way_is_read(tmp_path: Path, case: str) -> None:
+    """The first two samples."""
+    header, forms, classes, expected = READ[case]
+    found = read(tmp_path, header, *forms)
+    assert found.classes == classes
+    assert values(found)[:2].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("separator", "classes"), [("", ("a b", "b c")), (" ", ("a", "b", "c"))], ids=["one class", "several labels"]
+)
+def test_the_line_of_the_error_works(tmp_path: Path, separator: str, classes: tuple[str, ...]) -> None:
+    """Whichever of the two is meant."""
+    found = read(tmp_path, "image,tags", "{i}.png,a b", "{i}.png,b c", layout=table_rows(separator=separator))
+    assert found.classes == classes
+
+
+@pytest.mark.parametrize("corners", ["left,top,right,bottom", "x0,y0,x1,y1"])
+def test_corners_in_other_words_are_boxes(tmp_path: Path, corners: str) -> None:
+    """As OCR's tools and torchvision call them."""
+    targets = read(tmp_path, f"image,class,{corners}", "{i}.png,a,1,2,3,4").targets
+    assert isinstance(targets, Boxes)
+    assert len(targets.boxes) == COUNT
+
+
+NOTED = {
+    "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them: each of the 2"),
+    "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
+    "-1 for no": ("image,a,b", ["{i}.png,-1,1"], None, r"hold -1, which"),
+    "unread boxes": ("image,class,x1,y1,x2,y2", ["{i}.png,a,1,2,3,4"], ["class"], r"The boxes in 'x1', 'y1'"),
+    "boxes without a header": ("", ["{i}.png,1,2,3,4,a"], ["column6"], r"Write path,xmin,ymin,xmax,ymax,class above"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_what_a_loss_or_a_reader_would_not_expect_is_noted(tmp_path: Path, case: str) -> None:
+    """Beside what is read."""
+    header, forms, labels, says = NOTED[case]
+    found = read(tmp_path, header, *forms, layout="auto" if labels is None else table_rows(labels=labels))
+    assert says in " ".join(found.notes)
+
+
+def test_labels_that_are_corners_are_numbers(tmp_path: Path) -> None:
+    """Who names them has said so, and nothing is noted."""
+    layout = table_rows(labels=["x1", "y1", "x2", "y2"])
+    found = read(tmp_path, "image,x1,y1,x2,y2", "{i}.png,1,2,3,4", layout=layout)
+    assert values(found).shape == (COUNT, 4)
+    assert not any("boxes" in note for note in found.notes)
+
+
+def test_lists_in_lines_of_json_are_several_labels(tmp_path: Path) -> None:
+    """As Hugging Face's metadata.jsonl has them."""
+    line = json.dumps({"file_name": "#.png", "labels": ["dog", "cat"]}).replace("{", "{{").replace("}", "}}")
+    found = read(tmp_path, "", line.replace("#", "{i}"), name="metadata.jsonl")
+    assert found.classes == ("cat", "dog")
+    assert values(found)[0].tolist() == [1, 1]
+
+
+WORDS = st.sampled_from(["a", "b", "dog", "a b", "it's", "Saint Bernard, Alpine", "[x", "x]", "3", "3,5", "1 0"])
+
+
+@given(sets=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=6))
+def test_a_list_of_words_holds_those_words(sets: list[list[str]]) -> None:
+    """As Python and JSON write it, whatever is in the words, a column of each word says which samples have it."""
+    for write in (str, json.dumps):
+        targets, classes = make_targets({"label": [write(words) for words in sets]})
+        assert list(classes) == sorted({word for words in sets for word in words})
+        expected = [[word in words for word in classes] for words in sets]
+        assert np.array_equal(targets.values, np.array(expected, np.uint8).reshape(len(sets), len(classes)))
+
+
+@given(
+    cells=st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=4), min_size=2, max_size=8),
+    mark=st.sampled_from([" ", ", ", ","]),
+)
+def test_cells_of_several_numbers_are_never_classes(cells: list[list[int]], mark: str) -> None:
+    """Whatever is between them, and with brackets or without."""
+    for form in ("{}", "[{}]", "({})"):
+        with pytest.raises(LayoutError, match="separator=''"):
+            make_targets({"label": [form.format(mark.join(map(str, numbers))) for numbers in cells]})
