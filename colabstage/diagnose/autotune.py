@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import batch_size_of
 from colabstage.diagnose.loaders import end_iterator
+from colabstage.diagnose.measure import check_step
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
 from colabstage.errors import ColabstageError, OptionError, said_by
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
+from colabstage.io.arguments import NOTHING_DONE, ONE_SPLIT, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.page import notes, page, table
 from colabstage.machine.resources import read_resources
 
@@ -179,10 +180,11 @@ def autotune_loader(
     Raises:
         OptionError: the dataset has no length, or none of the ways can load it; the message has the first reason.
     """
+    check_step(step)
     check_argument("budget_s", budget_s, "above zero")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        msg = f"autotune_loader needs a dataset with a length and samples by number, got {type(dataset).__name__}."
-        raise OptionError(msg)
+    has_samples = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not has_samples or isinstance(dataset, (str, bytes)):
+        refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
     resources = read_resources()
     began = time.monotonic()
     from colabstage.load.dataset import dataset_h5

@@ -270,6 +270,7 @@ def compare_sources(
     for name, value in numbers.items():
         check_argument(name, value, "above zero")
     options, local = PackOptions(**arguments), read_local_dir(local_dir)
+    check_argument("path", path, "path", remedy="Of a staged dataset pass the folder or archive that it was made of.")
     refuse_address("path", path, "bring some of the images here with fetch_files first")
     place = Path(path).expanduser()
     # Before anything is listed, because a mount that hangs keeps whoever lists it.

@@ -480,6 +480,7 @@ def doctor(
         raise OptionError(msg)
     # A path of that name would not be found, and the remedy would be to spell it right.
     if path is not None:
+        check_argument("path", path, "path", remedy="Of what stage_dataset returns pass its .path.")
         remedy = (
             "plan_stage says of an address how large it is and whether it fits (in a shell: colabstage plan ADDRESS), "
             "and doctor without a path looks at the machine"

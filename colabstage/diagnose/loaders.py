@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colabstage.diagnose.facts import LOADER_STAGES, Setting, StageCost, arrays_of
-from colabstage.errors import ColabstageError, OptionError, said_by
+from colabstage.errors import ColabstageError, said_by
+from colabstage.io.arguments import refuse_argument
 from colabstage.layouts.detect import detect_layout
 from colabstage.layouts.items import read_dataset
 from colabstage.machine.mounts import is_slow_mount
@@ -90,9 +91,10 @@ class ProfiledLoader:
 
 
 def profiled_iterable(loader: Any) -> ProfiledLoader:
-    if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
-        msg = f"loader={loader!r} cannot be iterated over; expected a loader of batches."
-        raise OptionError(msg)
+    is_iterable = hasattr(type(loader), "__iter__") or hasattr(type(loader), "__getitem__")
+    if not is_iterable or isinstance(loader, (str, bytes, os.PathLike)):
+        remedy = "Of a packed file pass make_loader(dataset_h5(path), 64)."
+        refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
     inner = getattr(loader, "loader", None)
     ours = type(loader).__module__.startswith("colabstage.")
     once = hasattr(type(loader), "__next__")

@@ -7,6 +7,7 @@ loader alone; if worker processes make its batches, of the loader without them.
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import shutil
 import statistics
@@ -38,6 +39,7 @@ from colabstage.diagnose.gpu_monitor import GpuMonitor
 from colabstage.diagnose.loaders import end_iterator
 from colabstage.diagnose.stages import StackSampler
 from colabstage.errors import OptionError
+from colabstage.io.arguments import check_argument
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.machine.gpu import gpu_problem
 from colabstage.machine.resources import read_resources
@@ -246,6 +248,30 @@ def _spans(feed: _TimedBatches, step: Callable[[Any], object], device: Any, seco
     if marks and start < marks[0]:
         start = marks[0]
     return [Span(*(mark - start for mark in marks[at : at + 3])) for at in range(0, len(marks), 3)]
+
+
+def check_step(step: object) -> None:
+    """Refuse what cannot be called with one batch, before anything is measured.
+
+    Raises:
+        OptionError: it is no function, or one with other arguments; the message has the line to write.
+    """
+    if step is None:
+        return
+    check_argument("step", step, "function", remedy="This cannot be called with a batch.")
+    try:
+        signature = inspect.signature(step)  # type: ignore[arg-type]  # it can be called, as was just checked
+    except (TypeError, ValueError):
+        # Some functions written in C have none.
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        msg = (
+            f"step takes {signature}, and is called with one batch as the loader gives it. Write "
+            "step=lambda batch: step(*batch), with your step."
+        )
+        raise OptionError(msg) from None
 
 
 def _run_step(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from colabstage.diagnose.advice import advise, judge
 from colabstage.diagnose.facts import STAGES
 from colabstage.diagnose.loaders import ProfiledLoader, profiled_iterable, profiled_keras, profiled_torch
-from colabstage.diagnose.measure import measure
+from colabstage.diagnose.measure import check_step, measure
 from colabstage.diagnose.restore import preserve_attributes, preserve_randomness, preserve_training
-from colabstage.io.arguments import NOTHING_DONE, check_argument, stops_with, takes
+from colabstage.io.arguments import NOTHING_DONE, check_argument, refuse_argument, stops_with, takes
 from colabstage.io.page import INK, draw_panel, facts_table, heading, new_figure, notes, page
 from colabstage.io.units import format_bytes, format_count, format_duration
 
@@ -256,8 +256,7 @@ def profile_loader(
     Raises:
         OptionError: the loader cannot be iterated over or has no batches, or an argument cannot work.
     """
-    if step is not None:
-        check_argument("step", step, "function", remedy="This cannot be called with a batch.")
+    check_step(step)
     check_argument("budget_s", budget_s, "above zero")
     with ExitStack() as stack:
         # Entered first and left last, because examining the loader may already draw random numbers.
@@ -275,7 +274,7 @@ def profiled_loader(loader: object) -> ProfiledLoader:
     """Find out whose loader this is.
 
     Raises:
-        OptionError: it cannot be iterated over.
+        OptionError: it cannot be iterated over, or what it gives are samples.
     """
     # By name, so that no framework is imported to find out that a loader is not its.
     names = {f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in type(loader).__mro__}
@@ -287,4 +286,13 @@ def profiled_loader(loader: object) -> ProfiledLoader:
         from colabstage.diagnose.loaders import profiled_tf
 
         return profiled_tf(loader)
+    if "colabstage.StagedDataset" in names:
+        refuse_argument("loader", loader, "a loader of batches", remedy="Pass data.loader('train', 64).")
+    if "torch.Dataset" in names and "torch.IterableDataset" not in names:
+        # The first side of a sample would be taken for the size of a batch.
+        remedy = (
+            "This dataset gives samples: pass a DataLoader(dataset, 64). One that gives whole batches is passed as "
+            "DataLoader(dataset, batch_size=None)."
+        )
+        refuse_argument("loader", loader, "a loader of batches", remedy=remedy)
     return profiled_iterable(loader)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
+from colabstage.io.arguments import refuse_argument
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -250,12 +251,10 @@ def check_files(files: object) -> None:
         if isinstance(one, str | os.PathLike):
             continue
         opened = getattr(one, "filename", None)
-        remedy = f" Of an open file pass its path: {opened!r}." if isinstance(opened, str) else ""
+        remedy = f"Of an open file pass its path: {opened!r}." if isinstance(opened, str) else ""
         if isinstance(getattr(one, "path", None), os.PathLike):
-            remedy = " Of what stage_dataset returns pass one split, data['train'], or its .path."
-        shown = f"{one!r:.100}" if remedy == "" else f"A {type(one).__name__}"
-        msg = f"{shown} is not a file's path; expected text or a pathlib.Path, or a list of them.{remedy}"
-        raise OptionError(msg)
+            remedy = "What stage_dataset returns has its splits already, data['train'], and a .path."
+        refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)
 
 
 def find_parts(files: Files) -> tuple[Path, ...]:

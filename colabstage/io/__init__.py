@@ -1,2 +1,1 @@
-"""What all other packages build on: files, who made them, retries, pipelines, progress, and text for people.
-"""
+"""What all other packages build on: files, who made them, retries, pipelines, progress, and text for people."""

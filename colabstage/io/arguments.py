@@ -21,7 +21,7 @@ import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from numbers import Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
 
@@ -86,6 +86,12 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "verbose": ("progress",),
     "workers": ("num_workers",),
 }
+
+# Characters of a value in a message.
+_SHOWN = 100
+
+# Where a dataset_h5 is wanted, this is what people pass instead.
+ONE_SPLIT = "Of what stage_dataset returns pass one split, data['train']; of a file's path make one, dataset_h5(path)."
 
 # The docstring entry that stands for all arguments defined elsewhere.
 _ENTRY = re.compile(r"^( +)\*\*\w+:.*\n(?:\1 +.*\n)*", re.MULTILINE)
@@ -168,8 +174,25 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     """
     fits, words = _KINDS[kind]
     if not fits(given):
-        msg = f"{name}={given!r} cannot work; expected {words}.{f' {remedy}' if remedy else ''}"
-        raise OptionError(msg)
+        refuse_argument(name, given, words, remedy=remedy)
+
+
+def refuse_argument(name: str, given: object, expected: str, *, remedy: str = "") -> NoReturn:
+    """Refuse an argument, naming objects by their class: some print as a whole page.
+
+    Args:
+        name: what the argument is called.
+        given: its value.
+        expected: what it may be, in words.
+        remedy: a sentence with the line to write instead.
+
+    Raises:
+        OptionError: always.
+    """
+    plain = given is None or isinstance(given, (Real, str, bytes, list, tuple, dict, os.PathLike))
+    shown = repr(given) if plain else f"{type(given).__name__}(…)"
+    msg = f"{name}={shown[:_SHOWN]}{'…' * (len(shown) > _SHOWN)} cannot work; expected {expected}."
+    raise OptionError(f"{msg} {remedy}".rstrip())
 
 
 def parameters(speller: Speller) -> list[inspect.Parameter]:

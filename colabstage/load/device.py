@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
-from colabstage.io.arguments import takes_names
+from colabstage.io.arguments import refuse_argument, takes_names
 from colabstage.load.batches import map_leaves, moves_itself
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 
@@ -417,9 +417,8 @@ class CudaDataLoader(Iterated, Generic[T]):
 
 def _check_queue(loader: object, queue_size: object) -> None:
     # Anything with __getitem__ may be iterable too, by counting up from 0.
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        msg = f"loader={loader!r} cannot be iterated over; expected a loader of batches."
-        raise OptionError(msg)
+    if not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")) or isinstance(loader, (str, bytes)):
+        refuse_argument("loader", loader, "a loader of batches")
     if not isinstance(queue_size, int) or isinstance(queue_size, bool) or queue_size < 1:
         msg = f"queue_size={queue_size!r} cannot work; expected a whole number, 1 or more."
         raise OptionError(msg)

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument, read_options, takes
+from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
@@ -203,11 +203,8 @@ def _below_subsets(dataset: object, sampler: Iterable[int] | None) -> tuple[data
         )
         raise OptionError(msg)
     if not isinstance(dataset, dataset_h5):
-        msg = (
-            f"make_loader needs a dataset_h5 or a Subset of one, got {type(dataset).__name__}. Of what "
-            "stage_dataset returns pass one split, data['train']; for other datasets use torch.utils.data.DataLoader."
-        )
-        raise OptionError(msg)
+        remedy = f"{ONE_SPLIT} For other datasets use torch.utils.data.DataLoader."
+        refuse_argument("dataset", dataset, "a dataset_h5 or a Subset of one", remedy=remedy)
     _check_overrides(dataset, (dataset_h5, BatchDataset))
     sides = (
         ("inputs", "transform", dataset.transform, dataset.reader.row_dtype),

@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from colabstage.errors import EmptySourceError, OptionError
-from colabstage.io.arguments import takes, takes_names
+from colabstage.io.arguments import refuse_argument, takes, takes_names
 from colabstage.io.page import INK, MUTED, draw_panel, new_figure, plain_axes
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_count, format_duration, format_rate
@@ -29,7 +30,7 @@ from colabstage.trees.open import open_tree, recognise
 from colabstage.ui.samples import channels_first, open_splits, read_labels, sample_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
 
     from matplotlib.axes import Axes
@@ -243,6 +244,8 @@ def plot_epochs(
         OptionError: there is no session, or one without an epoch.
         MissingDependencyError: matplotlib is not installed.
     """
+    if not isinstance(sessions, Mapping):
+        refuse_argument("sessions", sessions, 'names with the seconds of their epochs, such as {"staged": [9.1, 6.2]}')
     times = {name: one if isinstance(one, SessionTimes) else SessionTimes(list(one)) for name, one in sessions.items()}
     empty = [name for name, one in times.items() if not len(one.epochs_s)]
     if empty or not times:
@@ -367,6 +370,10 @@ def plot_throughput(work: StageReport | ThroughputRecorder, *, title: str = "") 
         OptionError: no step moved anything.
         MissingDependencyError: matplotlib is not installed.
     """
+    given: object = work
+    if not isinstance(given, (StageReport, ThroughputRecorder)):
+        remedy = "A loader is measured by profile_loader."
+        refuse_argument("work", given, "a report, such as data.report, or a ThroughputRecorder", remedy=remedy)
     steps = _steps_of(work)
     if not steps:
         msg = "No step of this work moved anything that was counted, so there is no throughput to draw."

@@ -17,6 +17,7 @@ from colabstage.errors import OptionError, PackFormatError, SplitNotFoundError
 from colabstage.h5.info import open_h5, read_info
 from colabstage.h5.parts import find_parts
 from colabstage.h5.schema import OFFSETS
+from colabstage.io.arguments import refuse_argument
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_count
 from colabstage.load.reading.reader import SplitReader
@@ -131,13 +132,9 @@ def open_splits(data: Samples) -> ShownSplits:
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
         return ShownSplits(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
-    if isinstance(data, str | os.PathLike):
-        return _of_paths(find_parts(data))
-    msg = (
-        f"{type(data).__name__} holds no samples that can be looked at. Pass what stage_dataset returns, a dataset_h5, "
-        "or the path of an HDF5 file."
-    )
-    raise OptionError(msg)
+    if not isinstance(data, str | os.PathLike):
+        refuse_argument("data", data, "what stage_dataset returns, a dataset_h5, or the path of an HDF5 file")
+    return _of_paths(find_parts(data))
 
 
 def _of_paths(paths: tuple[Path, ...]) -> ShownSplits:

@@ -446,7 +446,7 @@ def test_any_iterable_will_do() -> None:
     ("loader", "options", "words"),
     [
         ([], {}, "has no batches"),
-        (7, {}, "cannot be iterated"),
+        (7, {}, "expected a loader of batches"),
         ([1], {"step": 3}, "cannot be called"),
         ([1], {"budget_s": 0}, "more than 0"),
     ],

@@ -19,7 +19,7 @@ import numpy as np
 
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import refuse_argument, takes
 from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
 from colabstage.load.choosing import choose_loader
@@ -311,11 +311,8 @@ def _resolved(source: Source, split: str | None) -> tuple[Any, SplitReader]:
     dataset: Any = source
     reader = getattr(dataset, "reader", None)
     if not isinstance(reader, SplitReader):
-        msg = (
-            f"Got {type(source).__name__}; expected a dataset_h5 or the path of an HDF5 file. Of what stage_dataset "
-            "returns pass one split, data['train']."
-        )
-        raise OptionError(msg)
+        remedy = "Of what stage_dataset returns pass one split, data['train']."
+        refuse_argument("source", source, "a dataset_h5 or the path of an HDF5 file", remedy=remedy)
     if dataset.return_index:
         msg = "The dataset has return_index=True, and training takes (x, y). Make it without."
         raise OptionError(msg)

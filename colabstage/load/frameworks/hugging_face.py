@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import MissingDependencyError, NotEnoughSpaceError, OptionError
-from colabstage.io.arguments import takes
+from colabstage.io.arguments import ONE_SPLIT, refuse_argument, takes
 from colabstage.io.units import format_bytes
 from colabstage.machine.resources import read_resources
 
@@ -51,11 +51,7 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
         raise MissingDependencyError(msg) from error
     reader = getattr(dataset, "reader", None)
     if reader is None or not hasattr(reader, "read_x"):
-        msg = (
-            f"Got {type(dataset).__name__}; expected a dataset_h5. Of what stage_dataset returns pass one split, "
-            "data['train']."
-        )
-        raise OptionError(msg)
+        refuse_argument("dataset", dataset, "a dataset_h5", remedy=ONE_SPLIT)
     if x == y:
         msg = f"x={x!r} and y={y!r} are one name; give two."
         raise OptionError(msg)

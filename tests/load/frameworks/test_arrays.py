@@ -324,7 +324,7 @@ def test_what_cannot_work_is_refused(make_file: Callable[..., Any], options: dic
 
 def test_other_things_are_refused(make_file: Callable[..., Any]) -> None:
     """What is no dataset, and a split without samples."""
-    with pytest.raises(OptionError, match="Got int; expected a dataset_h5"):
+    with pytest.raises(OptionError, match="=3 cannot work; expected a dataset_h5"):
         ArrayBatches(3, request())  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="has no samples"):
         ArrayBatches(make_file("contiguous", 0).path, request())
