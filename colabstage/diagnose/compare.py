@@ -39,7 +39,7 @@ from colabstage.machine.resources import check_space, read_resources, usable_cor
 from colabstage.pack.job import open_samples
 from colabstage.pack.options import ImageArguments, PackOptions
 from colabstage.pack.run import pack_dataset
-from colabstage.sources.parse import read_local_dir, refuse_address
+from colabstage.sources.parse import check_outside, read_local_dir, refuse_address
 
 if TYPE_CHECKING:
     import os
@@ -275,6 +275,7 @@ def compare_sources(
     place = Path(path).expanduser()
     # Before anything is listed, because a mount that hangs keeps whoever lists it.
     require_answer(place)
+    check_outside([place], local / "compare", "local_dir")
     slow = slow_reason(mount_of(place))
     with _temporary_folder(local) as folder:
         run = _Comparing(options, folder, num_workers, budget_s, resolve_progress(progress))

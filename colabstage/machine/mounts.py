@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from colabstage.errors import DriveDisconnectedError, DriveError
@@ -94,6 +94,10 @@ class Mount:
     """What is mounted, as the file system describes it."""
     readonly: bool = False
     """Whether nothing there can be changed."""
+    device: str = ""
+    """The kernel's number of the file system, which is the same at each place where it is mounted."""
+    root: Path = Path("/")
+    """The folder of the file system that is seen at `mountpoint`."""
 
     @property
     def is_drive(self) -> bool:
@@ -189,12 +193,48 @@ def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     Links that lead there are resolved. A path elsewhere is returned unchanged.
     """
     root = drive_root(path)
-    if root is None:
-        return Path(path)
-    place = follow_links(path)
+    return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
+
+
+def _spelt_on_drive(place: Path, root: Path) -> Path:
     # The root itself has no first part.
     first, *rest = [*place.relative_to(root).parts, ""]
     return root.joinpath(DRIVE_SPELLINGS.get(first, first), *rest)
+
+
+def place_in(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None
+) -> PurePath | None:
+    """Return where a path is in a folder, whatever the two are called; `None` if it is not in it.
+
+    Links, bind mounts, Drive's two spellings and names that differ in case alone are seen through. `.` means that both
+    are one folder or file. Neither need exist, and nothing on a slow mount is touched.
+
+    Args:
+        path: any path.
+        folder: another.
+        mounts: the mount table; this machine's by default, read now.
+    """
+    table = list_mounts() if mounts is None else mounts
+    inner, outer = (follow_links(one, mounts=table) for one in (path, folder))
+    inside, around = _covering(inner, table), _covering(outer, table)
+    if inside.is_drive and around.is_drive:
+        inner, outer = _spelt_on_drive(inner, inside.mountpoint), _spelt_on_drive(outer, around.mountpoint)
+    if inner.is_relative_to(outer):
+        return inner.relative_to(outer)
+    # A file system that is mounted at two places has one number, and its folders have their own names in it.
+    if inside.device and inside.device == around.device:
+        stored = inside.root / inner.relative_to(inside.mountpoint)
+        top = around.root / outer.relative_to(around.mountpoint)
+        if stored.is_relative_to(top):
+            return stored.relative_to(top)
+    # Only the file system knows whether two spellings are one name.
+    if slow_reason(inside) is None and slow_reason(around) is None:
+        for parent in (inner, *inner.parents):
+            with contextlib.suppress(OSError):
+                if parent.samefile(outer):
+                    return inner.relative_to(parent)
+    return None
 
 
 def slow_reason(mount: Mount) -> str | None:
@@ -430,11 +470,19 @@ def _disconnected(mount: Mount, probe: MountProbe, timeout_s: float) -> DriveDis
 @functools.lru_cache(maxsize=512)
 def _parse_line(line: str) -> Mount:
     """Read one line of the mount table."""
-    # proc(5): field 4 is the mount point, 5 its options; any number of fields follow, then a dash, type and source.
+    # proc(5): field 2 is the device, 3 the folder of it, 4 the mount point, 5 its options; any number of fields follow,
+    # then a dash, type and source.
     before, _, after = line.partition(" - ")
     fields = before.split(" ")
     fstype, source, *_ = [*after.split(" "), ""]
-    return Mount(Path(_unescape(fields[4])), fstype, _unescape(source), readonly="ro" in fields[5].split(","))
+    return Mount(
+        Path(_unescape(fields[4])),
+        fstype,
+        _unescape(source),
+        readonly="ro" in fields[5].split(","),
+        device=fields[2],
+        root=Path(_unescape(fields[3])),
+    )
 
 
 def _unescape(text: str) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import tempfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from colabstage.errors import OptionError, TargetExistsError
 from colabstage.h5.info import read_info
+from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
     FieldSchema,
     PackSchema,
@@ -36,13 +37,13 @@ from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
-from colabstage.machine.mounts import require_answer, run_watched, run_watched_for_caller
+from colabstage.machine.mounts import place_in, require_answer, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
 from colabstage.pack.remote_target import RemoteTarget
 from colabstage.pack.shards import ShardSet
-from colabstage.sources.parse import absolute_path, refuse_address
+from colabstage.sources.parse import absolute_path, check_outside, refuse_address
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -252,7 +253,7 @@ def pack_dataset(
         # Before the source is opened, which may take minutes on a mount.
         _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if isinstance(source, str | os.PathLike):
-            _check_apart(Path(source), path)
+            _check_apart(Path(source), path, in_shards=in_shards)
         if in_shards:
             return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
         with open_samples(source, packing, beside=path) as opened:
@@ -286,18 +287,22 @@ def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:
     return os.path.expanduser(place)  # noqa: PTH111 - a Path would lose the slash of a folder
 
 
-def _check_apart(source: Path, target: Path) -> None:
-    """Refuse a pack that would replace its own source.
+def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
+    """Refuse a pack that would replace its own source, or be a part of it.
 
     Raises:
-        OptionError: they are one file.
+        OptionError: it would.
         DriveDisconnectedError: the mount of the source does not answer.
     """
     require_answer(source)
-    # By the file and not by its path: links and mounts give one file several.
-    if source.exists() and target.exists() and source.samefile(target):
-        msg = f"target='{target}' is what is to be packed, and would be replaced by it. Choose another name."
+    goes = {source: target, manifest_path(target): source}
+    # All shards of the set that was there are removed.
+    if in_shards and PartName.of(source).count:
+        goes[dataset_of_part(source)] = target
+    if any(place_in(one, other) == PurePath() for one, other in goes.items()):
+        msg = f"target='{target}': '{source}' is to be packed, and would be replaced by it. Choose another name."
         raise OptionError(msg)
+    check_outside([source], target)
 
 
 def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOptions, progress: Progress) -> PackReport:
@@ -315,6 +320,8 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
             msg = f"Something is being appended to '{dataset}' by another process. Append when it is done."
             raise TargetExistsError(msg)
         target = next_appended(dataset)
+        if isinstance(source, str | os.PathLike):
+            check_outside([Path(source)], target, "append_to")
         with open_samples(source, options, beside=target, is_more=True) as opened:
             table = with_classes(opened.table, base.classes)
             job = plan_job(opened.tree, table, options, free_bytes=space_for(target))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
@@ -20,20 +19,19 @@ from colabstage.io.progress import Cancellation, Progress, cancellation_of, reso
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back
-from colabstage.machine.mounts import drive_root, require_answer
+from colabstage.machine.mounts import drive_root, place_in, require_answer
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
 from colabstage.sources.look import Look, check_freshness
 from colabstage.sources.opening import SLOW_LISTERS, Opening, SourcePart, open_source
 from colabstage.sources.parse import (
-    LocalSource,
     ManySource,
     absolute_path,
+    check_outside,
     comes_whole,
     drive_path_of,
     parse_source,
-    parts_of,
     paths_of,
 )
 from colabstage.sources.remote import parse_checksum
@@ -43,6 +41,7 @@ from colabstage.sources.tree import TransferFacts, fetch_folder, plan_transfer, 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from colabstage.sources.opening import OpenSource
     from colabstage.sources.parse import Source, SourceArgument
@@ -146,7 +145,7 @@ def fetch_files(
         DriveDisconnectedError, DriveQuotaError: Drive is away, or refuses for now.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
-        TargetNotWritableError, OptionError: an argument cannot work.
+        TargetNotWritableError, OptionError: an argument cannot work, such as a target inside the source.
         CancelledError: the progress asked to stop.
     """
     if verify not in get_args(Verify):
@@ -165,6 +164,7 @@ def fetch_files(
 
     def work() -> FetchReport:
         require_answer(place)
+        check_outside(paths_of(parsed), place)
         here = None if refresh else fetch.reuse()
         return here or fetch.run()
 
@@ -449,13 +449,9 @@ class _FetchCall:
         """Refuse to replace what is not ours, or not as we left it, and the source itself."""
         if not os.path.lexists(place):
             return
-        real = os.path.realpath(place)
-        for part in parts_of(self.source):
-            # With links resolved: a target above the source would take it along.
-            if isinstance(part, LocalSource) and Path(os.path.realpath(part.path)).is_relative_to(real):
-                msg = (
-                    f"'{place}' holds the source '{part.path}', which would be removed with it. Choose another target."
-                )
+        for path in paths_of(self.source):
+            if place_in(path, place) is not None:
+                msg = f"'{place}' holds the source '{path}', which would be removed with it. Choose another target."
                 raise TargetExistsError(msg)
         if self._may_replace(place):
             return

@@ -7,6 +7,7 @@ name holds no password, token or signature, and stays the same when only those c
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import functools
 import glob
 import hashlib
@@ -26,7 +27,9 @@ from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
     drive_root,
+    follow_links,
     normalise_drive_path,
+    place_in,
     require_answer,
     silence_of,
 )
@@ -36,7 +39,7 @@ from colabstage.sources.share_pages import parse_share_link
 from colabstage.trees.tree import as_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from colabstage.sources.kaggle_datasets import KaggleDataset
     from colabstage.sources.share_pages import ShareLink
@@ -314,6 +317,36 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
         )
         raise OptionError(msg)
     return place
+
+
+def check_outside(sources: Iterable[Path], target: Path, argument: str = "target") -> None:
+    """Refuse to write into what is read: the files would be copied into themselves, or be samples at the next call.
+
+    Args:
+        sources: paths that are read; each a folder, a file or a pattern.
+        target: what is written. One that is itself a source is left to the caller, unless a pattern fits it.
+        argument: what the target is called, for the message.
+
+    Raises:
+        OptionError: it is inside one of them, whatever the two are called.
+    """
+    for source in sources:
+        found = place_in(target, source)
+        # Not expanded, because that lists folders. A star that fits slashes too refuses a little more than it must.
+        fits = glob.has_magic(str(source)) and any(
+            fnmatch.fnmatchcase(str(place), pattern)
+            for pattern in (str(source), str(source).replace("/**/", "/"))
+            for one in (target, follow_links(target))
+            for place in (one, *one.parents)
+        )
+        if fits or (found is not None and found.parts):
+            beside = (whole := absolute_path(source)).with_name(f"{whole.name}-{target.name}")
+            instead = "somewhere else" if fits else f"beside it, for example '{beside}'"
+            msg = (
+                f"{argument}='{target}' is inside the source '{source}', and would be taken for a part of it. Choose a "
+                f"place {instead}."
+            )
+            raise OptionError(msg)
 
 
 def local_address(path: Path) -> str:

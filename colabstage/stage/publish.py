@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
 from colabstage.errors import (
     DamagedPackError,
     NewerFormatError,
+    OptionError,
     SourceChangedError,
     SourceNotFoundError,
     SourceReadError,
@@ -58,7 +59,7 @@ from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
-from colabstage.machine.mounts import drive_root, require_answer, silence_of
+from colabstage.machine.mounts import drive_root, place_in, require_answer, silence_of
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
@@ -152,7 +153,7 @@ def publish_file(
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Raises:
-        OptionError: `path` or `target` is an address, which is not published to.
+        OptionError: `path` or `target` is an address, which is not published to; or both are one file.
         SourceNotFoundError: `path` is not a file.
         SourceChangedError: something wrote to `path` while it was being copied.
         TargetExistsError: the target is not an unchanged version that `publish_file` wrote, but a folder, a link, or a
@@ -183,6 +184,9 @@ def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> 
     require_answer(source, to)
     _check_is_file(source)
     target = target_file(to, source.name)
+    if place_in(target, source) is not None:
+        msg = f"target='{target}' is the very file that is to be copied. Choose another folder, or another name."
+        raise OptionError(msg)
     _check_target(target)
     state = _state(source)
     known = _manifest_of(source, state.nbytes)

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
 from typing import TYPE_CHECKING, Literal, TypedDict, Union, Unpack, cast, get_args
 
@@ -15,7 +15,7 @@ from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import short_digest
-from colabstage.machine.mounts import drive_root
+from colabstage.machine.mounts import drive_root, place_in
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
 from colabstage.sources.parse import (
@@ -219,8 +219,8 @@ def make_request(
 
 def _without_ours(source: Source, base: Path, name: str, cache: CacheDir) -> Source:
     """Return the source without what colabstage keeps in it: staged datasets and the cache."""
-    # By names alone, and by records where datasets are in the source folder itself: a mount must not be able to hang
-    # the check of arguments.
+    # By records where datasets are in the source folder itself. Nothing on a slow mount is looked at: it must not be
+    # able to hang the check of arguments.
     if isinstance(source, ManySource):
         return replace(source, parts=tuple(_without_ours_in(part, base, name, cache) for part in source.parts))
     return _without_ours_in(source, base, name, cache)
@@ -238,7 +238,7 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
     if not isinstance(source, LocalSource) or glob.has_magic(str(source.path)):
         return source
     places = [base]
-    if base == source.path:
+    if place_in(base, source.path) == PurePath():
         places = [base / name, *(record.parent for record in base.glob(f"*-{'[0-9a-f]' * 8}/{RECORD_NAME}"))]
     if isinstance(cache, Path):
         places.append(cache)
@@ -247,8 +247,8 @@ def _without_ours_in(source: SingleSource, base: Path, name: str, cache: CacheDi
         places += [] if drive is None else [drive / "MyDrive" / "colabstage"]
         places += [] if lasting is None else [lasting / "colabstage"]
     # Staging a folder that contains the cache would otherwise pack yesterday's packs.
-    inside = (place for place in places if place != source.path and place.is_relative_to(source.path))
-    return replace(source, leave_out=frozenset(str(place.relative_to(source.path)) for place in inside))
+    inside = (place_in(place, source.path) for place in places)
+    return replace(source, leave_out=frozenset(str(place) for place in inside if place is not None and place.parts))
 
 
 def check_for_workers(request: StageRequest) -> None:

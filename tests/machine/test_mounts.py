@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colabstage.machine.mounts import Mount, MountProbe, is_slow_mount, list_mounts, mount_of, probe_mount, slow_reason
+from colabstage.machine.mounts import (
+    Mount,
+    MountProbe,
+    is_slow_mount,
+    list_mounts,
+    mount_of,
+    place_in,
+    probe_mount,
+    slow_reason,
+)
 
 if TYPE_CHECKING:
     from tests.machine.conftest import MakeSilentMount
@@ -28,7 +39,7 @@ MOUNTS = list_mounts(TABLE)
 
 def test_the_table_is_read_with_escapes_and_optional_fields() -> None:
     """Spaces and backslashes come octal, and the number of optional fields before the dash varies."""
-    assert MOUNTS[2] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True)
+    assert MOUNTS[2] == Mount(Path("/mnt/my disk"), "nfs4", "server:/a\\b", readonly=True, device="0:41")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +142,67 @@ def test_a_mount_that_never_answers_does_not_hang_the_caller(tmp_path: Path, sil
     started = time.monotonic()
     assert probe_mount(inside, timeout_s=0.5) == MountProbe("silent")
     assert time.monotonic() - started < 5.0
-    assert mount_of(inside / "x") == Mount(mount.place, "fuse.drive", "practice")
+    assert replace(mount_of(inside / "x"), device="") == Mount(mount.place, "fuse.drive", "practice")
+    assert place_in(inside / "x", mount.place) == Path("MyDrive/x")
     assert is_slow_mount(inside)
     mount.kill()
     assert probe_mount(inside) == MountProbe("dead", errno.ENOTCONN)
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "expected"),
+    [
+        ("/data/a/b", "/data", "a/b"),
+        ("/data", "/data", "."),
+        ("/data/../data/a", "/data/x/..", "a"),
+        ("/database", "/data", None),
+        ("/data", "/data/a", None),
+        ("/content/drive/My Drive/a", "/content/drive/MyDrive", "a"),
+        # Of a bind mount: both ways, deeper than what is mounted, and beside it.
+        ("/view/b", "/disk/data/a", "b"),
+        ("/view/b", "/disk/data", "a/b"),
+        ("/disk/data/a/b", "/view", "b"),
+        ("/disk/data/b", "/view", None),
+        # Another file system of the same kind.
+        ("/other/data/a", "/disk/data", None),
+    ],
+)
+def test_a_path_is_in_a_folder_whatever_the_two_are_called(path: str, folder: str, expected: str | None) -> None:
+    """By the mount table alone: none of these exists."""
+    table = list_mounts(
+        TABLE
+        + r"""
+30 22 8:1 / /disk rw - ext4 /dev/sda rw
+31 22 8:1 /data/a /view rw - ext4 /dev/sda rw
+32 22 8:2 / /other rw - ext4 /dev/sdb rw
+"""
+    )
+    found = place_in(path, folder, mounts=table)
+    assert (None if found is None else str(found)) == expected
+
+
+def test_a_path_is_in_a_folder_through_links_and_mounts(tmp_path: Path) -> None:
+    """Links to the folder, into it and out of it, chains of them, and a folder mounted at a second place."""
+    data, view = tmp_path / "data", tmp_path / "view"
+    (data / "a").mkdir(parents=True)
+    view.mkdir()
+    (tmp_path / "to").symlink_to("data")
+    (tmp_path / "into").symlink_to(tmp_path / "to" / "a")
+    (data / "out").symlink_to(tmp_path)
+    assert place_in(tmp_path / "to" / "new" / "x", data) == Path("new/x")
+    assert place_in(data / "a" / "x", tmp_path / "to") == Path("a/x")
+    assert place_in(tmp_path / "into" / "x", data) == Path("a/x")
+    assert place_in(tmp_path / "into", data / "a") == Path()
+    assert place_in(data / "out" / "x", data) is None
+    (data / "file").write_text("")
+    (tmp_path / "linked").hardlink_to(data / "file")
+    assert place_in(tmp_path / "linked", data / "file") == Path()
+    if subprocess.run(["mount", "--bind", data / "a", view], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        assert place_in(view / "x", data) == Path("a/x")
+        assert place_in(data / "a" / "x", view) == Path("x")
+        assert place_in(view, data / "a") == Path()
+        assert place_in(data / "x", view) is None
+    finally:
+        subprocess.run(["umount", view], check=True)

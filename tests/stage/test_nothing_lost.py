@@ -19,12 +19,15 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from colabstage.errors import NotEnoughSpaceError, TargetExistsError, TargetNotWritableError
+from colabstage.diagnose.compare import compare_sources
+from colabstage.errors import NotEnoughSpaceError, OptionError, TargetExistsError, TargetNotWritableError
 from colabstage.io import ownership, workspace
 from colabstage.io.files import make_folder
 from colabstage.machine.drive import _drives, ask_drives
 from colabstage.machine.platforms import SYSTEM_ROOT_VARIABLE
+from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.sources.fetching import fetch_files
 from colabstage.stage.publish import previous_path, publish_file, restore_file
@@ -226,6 +229,106 @@ class TestFolders:
             with pytest.raises(TargetExistsError, match="holds the source"):
                 fetch(archive, tmp_path / "data", overwrite=overwrite)
         assert visible(tmp_path / "data") == ["a.zip", "sub"]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder, by name, as it is."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestTargetInSource:
+    """What is written never becomes a part of what is read, whatever the two are called."""
+
+    @pytest.fixture
+    def photos(self, tmp_path: Path) -> Path:
+        """Two folders of images, with a link to them, and one from beside them back into them."""
+        photos = tmp_path / "photos"
+        for name in ("a", "b"):
+            (photos / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(photos / name / "1.png")
+        (tmp_path / "link").symlink_to("photos")
+        (tmp_path / "into").symlink_to(photos / "a")
+        return photos
+
+    @pytest.mark.parametrize("where", ["photos/in", "photos/a/b/c", "link/in", "into/in", "x/../photos/in"])
+    @pytest.mark.parametrize("source", ["photos", "link", "photos/../photos/"])
+    def test_a_target_inside_its_source_is_refused(self, tmp_path: Path, photos: Path, source: str, where: str) -> None:
+        """Before anything is written, and with a place that works."""
+        read_from, target = f"{tmp_path}/{source}", f"{tmp_path}/{where}"
+        before = snapshot(tmp_path)
+        for refused in (
+            lambda: fetch_files(read_from, target, progress=False),
+            lambda: fetch_files([f"{tmp_path}/photos/b", read_from], target, overwrite=True, progress=False),
+            lambda: pack_dataset(read_from, f"{target}.h5", progress=False),
+            lambda: pack_dataset(read_from, f"{target}.h5", shards=2, overwrite=True, progress=False),
+            lambda: compare_sources(read_from, local_dir=target, budget_s=0.1, progress=False),
+        ):
+            with pytest.raises(OptionError, match="is inside the source"):
+                refused()
+            assert snapshot(tmp_path) == before
+
+    def test_the_place_that_is_suggested_works(self, tmp_path: Path, photos: Path) -> None:
+        """It is taken from the message as it stands there."""
+        with pytest.raises(OptionError) as raised:
+            fetch_files(photos, photos / "in", progress=False)
+        found = re.search(r"for example '(.*)'", str(raised.value))
+        assert found is not None
+        fetch_files(photos, found[1], progress=False)
+        assert snapshot(Path(found[1])) == snapshot(photos)
+
+    def test_a_target_that_its_pattern_fits_is_refused(self, tmp_path: Path, photos: Path) -> None:
+        """The next call would fetch what this one made; a pattern that does not fit it takes nothing along."""
+        before = snapshot(tmp_path)
+        for pattern, target in (("*", "in"), ("*", "a"), ("a*", "a/in"), ("**/*.png", "x.png"), ("?", "c")):
+            with pytest.raises(OptionError, match="is inside the source"):
+                fetch_files(f"{photos}/{pattern}", photos / target, overwrite=True, progress=False)
+            assert snapshot(tmp_path) == before
+        fetch_files(f"{photos}/*/1.png", photos / "in", progress=False)
+        assert snapshot(photos / "in")
+
+    def test_what_is_appended_is_not_put_into_the_source(self, tmp_path: Path, photos: Path) -> None:
+        """The dataset may be there from before."""
+        pack_dataset(photos, tmp_path / "set.h5", progress=False)
+        for name in ("set.h5", "set.h5.json"):
+            (tmp_path / name).rename(photos / name)
+        before = snapshot(photos)
+        with pytest.raises(OptionError, match="is inside the source"):
+            pack_dataset(photos, append_to=photos / "set.h5", progress=False)
+        assert snapshot(photos) == before
+
+    def test_a_file_is_not_published_over_itself(self, tmp_path: Path) -> None:
+        """Neither by its folder nor by another name of the same file."""
+        model = write(tmp_path / "model.pt", "weights")
+        (tmp_path / "here").symlink_to(tmp_path)
+        (tmp_path / "same.pt").hardlink_to(model)
+        before = snapshot(tmp_path)
+        for target in (tmp_path, model, f"{tmp_path}/here/", tmp_path / "here" / "model.pt", tmp_path / "same.pt"):
+            with pytest.raises(OptionError, match="the very file"):
+                publish_file(model, target, progress=False)
+            assert snapshot(tmp_path) == before
+
+    def test_a_set_of_shards_is_not_replaced_by_a_pack_of_one_of_them(self, tmp_path: Path, photos: Path) -> None:
+        """All shards of the old set would be removed, the one that was read among them."""
+        pack_dataset(photos, tmp_path / "set.h5", shards=2, progress=False)
+        before = snapshot(tmp_path)
+        one, target = tmp_path / "set-00000-of-00002.h5", tmp_path / "set.h5"
+        for shards in (2, 3):
+            with pytest.raises(OptionError, match="would be replaced by it"):
+                pack_dataset(one, target, shards=shards, overwrite=True, progress=False)
+            assert snapshot(tmp_path) == before
+
+    def test_what_is_staged_in_its_source_through_a_link_is_no_part_of_it(self, tmp_path: Path, photos: Path) -> None:
+        """Neither the files that are kept nor the cache; the second call finds nothing changed."""
+        for name in ("local", "cache"):
+            (photos / name).mkdir()
+            (tmp_path / name).symlink_to(photos / name)
+        for attempt in range(2):
+            staged = stage_dataset(
+                photos, keep="both", local_dir=tmp_path / "local", cache_dir=tmp_path / "cache", progress=False
+            )
+            assert staged.files is not None
+            assert snapshot(staged.files).keys() == {"a/1.png", "b/1.png"}
+            assert ("already staged" in str(staged.report)) is bool(attempt)
 
 
 _KILLED_AT = """

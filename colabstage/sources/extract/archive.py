@@ -7,7 +7,6 @@ import os
 import shutil
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colabstage.errors import (
@@ -26,7 +25,7 @@ from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
-from colabstage.machine.mounts import drive_root, is_slow_mount, require_answer
+from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, require_answer
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
@@ -40,6 +39,7 @@ from colabstage.trees.tree import LocalBytes, SharedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from colabstage.io.progress import Cancellation, Progress
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
@@ -196,7 +196,7 @@ def extract_archive(
         require_answer(archive, place)
         _check_file(archive)
         # With overwrite, what is at the target goes, and this archive with it.
-        if os.path.lexists(place) and Path(os.path.realpath(archive)).is_relative_to(os.path.realpath(place)):
+        if os.path.lexists(place) and place_in(archive, place) is not None:
             msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
             raise TargetExistsError(msg)
         with _opened(archive, place, shown) as (source, mtime_ns):
