@@ -202,6 +202,11 @@ def make_folder(path: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             msg = f"There is no room for the folder '{path}' ({error.strerror}). Free some space, or some files."
             raise NotEnoughSpaceError(msg) from error
+        # Whichever folder on the way it is: the system names none.
+        file = next((place for place in (path, *path.parents) if place.is_file()), None)
+        if file is not None:
+            msg = f"Cannot create the folder '{path}': '{file}' is a file. Choose another name for the folder."
+            raise TargetNotWritableError(msg) from error
         why = said_by(error)
         msg = f"Cannot create the folder '{path}' ({why}). Choose another place, one that this user can write to."
         raise TargetNotWritableError(msg) from error

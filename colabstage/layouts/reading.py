@@ -117,7 +117,7 @@ def spool_folder(needed_bytes: int, what: str) -> Path:
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK):
         places.append(Path("/var/tmp"))
     best = max(places, key=free_space)
-    check_space(best, needed_bytes, what, remedy="Set TMPDIR to a folder on a larger disk.")
+    check_space(best, needed_bytes, what, remedy="set TMPDIR to a folder on a larger disk")
     return best
 
 

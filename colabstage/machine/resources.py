@@ -116,7 +116,7 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
         path: where the bytes are to go; need not exist yet.
         needed_bytes: how many, at the peak of the work.
         what: what needs them, as the subject of a sentence ("The pack of 'cats.zip'").
-        remedy: what to do instead, as a sentence; general advice by default.
+        remedy: what to do instead of freeing space, as the end of a sentence; general advice by default.
 
     Raises:
         NotEnoughSpaceError: they do not fit; the message has both figures.
@@ -124,7 +124,7 @@ def check_space(path: Path, needed_bytes: int, what: str, *, remedy: str = "") -
     free = free_space(path)
     if free >= needed_bytes:
         return
-    advice = remedy or f"Free {format_bytes(needed_bytes - free)} there, or choose a folder on a larger disk."
+    advice = f"Free {format_bytes(needed_bytes - free)} there, or {remedy or 'choose a folder on a larger disk'}."
     msg = f"{what} needs {format_bytes(needed_bytes)}, but '{path}' has {format_bytes(free)} free. {advice}"
     raise NotEnoughSpaceError(msg)
 

@@ -244,16 +244,16 @@ def pack_dataset(
                 msg = f"target='{remote.label}' is an address, where shards are written; give shards=, or a path."
                 raise OptionError(msg)
             return ShardSet(source, remote.scratch, packing, shards, executor, overwrite, remote.write).pack(shown)
-        if os.fspath(target).endswith(("/", os.sep)):
-            example = Path(target) / "pack.h5"
-            msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
-            raise OptionError(msg)
         path = Path(target)
         require_answer(path)
-        # Before the source is opened, which may take minutes on a mount.
-        _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
+        if os.fspath(target).endswith(("/", os.sep)):
+            example = path / "pack.h5"
+            msg = f"target='{os.fspath(target)}' is a folder; expected the name of a file, for example '{example}'."
+            raise OptionError(msg)
+        # Before the source is opened, which may take minutes on a mount.
+        _check_pack_target(path, overwrite=overwrite, in_shards=in_shards)
         if in_shards:
             return ShardSet(source, path, packing, shards, executor, overwrite=overwrite).pack(shown)
         with open_samples(source, packing, beside=path) as opened:
@@ -300,7 +300,11 @@ def _check_apart(source: Path, target: Path, *, in_shards: bool) -> None:
     if in_shards and PartName.of(source).count:
         goes[dataset_of_part(source)] = target
     if any(place_in(one, other) == PurePath() for one, other in goes.items()):
-        msg = f"target='{target}': '{source}' is to be packed, and would be replaced by it. Choose another name."
+        beside = (whole := absolute_path(source)).with_name(f"{whole.stem}-pack.h5")
+        msg = (
+            f"target='{target}' is what is to be packed, and would be replaced by it. Choose another name, for example "
+            f"'{beside}'."
+        )
         raise OptionError(msg)
     check_outside([source], target)
 

@@ -424,7 +424,6 @@ class _FetchCall:
                 limits=plan.limits,
                 step=step,
                 cancellation=self.cancellation,
-                policy=RetryPolicy(),
                 overwrite=self.overwrite,
                 announce=announce,
             )

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 _STEP = "Download from Google Drive"
-_REMEDY = "Free some space, or choose another folder."
 
 
 def share_link_facts(
@@ -118,7 +117,7 @@ def download_share_link(
         facts, answer = _find(web, found)
     target = _free_target(folder / facts.name, found)
     kept = sum(map(disk_use, find_orphans(target)))
-    check_space(folder, (facts.size or 0) - kept, f"'{facts.name}'", remedy=_REMEDY)
+    check_space(folder, (facts.size or 0) - kept, f"'{facts.name}'")
     with progress.step(_STEP, total=facts.size, unit="B") as step:
         facts = replace(facts, checksum=checksum)
         _fetch(found, facts, answer, target, step=step, cancellation=cancellation, policy=policy)
@@ -200,7 +199,7 @@ def _download_folder(
                 remove_own(path)
         # A size that nobody knows is found to be too much when the disk is full.
         total = sum(size or 0 for size in sizes)
-        check_space(folder, total - disk_use(work), f"The folder of {len(sizes)} files", remedy=_REMEDY)
+        check_space(folder, total - disk_use(work), f"The folder of {len(sizes)} files")
 
         def bring(file: SharedFile, facts: RemoteFacts, answer: WebAnswer | None) -> None:
             # Its unfinished bytes, perhaps of a process that died. One file may be in a folder under two names.

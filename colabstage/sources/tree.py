@@ -496,7 +496,6 @@ def fetch_folder(
     limits: PipelineLimits,
     step: ProgressStep,
     cancellation: Cancellation,
-    policy: RetryPolicy,
     overwrite: bool = False,
     announce: Callable[[str], object] = lambda _: None,
 ) -> FetchedFolder:
@@ -507,7 +506,7 @@ def fetch_folder(
         target: the folder to become; its parent exists.
         fingerprint: of the tree's state; what an interrupted run left of the same one is continued. "" where
             nothing can tell one state from another.
-        limits, step, cancellation, policy: as for `fetch_tree`.
+        limits, step, cancellation: as for `fetch_tree`.
         overwrite: whether to replace what is there though it is not ours, or not as we made it.
         announce: told the digest of its inventory right before the folder is renamed to `target`.
 
@@ -534,7 +533,7 @@ def fetch_folder(
                 limits=limits,
                 step=step,
                 cancellation=cancellation,
-                policy=policy,
+                policy=RetryPolicy(),
                 ledger=ledger,
             )
         with typed_write_errors(target):

@@ -38,7 +38,7 @@ from colabstage.io.workspace import cut_own, disk_use, is_worked_in, link_own, o
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
-from colabstage.machine.resources import check_space
+from colabstage.machine.resources import check_space, free_space
 from colabstage.pack.finish import place_joined, splits_in_order
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.identity import compare_states
@@ -58,6 +58,7 @@ from colabstage.stage.record import (
     identity_of,
     write_record,
 )
+from colabstage.stage.request import less_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -281,7 +282,8 @@ def restore_pack(
             here = min(disk_use(workspace.path), size) if resumed else 0
             # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
-            check_space(request.folder, needed, f"The packed copy of '{request.source.name}'")
+            remedy = less_room(request, free_space(request.folder))
+            check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
             with progress.step("copy from cache", total=size, unit="B") as step:
                 if not by_blocks:
                     kept = _copy_files(cached.files, local, step, cancellation, resume=resumed)

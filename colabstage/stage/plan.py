@@ -37,6 +37,7 @@ from colabstage.stage.request import (
     beyond_limit,
     check_disk_limit,
     exceeds,
+    less_room,
     make_request,
 )
 from colabstage.stage.run import FILES_REMEDY, StageCall, has_to_come, problem_here, staging_figures
@@ -197,7 +198,7 @@ def plan_call(call: StageCall) -> StagePlan:
         return StagePlan(
             source=request.address,
             action=action,
-            reasons=(*reasons, *_limit_advice(request, action, figures, free)),
+            reasons=(*reasons, *_room_advice(request, figures, free)),
             figures=figures,
             free_bytes=free,
             target=request.pack_path if request.wants_pack else request.files_path,
@@ -337,10 +338,6 @@ def _streaming_advice(request: StageRequest, opened: OpenSource, job: PackJob) -
     return [f"{_STREAMING_PAYS} this plan is made, and pack the rest during training."]
 
 
-def _limit_advice(request: StageRequest, action: Action, figures: StageFigures, free_bytes: int) -> list[str]:
+def _room_advice(request: StageRequest, figures: StageFigures, free_bytes: int) -> list[str]:
     """Return what to do where the disk is too small for all of it; nothing where it is not."""
-    if figures.peak_bytes <= free_bytes or request.keep != "pack" or request.disk_limit is not None:
-        return []
-    if action == "restore":
-        return ["disk_limit= would open it in part instead: blocks come as they are needed, and never more than that."]
-    return ["It does not fit. With disk_limit= it is packed in shards, which go to the cache and are read from there."]
+    return [f"It does not fit: {less_room(request, free_bytes)}."] if figures.peak_bytes > free_bytes else []

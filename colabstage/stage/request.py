@@ -25,6 +25,7 @@ from colabstage.sources.parse import (
     ObjectSource,
     ShareSource,
     absolute_path,
+    comes_whole,
     drive_path_of,
     parse_source,
     paths_of,
@@ -311,6 +312,18 @@ def exceeds(request: StageRequest, figures: StageFigures) -> bool:
     """Tell whether what staging takes here is more than the disk limit."""
     # The peak and not the pack alone: an archive and what is made of it are on the disk at one time.
     return request.disk_limit is not None and figures.peak_bytes > request.disk_limit
+
+
+def less_room(request: StageRequest, free_bytes: int) -> str:
+    """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
+    larger = "give local_dir= on a larger disk"
+    # Plain files are here whole, and so is what has to be downloaded whole before it is packed.
+    if request.keep != "pack" or request.disk_limit is not None or comes_whole(request.source):
+        return larger
+    # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
+    limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
+    cache = "" if request.cache_dir is not None else " and a cache_dir= with room for it"
+    return f"{larger}, or disk_limit='{limit}'{cache}: then a part of the pack is here, and all of it in the cache"
 
 
 def beyond_limit(request: StageRequest) -> list[str]:

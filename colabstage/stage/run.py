@@ -21,7 +21,7 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
 from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
 from colabstage.io.arguments import GOES_ON, stops_with, takes
-from colabstage.io.files import RetryPolicy, check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
+from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
 from colabstage.io.ownership import check_replaceable, remove_empty, sweep_orphans
 from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -76,6 +76,7 @@ from colabstage.stage.request import (
     check_for_streaming,
     check_for_workers,
     exceeds,
+    less_room,
     lock_path,
     make_request,
 )
@@ -455,7 +456,8 @@ def make_local(call: StageCall, source: OpenSource, cache: Cache | None = None) 
                     in_place = source.kept_bytes + (room - free_space(request.folder) if wants_pack else 0)
                     # Now, with everything known and nothing written: a disk that is full after an hour helps nobody.
                     needed = max(0, figures.peak_bytes - in_place)
-                    check_space(request.folder, needed, f"Staging '{request.source.name}'")
+                    remedy = less_room(request, free_space(request.folder))
+                    check_space(request.folder, needed, f"Staging '{request.source.name}'", remedy=remedy)
                     report.note(*source.notes, *tree.notes)
                     # Before the source starts, so that its first bytes are those which the first epoch needs.
                     stream = None if job is None else _stream_for(call, source, job)
@@ -533,7 +535,6 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
             limits=pipeline_limits(tree, slow=source.reads_slowly),
             step=step,
             cancellation=call.cancellation,
-            policy=RetryPolicy(),
             # Called before the exchange of names, the last moment at which the previous files are still in place.
             announce=lambda _: check_listing(source),
         )

@@ -300,7 +300,7 @@ def open_archive(
             return SingleFileTree(source, base_name(called))
         kind = recognise_archive(source)
         if kind is None:
-            _refuse_file(source)
+            _refuse_file(source, single_files=single_files)
         if kind == "zip":
             return ZipTree(source, limits=limits)
         if kind in ("7z", "rar"):
@@ -315,15 +315,18 @@ def open_archive(
         raise
 
 
-def _refuse_file(source: ByteSource) -> NoReturn:
-    """Raise the error for a file that is no archive; the message says what it is."""
+def _refuse_file(source: ByteSource, *, single_files: bool) -> NoReturn:
+    """Raise the error for a file that is no archive; the message says what it is, and what is read in its place."""
     head = source.pread(HEAD_BYTES, 0)
     what = describe_contents(head) + (" that does not unpack" if compression_of(head) is not None else "")
-    msg = (
-        f"'{source.label}' is {what}, not an archive. Give a folder, a zip, a tar, a 7z or a rar, or a file compressed "
-        "with gzip, bzip2, xz or Zstandard; to stage or pack, also one of arrays, records, tokens or paths (.npy, "
-        ".h5, .tfrecord, .parquet, .bin, .txt, .csv)."
-    )
+    archives = "a zip, a tar, a 7z or a rar, or a file compressed with gzip, bzip2, xz or Zstandard"
+    read = f"Expected {archives}."
+    if single_files:
+        read = (
+            f"Give a folder; {archives}; or a file of arrays, records, tokens or paths (.npy, .h5, .tfrecord, "
+            ".parquet, .bin, .txt, .csv)."
+        )
+    msg = f"'{source.label}' is {what}, not an archive. {read}"
     name = base_name(source.label)
     if name.lower().endswith(_TABLE_SUFFIXES):
         msg = (

@@ -342,8 +342,10 @@ def test_wrong_targets_are_refused(server: WebServer, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="target="):
         fetch_files(server.url("data.zip"), "s3://bucket/a.zip", progress=False)
     (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "a").touch()
     with pytest.raises(TargetExistsError):
-        fetch(tmp_path, tmp_path / "file")
+        fetch(tmp_path / "folder", tmp_path / "file")
 
 
 def kill_when(source: object, target: Path, is_time: Callable[[], bool]) -> None:

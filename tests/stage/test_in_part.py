@@ -295,8 +295,9 @@ def test_a_plan_says_when_to_stream_and_when_to_read_in_part(source: Path, monke
     assert "streaming=True" in str(plan_stage(source, **nothing_cached))
     assert "streaming=True" not in str(plan_stage(source, disk_limit="1 GB", **nothing_cached))
     monkeypatch.setattr(plan, "free_space", lambda _: 100_000)
-    assert "disk_limit= would open it in part instead" in str(plan_stage(source, **places))
-    assert "With disk_limit= it is packed in shards" in str(plan_stage(source, **{**places, "cache_dir": None}))
+    for cache in (places, nothing_cached):
+        assert "disk_limit='80kB': then a part" in str(plan_stage(source, **cache))
+    assert "disk_limit='80kB' and a cache_dir= with room" in str(plan_stage(source, **{**places, "cache_dir": None}))
 
 
 def test_a_pack_in_a_bucket_is_read_in_part(

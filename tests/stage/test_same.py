@@ -252,7 +252,7 @@ def test_auto_says_when_room_decided(colours: Path, tmp_path: Path, monkeypatch:
     """The pack of a full disk travels by the cache; where it is used, the report says so and how to ask again."""
     cache = tmp_path / "cache"
     monkeypatch.setattr("colabstage.stage.run.space_for", lambda _: 100)
-    monkeypatch.setattr("colabstage.stage.run.check_space", lambda *_: None)
+    monkeypatch.setattr("colabstage.stage.run.check_space", lambda *_, **__: None)
     assert stage(colours, cache_dir=cache).report.origin == "source"
     monkeypatch.undo()
     monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from colabstage.errors import (
     ArchiveError,
     CancelledError,
-    NotEnoughSpaceError,
     SourceAccessError,
     TargetExistsError,
     TargetNotWritableError,
@@ -26,6 +24,7 @@ from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
 from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, require_answer
+from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
 from colabstage.sources.extract.run import Extraction, archive_ends, bytes_of, released_by
@@ -34,7 +33,7 @@ from colabstage.sources.remote import MountedFile
 from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
 from colabstage.trees.entries import DEFAULT_LIMITS, ArchiveLimits, check_lengths
-from colabstage.trees.open import open_archive
+from colabstage.trees.open import base_name, open_archive
 from colabstage.trees.tree import LocalBytes, SharedBytes
 
 if TYPE_CHECKING:
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
 _PATH_BYTES = 4095
 # What stays free on a disk beyond what the plan counts: folders, the journal, other programs' small needs.
 _RESERVE_BYTES = 32 * 1024 * 1024
+_NO_ROOM = (
+    "choose a target on a larger disk; or leave the archive as it is, because stage_dataset packs straight from it"
+)
 # The directory of a zip, with the checksums of all members, is at its end; the headers of a tar begin it.
 _EDGE_BYTES = 256 * 1024
 
@@ -267,7 +269,12 @@ def extract_bytes(
             copying = read if isinstance(read, StreamingCopy) else None
             # What an earlier run left needs no room.
             needed = max(0, plan.peak_bytes - extraction.kept_bytes) + (0 if copying is None else copying.size)
-            _check_room(needed, tree.label, target.parent, plan.members)
+            check_space(
+                target.parent,
+                needed + _RESERVE_BYTES,
+                f"Extracting '{base_name(tree.label)}' ({format_count(plan.members, 'files')})",
+                remedy=_NO_ROOM,
+            )
             if copying is not None:
                 copying.start()
             with progress.step(f"Extracting {target.name}", total=plan.content_bytes, unit="B") as step:
@@ -357,18 +364,6 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
 
 def _spool_name(target: Path) -> str:
     return f"{target.name}.spool"
-
-
-def _check_room(needed: int, label: str, folder: Path, members: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed + _RESERVE_BYTES > free:
-        msg = (
-            f"'{label}' needs {format_bytes(needed)} in '{folder}' for its {format_count(members, 'files')}, and "
-            f"{format_bytes(free)} are free there ({format_bytes(_RESERVE_BYTES)} of it in reserve). Free some space, "
-            "choose a target on another disk, or stage the archive without extracting it: stage_dataset packs straight "
-            "from it."
-        )
-        raise NotEnoughSpaceError(msg)
 
 
 def _put_in_place(made: Path, target: Path, plan: ExtractPlan, identity: ArchiveIdentity, *, overwrite: bool) -> None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -185,7 +184,6 @@ def fetch(
         o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses."),
     ] = None,
     target: Annotated[
-        # A text, because a path has no slash at its end, and that says "into this folder".
         str,
         o.argument(
             "TARGET",
@@ -229,8 +227,8 @@ def fetch(
 
 
 def extract(
-    archive: Annotated[Path, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.", offers=complete_files)],
-    target: Annotated[Path, o.argument("TARGET", "The folder to create.", offers=complete_files)],
+    archive: Annotated[str, o.argument("ARCHIVE", "A zip, tar, 7z, rar or gz.", offers=complete_files)],
+    target: Annotated[str, o.argument("TARGET", "The folder to create.", offers=complete_files)],
     *,
     overwrite: o.Overwrite = False,
     as_json: o.AsJson = False,
@@ -254,7 +252,7 @@ def extract(
 def pack(
     source: o.LocalSource,
     out: Annotated[
-        Path | None,
+        str | None,
         # Not required, because with --append-to the name follows from the pack that is added to.
         o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.", offers=complete_files),
     ] = None,
@@ -296,15 +294,17 @@ def pack(
 _OTHERS = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npy", ".npz", ".csv", ".jpg", ".png")
 
 
-def _as_hdf5(out: Path | None) -> Path | None:
+def _as_hdf5(out: str | None) -> str | None:
     """Ask whether a pack is to have the name of another kind of file; without a terminal, refuse it.
 
     Raises:
         OptionError: nobody can be asked, or the answer was no.
     """
-    if out is None or out.suffix.lower() not in _OTHERS:
+    # A folder is refused by the library, which says what to write.
+    ending = "" if out is None else next((ending for ending in _OTHERS if out.lower().endswith(ending)), "")
+    if out is None or not ending:
         return out
-    better = out.with_suffix(".h5")
+    better = f"{out[: -len(ending)]}.h5"
     what = f"A pack is an HDF5 file, and '{out}' has the name of another kind"
     if sys.stdin.isatty() and typer.confirm(f"{what}. Write '{better}' instead?", default=True, err=True):
         return better

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from colabstage.io.arguments import NOTHING_DONE
@@ -193,7 +192,7 @@ def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
 
 
 def demo(
-    out: Annotated[Path, o.option("--out", "DIR", "Folder for the chart.")] = Path("demo-out"),
+    out: Annotated[str, o.option("--out", "DIR", "Folder for the chart.")] = "demo-out",
     time_scale: Annotated[
         float, o.option("--time-scale", "X", "Multiply every delay of the simulated Drive.", least=0.0)
     ] = 1.0,
@@ -212,12 +211,15 @@ def demo(
       colabstage demo --out results --time-scale 0.5
     """
     with exit_codes(debug=debug, kept=NOTHING_LEFT):
+        from colabstage.sources.parse import absolute_path
         from colabstage.ui.demo.report import Narrator
         from colabstage.ui.demo.run import FULL, QUICK, run_demo
 
         # With --json nothing but JSON may be on stdout.
         stream: TextIO = sys.stderr if as_json else sys.stdout
-        result = run_demo(QUICK if quick else FULL, out=out, time_scale=time_scale, narrator=Narrator(stream))
+        result = run_demo(
+            QUICK if quick else FULL, out=absolute_path(out, "out"), time_scale=time_scale, narrator=Narrator(stream)
+        )
         if as_json:
             print_json(result.to_dict())
         # A demo that shows less than it promises is a failure, so that it cannot go wrong unseen.

@@ -1,6 +1,9 @@
 """The command line's options, each defined once: name, help, how its text becomes the Python argument, and what the
 shell offers at the Tab key.
 
+Places stay the text that was typed: as a `Path`, `out/` would no longer say that a folder is meant, and `s3://bucket`
+would be a folder `s3:`.
+
 A function that offers nothing leaves the word to the shell, which then offers files. What goes wrong while words are
 offered stays silent: there is no place to say it, and the command itself will.
 """
@@ -9,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import typer
@@ -221,7 +223,7 @@ def _choice(name: str, words: tuple[str, ...], text: str, panel: str) -> typer.m
 
 read_place = _choice_reader(("here", "cache"))
 
-PackFile = Annotated[Path, argument("FILE", "The HDF5 file.", offers=complete_files)]
+PackFile = Annotated[str, argument("FILE", "The HDF5 file.", offers=complete_files)]
 Layout = Annotated[
     str, option("--layout", "NAME", "How files become samples; auto detects it.", _IMAGES, offers=complete_layouts)
 ]
@@ -279,7 +281,7 @@ Errors = Annotated[
     ),
 ]
 AppendTo = Annotated[
-    Path | None,
+    str | None,
     option(
         "--append-to",
         "PACK",
@@ -289,7 +291,7 @@ AppendTo = Annotated[
 ]
 Keeping = Annotated[Keep, _choice("--keep", get_args(Keep), "One HDF5 file, the plain files, or both.", _PLACES)]
 LocalDir = Annotated[
-    Path | None,
+    str | None,
     option(
         "--local-dir",
         "PATH",

@@ -40,8 +40,10 @@ _ARGUMENT = re.compile(
     r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|step|verify)="
     r"(?P<value>True|None|'[-+\w:.%]+'|\"[-+\w:.%]+\"|[\d.]*\d(?: [kMGTP]?B\b)?"
     r"|\(height, width\)|\((?:Height|ImageS)\w*[^)]*\)"
-    r"|ImageSize\(height=\d+, width=\d+\)|…|(?=[\s.,;:]))"
+    r"|ImageSize\(height=\d+, width=\d+\)|…|'[^']*'|(?=[\s.,;:]))"
 )
+# Those of which a command takes one or two, without a name.
+_POSITIONAL = re.compile(r"\b(?:source|target|path|out|FILE)=(?=')")
 _FLAGS = {
     "budget_s": "--seconds S",
     "everything": "--all",
@@ -61,6 +63,8 @@ _VERBS = {
 }
 # A dict of fractions is written on the command line as `--splits` takes it.
 _FRACTIONS = re.compile(r"\{(?P<pairs>'\w+': [\d.]+(?:, '\w+': [\d.]+)*)\}")
+# An argument that no command has.
+_PYTHON_ONLY = re.compile(r"(?P<start>^ *)?\bstreaming=True", re.MULTILINE)
 _CALL = re.compile(rf"\b(?P<verb>{'|'.join(_VERBS)})\b(?:\([^()]*\))?(?! \()")
 
 
@@ -120,11 +124,17 @@ def in_shell_words(message: str) -> str:
             sides = re.findall(r"\d+", value)
             return f"{name} {'x'.join(sides) or 'HEIGHTxWIDTH'}"
         # A size as reports write it: the shell would take its unit for another argument.
+        if value.startswith("'") and not re.fullmatch(r"[-+\w:.% ]+", value.strip(_QUOTES)):
+            return f"{name} {value}"
         value = value.replace(" ", "")
         return f"{name} {value.strip(_QUOTES).lower() if value == 'None' else value.strip(_QUOTES)}"
 
+    def in_python(match: re.Match[str]) -> str:
+        return match[0] if match["start"] is None else f"{match['start']}In Python, {match[0].lstrip()}"
+
     message = _FRACTIONS.sub(lambda found: re.sub("'(\\w+)': ", r"\1=", found["pairs"]).replace(", ", ","), message)
-    return _ARGUMENT.sub(option, _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message))
+    message = _CALL.sub(lambda found: f"`colabstage {_VERBS[found['verb']]}`", message)
+    return _PYTHON_ONLY.sub(in_python, _POSITIONAL.sub("", _ARGUMENT.sub(option, message)))
 
 
 def _exit(reason: str, code: int, debug: bool) -> NoReturn:

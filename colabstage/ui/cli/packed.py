@@ -311,6 +311,20 @@ def join_ranges(numbers: Sequence[int]) -> str:
     return ", ".join(texts) + (", …" if len(runs) > _MOST_RANGES else "")
 
 
+def _local(file: str) -> Path:
+    """Return the path of a file on this machine.
+
+    Raises:
+        OptionError: it is an address.
+    """
+    from pathlib import Path
+
+    from colabstage.sources.parse import refuse_address
+
+    refuse_address("FILE", file, "bring it here with fetch_files first")
+    return Path(file)
+
+
 def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) -> None:
     """Show what an HDF5 file with X_<split> and Y_<split> holds.
 
@@ -321,7 +335,7 @@ def info(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) ->
       colabstage info data.h5 --json
     """
     with exit_codes(debug=debug, kept=NOTHING_DONE):
-        described = describe_file(file)
+        described = describe_file(_local(file))
         if as_json:
             print_json(described.to_dict())
         else:
@@ -340,7 +354,7 @@ def verify(file: o.PackFile, as_json: o.AsJson = False, debug: o.Debug = False) 
     with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.io.progress import resolve_progress
 
-        found = verify_file(file, progress=resolve_progress(shows_progress()))
+        found = verify_file(_local(file), progress=resolve_progress(shows_progress()))
         if as_json:
             print_json(found.to_dict())
         elif found.whole:

@@ -366,3 +366,32 @@ def test_a_pack_is_not_given_the_name_of_an_archive(run: Run, tmp_path: Path, mo
     monkeypatch.setattr("typer.confirm", lambda *_, **__: next(answers))
     assert reason(run("pack", tmp_path / "none", "a.zip"), 2) == told
     assert "There is nothing at" in reason(run("pack", tmp_path / "none", "a.zip"), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ("pack photos out/", 2, "'out/' is a folder; expected the name of a file, for example 'out/pack.h5'."),
+        ("pack photos photos/", 2, "Choose another name, for example '{here}/photos-pack.h5'."),
+        ("pack photos photos/set.h5", 2, "Choose a place beside it, for example '{here}/photos-set.h5'."),
+        ("pack photos out.zip/", 2, "'out.zip/' is a folder; expected the name of a file"),
+        ("pack photos s3:/bucket/set.h5", 2, "expected a path, or text as 's3://bucket/set.h5'."),
+        ("pack photos s3://bucket/set.h5", 2, "'s3://bucket/set.h5' is an address, where shards are written"),
+        ("extract s3://bucket/a.zip out", 2, "'s3://bucket/a.zip' is an address"),
+        ("extract a.zip s3://bucket/out", 2, "'s3://bucket/out' is an address"),
+        ("verify https://example.org/a.h5", 2, "'https://example.org/a.h5' is an address"),
+        ("info https://example.org/a.h5", 2, "bring it here with `colabstage fetch` first"),
+        ("demo --out s3://bucket/out", 2, "'s3://bucket/out' is an address"),
+        ("stage photos --local-dir s3://bucket", 2, "--local-dir 's3://bucket' is an address"),
+        ("fetch photos photos/cat/", 2, "is inside the source"),
+        ("fetch photos other/file/", 1, "'{here}/other/file' is a file. Choose another name for the folder."),
+        ("extract other/file out", 1, "Expected a zip, a tar"),
+    ],
+)
+def test_a_place_is_what_was_typed(run: Run, photos: Path, tmp_path: Path, words: str, code: int, told: str) -> None:
+    """A slash at its end means a folder, and an address is one; nothing is written where neither is meant."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    assert told.replace("{here}", str(tmp_path)) in reason(run(*words.split()), code)
+    assert sorted(tmp_path.rglob("*")) == before

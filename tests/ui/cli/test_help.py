@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pty
 import re
@@ -19,7 +20,7 @@ import typer
 from colabstage.pack.run import pack_dataset
 from colabstage.stage.run import stage_dataset
 from colabstage.ui.cli import main
-from colabstage.ui.cli.app import app
+from colabstage.ui.cli.app import app, cache
 from tests.ui.conftest import COMMAND, practice_environment
 
 if TYPE_CHECKING:
@@ -36,6 +37,21 @@ def commands() -> dict[str, Any]:
         below = getattr(command, "commands", {})
         found |= {f"{name} {inner}": one for inner, one in below.items()} or {name: command}
     return found
+
+
+def test_no_place_is_a_path() -> None:
+    """A `Path` would lose the slash that says "a folder", and one of the two in an address."""
+    called = [
+        one.callback for one in (*app.registered_commands, *cache.registered_commands) if one.callback is not None
+    ]
+    assert len(called) == len(commands())
+    paths = [
+        f"{command.__name__} {name}"
+        for command in called
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if "pathlib" in str(parameter.annotation)
+    ]
+    assert paths == []
 
 
 def examples() -> list[str]:

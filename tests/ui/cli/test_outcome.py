@@ -76,6 +76,13 @@ def test_a_closed_pipe_is_left_to_the_caller() -> None:
             "Stage it: stage_dataset(path) copies it, with refresh=True.",
             "Stage it: `colabstage stage` copies it, with --refresh.",
         ),
+        ("target='out/' is a folder", "'out/' is a folder"),
+        ("local_dir='/a b/c' is inside", "--local-dir '/a b/c' is inside"),
+        (
+            "give local_dir= on a larger disk, or disk_limit='1.5GB'",
+            "give --local-dir on a larger disk, or --disk-limit 1.5GB",
+        ),
+        ("A plan.\n  streaming=True would help.", "A plan.\n  In Python, streaming=True would help."),
         ("in_memory=True is not an option here", "in_memory=True is not an option here"),
         ("kind=(1, 2), refresh=maybe", "kind=(1, 2), refresh=maybe"),
     ],
