@@ -475,6 +475,8 @@ def read_images(tree: Tree) -> SampleTable:
     folders, _ = images.folders
     if len(folders) == 1 and folders[0] and not splits_of[0]:
         notes.append(f"All are in the folder '{folders[0]}'; layout='image_folder' makes it their class.")
+    if not any(splits_of):
+        notes.append("Rows of 'train' are in random order; with splits={'test': 1.0} they keep that of their names.")
     return SampleTable(
         layout=IMAGES,
         keys=images.names,

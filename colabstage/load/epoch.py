@@ -347,12 +347,12 @@ def count_batches(count: int, batch_size: int, shard: Shard, *, drop_last: bool)
     return most if splits else -(-own // batch_size)
 
 
-def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: int) -> Order:
+def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool | None, seed: int) -> Order:
     """Return the order of what was passed as `sampler=`: of a list, an array or a tensor of rows the subset, shuffled
     or not; of anything else the order that it gives.
 
     Raises:
-        OptionError: it is neither, or has rows that are not there.
+        OptionError: it is neither, has rows that are not there, or is rows and `shuffle` is `None`: nobody said.
     """
     import torch
     from torch.utils.data import BatchSampler, Sampler
@@ -381,7 +381,15 @@ def sampler_order(sampler: Iterable[int], samples: int, *, shuffle: bool, seed: 
             raise OptionError(msg)
         # An iterator has one pass, and every epoch needs one.
         sampler = list(sampler)
-    return RowOrder(samples, shuffle, seed, _rows_of(sampler, samples))
+    rows = _rows_of(sampler, samples)
+    if shuffle is None:
+        msg = (
+            f"You chose {len(rows):,} of the {samples:,} rows of 'train', but not the order in which they are visited. "
+            "Add shuffle=True to train on them in a new order in each epoch, or shuffle=False to visit them as they "
+            "are listed, so that predictions can be matched to them."
+        )
+        raise OptionError(msg)
+    return RowOrder(samples, shuffle, seed, rows)
 
 
 def _rows_of(values: Any, samples: int) -> NDArray[np.intp]:

@@ -134,7 +134,9 @@ def make_loader(
     # Such a sampler gives each rank rows of its own.
     by_itself = isinstance(sampler, DistributedSampler) and asked.rank is None
     shard = Shard() if by_itself else choose_shard(asked.rank, asked.world_size)
-    subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=shuffle is not False, seed=seed)
+    # Some rows of `train` are as often held out of the training as they are trained on.
+    listed = None if asked.shuffle is None and dataset.split == "train" else shuffle is not False
+    subset = None if sampler is None else sampler_order(sampler, len(dataset), shuffle=listed, seed=seed)
     request = LoaderRequest(
         batch_size,
         asked.strategy,

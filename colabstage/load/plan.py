@@ -50,7 +50,7 @@ class LoaderOptions:
             `memory_budget` allows: for files larger than memory, at the rate of sequential reading. It is fair where
             the file's rows are in random order, as those of `train` in packs are. `"auto"` is `"window"` where that
             is so and the file is neither in memory nor fits there, and `True` otherwise. `None` is `"auto"` for the
-            split `train` and `False` for all others.
+            split `train` and `False` for all others; it is refused for some rows of `train`, which may be held out.
         seed: what that order depends on, together with the epoch.
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
@@ -66,8 +66,8 @@ class LoaderOptions:
             `lengths`.
         sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, which decides the
             order too: what it draws from torch's generators depends on seed and epoch alone. Or rows, in a list, an
-            array or a tensor: a subset, shuffled unless `shuffle` is `False`. Ranks share out what it gives, except
-            of a `DistributedSampler`, which does that by itself.
+            array or a tensor: a subset, shuffled or in the order given, as `shuffle` says. Ranks share out what it
+            gives, except of a `DistributedSampler`, which does that by itself.
         rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
         memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
             can be spared, 2 GiB at the most. Where images are stored as files: most memory for those that are kept

@@ -295,7 +295,7 @@ def test_a_loader_goes_on_where_it_was(make_file: Callable[..., Any]) -> None:
     left = [index.tolist() for _, index in resumed]
     assert left == [index.tolist() for _, index in batches]
     assert arrival.expected[-1].rows == list(chain.from_iterable(left))
-    some = make_loader(Subset(dataset, [1, 2, 3, 20, 21, 22]), 2)
+    some = make_loader(Subset(dataset, [1, 2, 3, 20, 21, 22]), 2, shuffle="auto")
     assert sorted(row for _, index in some for row in index.tolist()) == [1, 2, 3, 20, 21, 22]
 
 

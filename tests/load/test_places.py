@@ -203,11 +203,11 @@ def other_weights() -> Any:
 )
 def test_a_state_of_other_rows_of_the_same_number_is_refused(numbered: Path, saved: Any, resumed: Any) -> None:
     """A place among other samples is none here; among the same ones it is."""
-    loader = make_loader(dataset_h5(numbered), 4, sampler=saved)
+    loader = make_loader(dataset_h5(numbered), 4, sampler=saved, shuffle=True)
     next(iter(loader))
     with pytest.raises(OptionError, match=r"This state has (rows|sampler)="):
-        make_loader(dataset_h5(numbered), 4, sampler=resumed).load_state_dict(loader.state_dict())
-    same = make_loader(dataset_h5(numbered), 4, sampler=saved)
+        make_loader(dataset_h5(numbered), 4, sampler=resumed, shuffle=True).load_state_dict(loader.state_dict())
+    same = make_loader(dataset_h5(numbered), 4, sampler=saved, shuffle=True)
     same.load_state_dict(loader.state_dict())
     assert len(list(same)) == len(loader) - 1
 

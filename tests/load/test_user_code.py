@@ -79,7 +79,7 @@ def test_a_transform_sees_the_calls_of_a_stock_loader(
     """The same samples in the same order, none more where the loop is left, in the same thread, with the same draws of
     every generator, the training's own between them."""
     ours, stock = Watched(), Watched()
-    loader = make_loader(dataset_h5(numbered, ours), batch_size, sampler=rows, seed=3, **options)
+    loader = make_loader(dataset_h5(numbered, ours), batch_size, sampler=rows, shuffle=True, seed=3, **options)
     loader.set_epoch(epoch)
     loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
     again = DataLoader(
