@@ -1,18 +1,18 @@
-"""Unfinished work: temporary files and folders whose names say who owns them, workspaces, and their journals.
+"""Unfinished work: temporary files and folders with their owner in the name, workspaces, and journals.
 
-`.colabstage-NAME.OWNER.N.tmp` stands in for NAME until that is whole. Whoever finds one can tell a dead owner's
-leftovers, which are taken over or removed, from a living one's work, which is left alone. That does not depend on any
-lock, because locks are a fiction on many file systems that notebooks use. Everything in such a folder is ours. What
-goes is renamed first, to `….old`, so that nobody continues with half of it.
+`.colabstage-NAME.OWNER.N.tmp` stands for NAME until NAME is complete. The name tells the leftovers of a dead owner,
+which are taken over or removed, from the work of a living one, which is left alone. This needs no lock, because locks
+have no effect on many file systems that notebooks use. Everything in such a folder is ours. What is removed is first
+renamed to `….old`, so that nobody continues with half of it.
 
-Whatever takes long enough to be interrupted is made in a workspace, such a folder: a copy, a download, an extracted
-folder, a pack. The next call for the same target finds the one that a dead process left, takes it over by one rename,
-which succeeds for one of several that try, and reads from the journal that it keeps there what is done already.
+Long work (a copy, a download, an extracted folder, a pack) is done in a workspace, which is such a folder. The next
+call for the same target finds the workspace of a dead process, takes it over by one rename, which succeeds for only one
+process, and reads in its journal what is already done.
 
-A journal is a text file. Its first line is the head, which says which work it belongs to; each line after it is one
-JSON value, appended with one write. A kill therefore leaves whole lines and at most one that is cut, which has no end
-and is not read. Nothing is forced to the disk: what a killed process wrote, the kernel still has. After a reboot it may
-not, so whoever cannot check what a line claims puts `current_world()` into the head.
+A journal is a text file. Its first line, the head, says which work it belongs to; each further line is one JSON value,
+appended with one write. A kill therefore leaves complete lines, and at most one that is cut off, which is not read.
+Nothing is forced to the disk: after a kill the kernel still has what was written. After a reboot it may not, so a
+caller that cannot check what a line claims puts `current_world()` into the head.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ if TYPE_CHECKING:
 
 
 _MARK = ".colabstage-"
-# What is being made; what goes; what made room for its successor; the inventory of what was put in its place, and what
-# that is called until it is whole.
+# Work in progress; what is being removed; what made room for its successor; the inventory of a folder that was put in
+# its place, and its name until it is complete.
 TEMP, OLD, WAS, INVENTORY, DRAFT = ".tmp", ".old", ".was", ".deed", ".draft"
 _OWNED = (TEMP, OLD, WAS, INVENTORY, DRAFT)
-# What `fetch_files` and `extract_archive` leave beside what they made, and what that is called until the work is there.
+# The records that `fetch_files` and `extract_archive` leave beside their results, and their names until the result is
+# in place.
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
-# How long a rename by a process that cannot be asked may take before its work counts as given up.
+# Work of a process that cannot be checked counts as abandoned after this time without a change.
 _FOREIGN_RENAME_S = 60.0
-# How long what an owner left whom nobody can look up, of another boot or container, has to rest until it goes.
+# Leftovers of an owner in another boot or container, which cannot be checked, are removed after this time without a
+# change.
 FOREIGN_AGE_S = 3600.0
 _counter = itertools.count()
-# 255 less the mark, the owner's token, the number and the suffix at their longest.
+# 255 minus the longest possible mark, owner's token, number and suffix.
 _MAX_NAME_BYTES = 160
 
 
 def short_digest(text: str, digits: int = 16) -> str:
-    """Return the first hexadecimal digits of a text's SHA-256: for names and keys that follow from it."""
-    # A path may hold what is not UTF-8, as file names on Linux can.
+    """Return the first hexadecimal digits of a text's SHA-256, for names and keys."""
+    # File names on Linux need not be UTF-8.
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:digits]
 
 
 def current_world() -> str:
-    """Return eight hexadecimal digits that name what our process id is unique in: this boot of this container."""
+    """Return eight hexadecimal digits for this boot of this container, within which process ids are unique."""
     facts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
         try:
@@ -72,18 +74,18 @@ def current_world() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return the kernel's start time of a process in clock ticks, empty when there is no such process."""
+    """Return the start time of a process in clock ticks, as the kernel has it; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     fields = stat.rpartition(")")[2].split()  # from field 3 of proc(5) on, after the command's name
-    # What has ended but was not waited for (Z, X) owns nothing any more.
+    # A process that has ended but was not waited for (Z, X) owns nothing any more.
     return "" if fields[0] in "ZX" else fields[19]
 
 
 def owner_token() -> str:
-    """Identify this process among all that ever ran here: world, process id, start time."""
+    """Identify this process among all that ever ran: world, process id, start time."""
     pid = os.getpid()
     return f"{current_world()}-{pid}-{_started(pid)}"
 
@@ -91,10 +93,10 @@ def owner_token() -> str:
 def owner_is_alive(token: str) -> bool | None:
     """Return whether the process that made `token` still runs.
 
-    `None` when that cannot be checked from here: the token is another boot's or another container's, or was made
-    where the kernel does not tell when processes started.
+    `None` if that cannot be checked: the token is from another boot or container, or from a system that does not say
+    when processes started.
     """
-    # Process ids start over with each boot and in each container, so elsewhere they say nothing.
+    # Process ids start over in each boot and each container, so elsewhere they mean nothing.
     world, _, rest = token.partition("-")
     pid, _, started = rest.partition("-")
     if not pid.isdigit() or not started or world != current_world():
@@ -103,7 +105,8 @@ def owner_is_alive(token: str) -> bool | None:
 
 
 def shortened(name: str) -> str:
-    """Return `name`, cut where the owner and the rest around it would exceed the 255 bytes that file systems take."""
+    """Return `name`, shortened so that it fits the file systems' limit of 255 bytes together with the owner and
+    suffix."""
     whole = os.fsencode(name)
     if len(whole) <= _MAX_NAME_BYTES:
         return name
@@ -115,17 +118,18 @@ def owned_name(path: Path, suffix: str) -> Path:
 
 
 def temp_beside(path: Path) -> Path:
-    """Return a fresh temporary name in `path`'s folder that says who owns it."""
+    """Return a new temporary name in `path`'s folder, with the owner in it."""
     return owned_name(path, TEMP)
 
 
 def is_our_name(name: str) -> bool:
-    """Return whether a name is one of colabstage's own beside somebody's data: a temporary, a record, an inventory."""
+    """Return whether a name is one that colabstage gives files beside the user's data: a temporary, record or
+    inventory."""
     return name.startswith(_MARK) or (name[:1] == "." and name.removesuffix(ANNOUNCED_SUFFIX).endswith(RECORD_SUFFIX))
 
 
 def name_and_owner(temp: Path) -> tuple[str, str] | None:
-    """Return what a temporary file stands in for, and its owner's token; `None` for any other file."""
+    """Return what a temporary file stands for, and its owner's token; `None` for any other file."""
     base, suffix = os.path.splitext(temp.name)  # noqa: PTH122 - a name
     if suffix not in _OWNED or not base.startswith(_MARK):
         return None
@@ -134,21 +138,21 @@ def name_and_owner(temp: Path) -> tuple[str, str] | None:
 
 
 def is_own(path: Path) -> bool:
-    """Return whether a path is one of our temporaries, or in one."""
+    """Return whether a path is one of our temporaries, or inside one."""
     return any(name_and_owner(place) for place in (path, *path.parents))
 
 
 def check_own(path: Path) -> None:
-    """Refuse what is neither one of our temporaries nor in one: a mistake in colabstage, not in how it is used."""
+    """Refuse a path that is not in one of our temporaries, nor one itself: a mistake in colabstage, not of its user."""
     if not is_own(path):
         msg = f"'{path}' is not a temporary file of colabstage's, and not in one, so it is not removed or changed."
         raise ValueError(msg)
 
 
 def leave_for_next(temp: Path) -> None:
-    """Leave a temporary file or folder of ours for whoever comes next, this process included.
+    """Give up a temporary file or folder of ours, so that any process, including this one, can take it over.
 
-    Where that is not possible it is removed: nobody could tell that it is given up.
+    If that is impossible it is removed, because nobody could see that it was given up.
     """
     check_own(temp)
     base, _, number = temp.name.removesuffix(TEMP).rpartition(".")
@@ -160,18 +164,18 @@ def leave_for_next(temp: Path) -> None:
 
 
 def find_orphans(path: Path) -> list[Path]:
-    """Return what processes that died in this boot and container left unfinished for `path`; others' is not certain."""
+    """Return what dead processes of this boot and container left unfinished for `path`; others may still be alive."""
     return [entry for entry, owner in owned_beside(path, TEMP) if owner_is_alive(owner) is False]
 
 
 def is_worked_in(folder: Path, *, but: Path) -> bool:
-    """Return whether a process that lives, or whose death is not certain, has a temporary in `folder`, `but` apart."""
+    """Return whether a process that is alive, or may be, has a temporary in `folder` other than `but`."""
     owned = [owner for entry, _, owner in find_owned(folder) if entry.suffix == TEMP and entry != but]
     return any(owner_is_alive(owner) is not False for owner in owned)
 
 
 def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Return what has an owned name for `path`, with the owner."""
+    """Return the paths with an owned name for `path`, each with its owner."""
     wanted = shortened(path.name)
     for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
         parts = name_and_owner(entry)
@@ -180,9 +184,9 @@ def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
 
 
 def take_orphan(orphan: Path, temp: Path) -> bool:
-    """Rename what `find_orphans` found to `temp`, our own name; whether it was still there.
+    """Rename what `find_orphans` found to `temp`, our own name; return whether it was still there.
 
-    The rename is atomic, so of several that try, one succeeds.
+    The rename is atomic, so only one of several processes succeeds.
     """
     check_own(orphan)
     try:
@@ -193,9 +197,9 @@ def take_orphan(orphan: Path, temp: Path) -> bool:
 
 
 def walk_parts(path: Path) -> Iterator[Path]:
-    """Return `path` itself, and all files and folders below it, while others may be making and removing some.
+    """Return `path` itself and everything below it, even while others create and remove files there.
 
-    What goes meanwhile is left out or, when it went after it was seen, named all the same; `Path.rglob` would raise.
+    Files that disappear meanwhile may or may not be included; `Path.rglob` would raise.
     """
     yield path
     for folder, folders, files in os.walk(path):
@@ -204,17 +208,19 @@ def walk_parts(path: Path) -> Iterator[Path]:
 
 
 def disk_use(path: Path) -> int:
-    """Return the bytes that a file, or all in a folder, takes on the disk; holes take none, and nothing takes 0."""
+    """Return the bytes that a file, or everything in a folder, takes on the disk, without holes; 0 if it does not
+    exist."""
     total = 0
     for part in walk_parts(path):
-        # Others may be clearing up meanwhile.
+        # Others may be removing files meanwhile.
         with contextlib.suppress(FileNotFoundError):
             total += part.lstat().st_blocks * 512
     return total
 
 
 def last_touched(path: Path) -> float:
-    """Return when a file, or anything in a folder, was last written, since 1970; infinity when it just went."""
+    """Return when a file, or anything in a folder, was last written, since 1970; infinity if it has just
+    disappeared."""
     latest = -math.inf
     for part in walk_parts(path):
         try:
@@ -225,11 +231,11 @@ def last_touched(path: Path) -> float:
 
 
 def remove_own(path: Path, *, empty: bool = False) -> None:
-    """Remove one of our temporaries, or something in one, as far as it goes; nothing there is fine.
+    """Remove one of our temporaries, or something in one, as far as possible; a missing one is fine.
 
-    It never raises for what a disk answers, because it clears up after errors that must not be hidden; a later sweep
-    finds what stays. `empty`: empty files first, for Google Drive, whose trash counts against the account; one that has
-    another name as well is somebody's copy, and only loses this one.
+    It never raises a disk's error, because it cleans up after errors that must not be hidden; a later sweep finds what
+    is left. `empty`: empty files first, for Google Drive, whose trash counts against the account; a file with a second
+    name is somebody's copy, and only loses this name.
 
     Raises:
         ValueError: it is not a temporary of colabstage; a mistake in colabstage.
@@ -238,7 +244,7 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
     with contextlib.suppress(OSError):
         found = path.lstat()
         for part in walk_parts(path) if empty else ():
-            with contextlib.suppress(OSError):  # an account that is full may refuse even this
+            with contextlib.suppress(OSError):  # a full account may refuse even this
                 inside = part.lstat()
                 if stat.S_ISREG(inside.st_mode) and inside.st_nlink == 1:
                     os.truncate(part, 0)
@@ -246,16 +252,16 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
             path.unlink()
             return
         if path.suffix == TEMP and name_and_owner(path):
-            # Half a folder must not be gone on with. A mount that renames nothing may yet remove.
+            # Nobody must continue with half a folder. A mount that refuses renames may still remove.
             with contextlib.suppress(OSError):
                 path = path.rename(path.with_suffix(OLD))
         shutil.rmtree(path, ignore_errors=True)
 
 
 def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[Path, Path, str]]:
-    """Return what has an owned name in a folder: each with what it stands in for, and its owner.
+    """Return the owned names in a folder, each with what it stands for and its owner.
 
-    With `name`, only what stands in for a file or folder of that name; with `prefix`, for one that begins so.
+    With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
     """
     try:
         entries = list(folder.iterdir())
@@ -270,10 +276,10 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[
 
 
 def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = False) -> list[Path]:
-    """Remove those of `find_owned` whose owners are dead, but no inventories; return what was removed.
+    """Remove those of `find_owned` whose owners are dead, except inventories; return what was removed.
 
     What made room for a successor that never came is put back. Leftovers of another boot or container, whose owner
-    cannot be looked up, go once nothing has touched them for an hour. `empty`: as for `remove_own`.
+    cannot be checked, are removed once nothing has touched them for an hour. `empty`: as for `remove_own`.
     """
     removed: list[Path] = []
     for entry, target, owner in owned:
@@ -291,7 +297,7 @@ def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = 
 
 
 def put_back(target: Path) -> bool:
-    """Put back what made room for a successor that never came, because its maker died; whether there was anything."""
+    """Put back what made room for a successor whose process died; return whether there was anything."""
     if os.path.lexists(target):
         return False
     for entry, owner in owned_beside(target, WAS):
@@ -304,10 +310,10 @@ def put_back(target: Path) -> bool:
 
 
 def link_own(path: Path, to: Path) -> bool:
-    """Give a file that has one name a second one, in one of our temporaries; whether it has that.
+    """Give a file with a single name a second one, in one of our temporaries; return whether that succeeded.
 
-    So it can be gone on with while whoever else looks for it finds it. What has several names already is somebody's
-    copy, which must not change; some file systems know no links.
+    So work on it can continue while others still find it. A file that already has several names is somebody's copy,
+    which must not change; some file systems have no links.
     """
     check_own(to)
     with contextlib.suppress(OSError):
@@ -319,11 +325,11 @@ def link_own(path: Path, to: Path) -> bool:
 
 
 def rename_own(path: Path, to: Path) -> Path:
-    """Give one of our temporaries, or something in one, a name in one too, or one that nothing has; returns that.
+    """Rename one of our temporaries, or something in one, to a name in one, or to one not in use; return that name.
 
     Raises:
         ValueError: it is not a temporary of colabstage; a mistake in colabstage.
-        TargetExistsError: something has that name, and it is not in one of our temporaries.
+        TargetExistsError: the name is in use, and is not in one of our temporaries.
         OSError: as the disk answers.
     """
     check_own(path)
@@ -344,10 +350,10 @@ def cut_own(path: Path, size: int) -> None:
 
 
 def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
-    """Begin a journal in one of our temporaries again; it replaces the one that is there when it is whole.
+    """Write a new journal in one of our temporaries; when it is complete it replaces the old one.
 
     Returns:
-        Its handle, which appends.
+        A handle that appends to it.
     """
     check_own(path)
     fresh = path.with_name(f"{path.name}.new")
@@ -362,7 +368,7 @@ def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
     return handle
 
 
-# How often a dataset's folder is made again that others remove because it is empty.
+# How often to create a dataset's folder again if others remove it because it is empty.
 _TRIES = 8
 
 
@@ -373,11 +379,11 @@ class Workspace:
     path: Path
     """The folder; it exists."""
     resumed: bool
-    """Whether a dead process left it, so that it may hold finished work."""
+    """Whether a dead process left it; then it may hold finished work."""
 
 
 def always(_: Path, __: BaseException) -> bool:
-    """Keep a workspace whatever ended the work: its contents are verified by the call that continues."""
+    """Keep a workspace after any error: the call that continues verifies its contents."""
     return True
 
 
@@ -401,27 +407,27 @@ def open_workspace(
     empty: bool = False,
     in_own_folder: bool = False,
 ) -> Iterator[Workspace]:
-    """Yield a folder beside `target` to make it in; it goes when the block ends well.
+    """Yield a folder beside `target` to make it in; it is removed when the block succeeds.
 
     Args:
         target: what the work is for; its folder exists. It need never exist itself: the name is what the next call
             finds the leftovers by.
-        accepts: asked of each folder that a dead process left for `target` whether its content can be gone on with;
-            the others are removed.
-        keeps: asked, when the block ends with an error, whether the folder stays for the next call. It is told the
-            folder and the error.
-        answers: asked first, when the block ends with an error, whether the disk answers at all: on a mount that hangs,
-            clearing up would never end. What stays there is swept by the next call.
+        accepts: called with each folder that a dead process left for `target`; tells whether work can continue with its
+            content. The others are removed.
+        keeps: called with the folder and the error when the block fails; tells whether the folder stays for the next
+            call.
+        answers: called first when the block fails; tells whether the disk answers at all, because cleaning up on a
+            mount that hangs would never end. The next call removes what is left there.
         empty: whether files are emptied before they are removed, as for `remove_own`.
         in_own_folder: whether the folder that `target` is in is a dataset's own. Another process that fails removes
-            that where it is empty (`remove_empty`), and then it is made again; the folder that it is in never is,
-            because where a mount has gone that would be one on the disk below.
+            that folder if it is empty (`remove_empty`), and then it is created again. Its parent never is: if a mount
+            has disappeared, it would be created on the disk below.
 
     Raises:
         OSError: the folder cannot be made.
     """
     folder = temp_beside(target)
-    # Of several, the one that holds most; the rest are swept.
+    # Of several, the one that holds most; the others are removed.
     orphans = sorted(find_orphans(target), key=disk_use, reverse=True)
     # A file was left by work of another kind for the same target: a copy that was to become it.
     resumed = any(orphan.is_dir() and accepts(orphan) and take_orphan(orphan, folder) for orphan in orphans)
@@ -433,8 +439,8 @@ def open_workspace(
     except BaseException as error:
         if not answers(folder):
             raise
-        # The block may have put the folder itself in its place. Asked so that a mount which has died meanwhile hides
-        # no error of the block's.
+        # The block may have put the folder itself in its place. Checked in a way that a dead mount does not hide the
+        # block's error.
         if os.path.lexists(folder) and keeps(folder, error):
             leave_for_next(folder)
         else:
@@ -444,7 +450,7 @@ def open_workspace(
 
 
 def _make(folder: Path, *, in_own_folder: bool) -> None:
-    """Make a workspace's folder; what is in a folder keeps others from removing that."""
+    """Create a workspace's folder; its presence keeps others from removing the folder that it is in."""
     for _ in range(_TRIES if in_own_folder else 0):
         with contextlib.suppress(FileNotFoundError):
             folder.mkdir()
@@ -455,10 +461,9 @@ def _make(folder: Path, *, in_own_folder: bool) -> None:
 
 @contextlib.contextmanager
 def open_spool(name: Path) -> Iterator[Path]:
-    """Yield a place beside `name` for what has to be unpacked before it can be read; it is removed in the end.
+    """Yield a path beside `name` for data that has to be unpacked before it can be read; it is removed at the end.
 
-    The place is made by whoever needs it. What a dead run left there is not continued, because it has not been
-    verified.
+    The caller creates it if needed. Leftovers of a dead run there are not used, because they have not been verified.
     """
     sweep_temporaries(find_owned(name.parent, name=name.name))
     place = temp_beside(name)
@@ -468,23 +473,23 @@ def open_spool(name: Path) -> Iterator[Path]:
         remove_own(place)
 
 
-# Lines joined for one write when a journal is begun: a pack of a million samples has 125,000 of them.
+# Lines joined for one write when a journal is begun: that of a pack of a million samples has 125,000.
 _LINES_AT_ONCE = 4096
 
 
 def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
-    """Return what the whole lines of a journal say, in order.
+    """Return the values in the complete lines of a journal, in order.
 
     Args:
         path: the journal.
-        head: which work it has to belong to, as it was given to `Journal`.
+        head: the work that it has to belong to, as given to `Journal`.
 
     Returns:
-        The values, of which each is whatever JSON holds and for the caller to check; `None` where there is no journal,
-        where it belongs to other work, or where a whole line is no JSON.
+        The values, which the caller has to check; `None` if there is no journal, if it belongs to other work, or if a
+        complete line is not JSON.
 
     Raises:
-        OSError: as the disk answers, but for a file that is not there.
+        OSError: as the disk answers, except for a missing file.
     """
     try:
         return list(walk_journal(path, head))
@@ -493,19 +498,19 @@ def read_journal(path: Path, head: Mapping[str, object]) -> list[Any] | None:
 
 
 def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
-    """Yield what the whole lines of a journal say, one by one, for journals of which not all should be in memory.
+    """Yield the values in the complete lines of a journal one by one, for journals that are too large for memory.
 
     Args:
         path: the journal.
-        head: which work it has to belong to, as it was given to `Journal`.
+        head: the work that it has to belong to, as given to `Journal`.
 
     Raises:
-        ValueError: it belongs to other work, or a whole line is no JSON.
+        ValueError: it belongs to other work, or a complete line is not JSON.
         RecursionError: a line is nested too deeply.
         OSError: as the disk answers.
     """
     with path.open("rb") as file:
-        # A last line without its end was cut off by a kill.
+        # A last line without a line end was cut off by a kill.
         whole = takewhile(lambda line: line.endswith(b"\n"), file)
         if json.loads(next(whole, b"null")) != head:
             msg = f"The journal '{path}' belongs to other work, or to none; begin it again."
@@ -514,10 +519,10 @@ def walk_journal(path: Path, head: Mapping[str, object]) -> Iterator[Any]:
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
-    """A journal that is being written. `append` from any thread; a context manager that closes it.
+    """A journal that is being written. `append` may be called from any thread; a context manager closes it.
 
-    Opening one writes it again, beside the old one and then in its place: so a line that a kill cut off stays behind,
-    and whoever dies while it is begun leaves the old one whole.
+    Opening one rewrites it, beside the old one and then in its place, so that a cut-off line is dropped, and a kill
+    meanwhile leaves the old one intact.
     """
 
     def __init__(self, path: Path, head: Mapping[str, object], kept: Iterable[object] = ()) -> None:
@@ -525,17 +530,17 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
         Args:
             path: in one of our temporaries.
-            head: which work it belongs to.
-            kept: the values that it begins with: what an earlier run had noted, and what is still true.
+            head: the work that it belongs to.
+            kept: the values that it begins with: those of an earlier run that are still true.
 
         Raises:
-            OSError: as the disk answers; the journal that was there still is.
+            OSError: as the disk answers; the old journal is still there.
         """
         lines = map(_line, chain([head], kept))
         self._handle = begin_journal(path, iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""))
 
     def append(self, *values: object) -> None:
-        """Note values, a line each, in one write.
+        """Append values, one line each, in one write.
 
         Raises:
             OSError: as the disk answers.

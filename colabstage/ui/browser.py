@@ -1,8 +1,8 @@
 """`browse_dataset`: the position in a dataset, the browser's widgets, and what each button does.
 
-One text of HTML is a page, not a widget a sample: a page comes in one message. The widgets are made once, and only
-those that ipywidgets 7.7 has, as on Colab. Buttons without a face are on the grid and on the bars, in the same places:
-so a click on a picture reaches Python in every notebook, without a script.
+A page is one HTML text, not a widget for each sample, so it arrives in one message. The widgets are created once, and
+are limited to those of ipywidgets 7.7, which Colab has. Invisible buttons lie over the grid and the bars, so a click on
+a picture reaches Python in every notebook, without a script.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ line-height:20px;height:24px}
 .cs-large .cs-text{max-width:640px}
 </style>"""
 )
-# What is beside the first rows of the grid; more would make the page longer than its pictures do.
+# Bars beside the grid; more would make the page longer than the pictures do.
 _AT_A_TIME = 14
 _MOST_ON_A_PAGE = 100
 _MOST_IN_A_LIST = 200
@@ -85,27 +85,27 @@ _EVERY_CLASS = "all classes"
 
 @dataclass(slots=True)
 class Browsing:
-    """Where somebody is in a dataset."""
+    """The current position in a dataset."""
 
     source: ShownSplits
-    """What is looked at."""
+    """The dataset."""
     split: str
     """Which split is shown."""
     page_size: int
     """Samples on a page."""
     chosen: int | None = None
-    """The place among `labels.names` of the class that is shown, `None` for all."""
+    """The index in `labels.names` of the class that is shown; `None` for all."""
     page: int = 0
     """The number of the page, from 0."""
     place: int | None = None
-    """The place of the sample that is shown large, among all that are shown; `None` for the grid."""
+    """The position of the enlarged sample among all that are shown; `None` for the grid."""
     _labels: dict[str, SplitClasses] = field(default_factory=dict)
 
     @property
     def labels(self) -> SplitClasses:
         """Return the split's classes; its targets are read when they are first asked for."""
         if self.split not in self._labels:
-            # Kept, because targets are all read for it, while pages turn by the row.
+            # Kept, because it reads all targets, while a page reads only its rows.
             self._labels[self.split] = read_labels(self.source, self.split)
         return self._labels[self.split]
 
@@ -116,14 +116,14 @@ class Browsing:
 
     @property
     def count(self) -> int:
-        """Return how many samples the split and the class leave."""
+        """Return how many samples match the split and the class."""
         if self.chosen is None:
             return self.source.rows[self.split]
         return int(self.labels.counts[self.chosen])
 
     @property
     def pages(self) -> int:
-        """Return how many pages these take; one where there is none."""
+        """Return the number of pages, at least 1."""
         return max(1, -(-self.count // self.page_size))
 
     @property
@@ -134,19 +134,19 @@ class Browsing:
 
     @property
     def row(self) -> int | None:
-        """Return the row that is shown large."""
+        """Return the row that is enlarged."""
         return None if self.place is None else self._rows(self.place, self.place + 1)[0]
 
     def choose_split(self, split: str) -> None:
         """Show another split, from its first page, of all classes."""
-        # Refuses a name that is none before anything has changed.
+        # Refuses an unknown name before anything has changed.
         self.source.reader(split)
-        # Classes are a split's own; the place of one means another in the next split.
+        # Each split has its own classes, so an index means another class in the next split.
         self.split, self.chosen = split, None
         self.turn_to(0)
 
     def choose_class(self, number: int | None) -> None:
-        """Show only samples of the class at this place of `labels.names`; `None` for all."""
+        """Show only samples of the class at this index of `labels.names`; `None` for all."""
         if number is not None and not 0 <= number < len(self.labels.names):
             msg = f"There is no class {number}; expected 0 to {len(self.labels.names) - 1}."
             raise OptionError(msg)
@@ -154,23 +154,23 @@ class Browsing:
         self.turn_to(0)
 
     def turn_to(self, page: int) -> None:
-        """Show a page, the nearest there is, as a grid."""
-        # The nearest there is, because buttons at the ends are pressed as well.
+        """Show a page, or the nearest existing one, as a grid."""
+        # The nearest one, because people also press the buttons at the ends.
         self.page = min(max(0, page), self.pages - 1)
         self.place = None
 
     def enlarge(self, place: int) -> None:
-        """Show a sample large, by its place among those that are shown, the nearest there is; its page comes along."""
+        """Enlarge a sample, by its position among those shown, or the nearest one; its page becomes the current one."""
         if self.count:
             self.place = min(max(0, place), self.count - 1)
             self.page = self.place // self.page_size
 
     def go_to_row(self, row: int) -> None:
-        """Show a row of the split large; of all classes, where the chosen one does not have it."""
+        """Enlarge a row of the split; if the chosen class does not have it, all classes are shown."""
         row = min(max(0, row), max(0, self.source.rows[self.split] - 1))
         if self.chosen is not None:
             rows = self.labels.rows_of(self.chosen)
-            # Rows of a class ascend, so one of 200,000 is found without looking at all.
+            # Rows of a class are ascending, so one of 200,000 is found by bisection.
             place = int(rows.searchsorted(row))
             if place < len(rows) and rows[place] == row:
                 self.enlarge(place)
@@ -179,7 +179,7 @@ class Browsing:
         self.enlarge(row)
 
     def read(self, rows: Sequence[int], longest_px: int) -> list[Sample | str]:
-        """Read samples, with a sentence that says why in the place of each that is broken.
+        """Read samples, with an explanation in place of each broken one.
 
         Raises:
             DamagedPackError: the file changed since it was opened, or is cut off.
@@ -187,8 +187,7 @@ class Browsing:
         try:
             return list(read_samples(self.source, self.split, rows, longest_px=longest_px))
         except DecodeError as error:
-            # A page is read at once, which is quick; only a page with a broken image is read one by one, to show the
-            # others.
+            # A page is read in one go; only a page with a broken image is read one by one, to show the others.
             if len(rows) == 1:
                 return [str(error)]
             return [sample for row in rows for sample in self.read([row], longest_px)]
@@ -200,15 +199,14 @@ class Browsing:
 
 
 def bar_order(counts: NDArray[np.int64]) -> list[int]:
-    """Return the classes in the order of their bars: as they are numbered where all are seen at once, else by
-    frequency."""
+    """Return the classes in the order of their bars: by number if all are visible at once, otherwise by frequency."""
     if len(counts) <= _AT_A_TIME:
         return list(range(len(counts)))
     return [int(number) for number in np.argsort(-counts, kind="stable")]
 
 
 class Bars:
-    """The bars, and faceless buttons over them."""
+    """The bars, with invisible buttons over them."""
 
     def __init__(self, widgets: Any, choose: Callable[[int | None], None]) -> None:
         """Make the widgets."""
@@ -219,7 +217,7 @@ class Bars:
         self._order: list[int] = []
         self._found: list[int] = []
         self._drawn = widgets.HTML()
-        # Made once and shown or hidden: a widget that is created again costs the page a message and a flicker.
+        # Created once and shown or hidden: creating a widget again costs a message and a flicker.
         self._buttons = [widgets.Button(tooltip="Show only this class, or all again") for _ in range(_AT_A_TIME)]
         for place, button in enumerate(self._buttons):
             button.on_click(lambda _, place=place: self._press(place))
@@ -243,7 +241,7 @@ class Bars:
     def show(self, labels: SplitClasses, chosen: int | None) -> None:
         """Draw the bars of a split."""
         another, self._labels, self._chosen = labels is not self._labels, labels, chosen
-        # Another split: its bars begin at the first again.
+        # Another split: its bars start from the first again.
         if another:
             self._start, self._order = 0, bar_order(labels.counts)
             self._found = self._order
@@ -275,7 +273,7 @@ class Bars:
             self._choose(None if number == self._chosen else number)
 
     def _find(self) -> None:
-        """Show only classes whose names hold what was typed, in the same order."""
+        """Show only classes whose names contain the typed text, in the same order."""
         if self._labels is not None:
             typed, names = self._search.value.strip().casefold(), self._labels.names
             self._found = [number for number in self._order if typed in names[number].casefold()]
@@ -290,28 +288,28 @@ class Bars:
 
 @takes()
 def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 24) -> DatasetBrowser:
-    """Look at a dataset's samples in a notebook: page by page, by split and class, each enlarged by a click.
+    """Browse a dataset's samples in a notebook: page by page, by split and class; click one to enlarge it.
 
     >>> browse_dataset(data)  # doctest: +SKIP
 
-    Images of any dtype are shown, masks and boxes drawn over them in the colours of their classes; sounds as waves,
-    tokens and numbers as text. Only the rows of a page are read, and to find classes only the targets, once for each
-    split: 200,000 samples are as quick to browse as 200.
+    It shows images of any dtype, with masks and boxes drawn over them in the colours of their classes; sounds as waves;
+    tokens and numbers as text. It reads only the rows of the current page and, to find the classes, the targets of each
+    split once, so 200,000 samples are as quick to browse as 200.
 
     Args:
         data: what `stage_dataset` returns, a `dataset_h5` (its split), or the path of an HDF5 file with `X_<split>`;
             a pattern, such as `"data-*.h5"`, for several files that are one dataset.
-        split: which to show first; `train` by default, or else the first.
+        split: which to show first; by default `train`, or the first if there is no `train`.
         page_size: samples on a page, 1 to 100.
 
     Returns:
-        The browser, which a notebook shows when it is a cell's last line; in a notebook that is only read, and where
-        widgets do not render, it is the page that was shown last.
+        The browser, which a notebook shows if it is a cell's last line. A saved notebook, or one that does not render
+        widgets, shows the last page.
 
     Raises:
         MissingDependencyError: ipywidgets is not installed.
         OptionError: there are no samples to look at in `data`, or `page_size` cannot work.
-        SplitNotFoundError: there is no such split; the message lists those there are.
+        SplitNotFoundError: there is no such split; the message lists those that exist.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
     try:
@@ -330,15 +328,15 @@ def browse_dataset(data: Samples, *, split: str | None = None, page_size: int = 
 
 
 class DatasetBrowser:
-    """A dataset as it is looked at. Made by `browse_dataset`.
+    """A browser for one dataset. Made by `browse_dataset`.
 
     Attributes:
-        state: where in the dataset somebody is; after a change of it, `show` draws that.
-        widget: all of it, to be put into a larger layout.
+        state: the current position; call `show` after changing it.
+        widget: the whole browser, for use in a larger layout.
     """
 
     def __init__(self, widgets: Any, state: Browsing) -> None:
-        """Make the widgets of the module ipywidgets, and show the page that `state` says."""
+        """Create the widgets from the module ipywidgets, and show the page in `state`."""
         self.state = state
         self._quiet = False
         self._page_html = ""
@@ -350,7 +348,7 @@ class DatasetBrowser:
         self._make_large(widgets)
         right = widgets.VBox([self._filters, self._message, self._grid_box, self._large_box])
         right.layout.flex = "1 1 360px"
-        # Else a long name of a class would push the grid out of the cell.
+        # Otherwise a long class name would push the grid out of the cell.
         right.layout.min_width = "0"
         body = widgets.HBox([self._bars.widget, right])
         body.layout.flex_flow = "row wrap"
@@ -361,7 +359,7 @@ class DatasetBrowser:
         self.show()
 
     def show(self) -> None:
-        """Draw what `state` says."""
+        """Draw the position in `state`."""
         try:
             self._bars.show(self.state.labels, self.state.chosen)
             self._draw()
@@ -369,7 +367,7 @@ class DatasetBrowser:
         except ColabstageError as error:
             self._message.value = f"<b style='color:{COLOURS['fail']}'>{type(error).__name__}</b>{notes([str(error)])}"
         finally:
-            # The notebook's list of widgets keeps this one as long as the kernel lives; it must not keep files.
+            # The notebook keeps a reference to this widget as long as the kernel lives, so it must not keep files open.
             self.state.source.close()
         self._follow()
 
@@ -378,7 +376,7 @@ class DatasetBrowser:
         layout = state.source.layout
         large = state.row is not None
         self._grid_box.layout.display = "none" if large else ""
-        # Hidden and not taken away, so that the page behind is there at once.
+        # Hidden, not removed, so that the page behind it is back at once.
         self._large_box.layout.display = "" if large else "none"
         if state.row is not None:
             (sample,) = state.read([state.row], LARGE_PX)
@@ -390,12 +388,12 @@ class DatasetBrowser:
             return
         rows = state.rows
         samples = state.read(rows, THUMB_PX)
-        # Kept for where widgets do not render: a notebook that is only read shows the page that was shown last.
+        # Kept for saved notebooks, which do not render widgets and show the last page.
         self._page_html = draw_grid(samples, classes=state.classes, layout=layout)
         self._grid.value = self._page_html
         self._legend.value = draw_legend([one for one in samples if isinstance(one, Sample)], classes=state.classes)
         for number, button in enumerate(self._pictures):
-            # The last page has fewer; a button over nothing would open the wrong sample.
+            # The last page has fewer samples; a button over an empty cell would open the wrong one.
             button.layout.display = "" if number < len(rows) else "none"
 
     def _sentence(self) -> str:
@@ -462,17 +460,17 @@ class DatasetBrowser:
         self._large_box = widgets.VBox([widgets.HBox(buttons), self._large])
 
     def _heard(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Make a reaction to people, which our own changes of the widgets do not set off."""
+        """Wrap a callback so that it reacts to people, not to our own changes of the widgets."""
 
         def react(change: Any) -> None:
-            # What we write into a widget is told like what a person chooses.
+            # ipywidgets reports values that we set like those that a person chooses.
             if not self._quiet:
                 act(change["new"])
 
         return react
 
     def _follow(self) -> None:
-        """Have the widgets say where we are."""
+        """Make the widgets show the current position."""
         state = self.state
         self._quiet = True
         try:
@@ -499,7 +497,7 @@ class DatasetBrowser:
                 *((f"{name} ({count:,})", number) for number, (name, count) in named),
             ]
             self._class.disabled = not labels.names
-            # The list at the side can be searched; in a drop-down of thousands nobody finds anything.
+            # The list at the side can be searched; a drop-down of thousands would be useless.
             self._class.layout.display = "none" if len(labels.names) > _MOST_IN_A_LIST or not labels.names else ""
         finally:
             self._quiet = False
@@ -533,11 +531,11 @@ class DatasetBrowser:
         return f"DatasetBrowser: {self._sentence()}"
 
     def _repr_html_(self) -> str:
-        """Return the page that was shown last, for where nobody can press anything."""
+        """Return the last page, for places without working buttons."""
         return f"{BROWSE_STYLE}<div class='cs-browse'>{as_images(self._page_html)}{notes([self._sentence()])}</div>"
 
     def _ipython_display_(self) -> None:
-        """Show the widgets, and below them, where these are not there any more, the page that was shown last."""
+        """Show the widgets, or the last page where they no longer exist."""
         show_with_picture(self.widget, self._repr_html_(), repr(self))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:

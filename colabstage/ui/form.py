@@ -1,7 +1,7 @@
 """`stage_form`: fields, the same call as a line of Python, and buttons to plan, to stage and to cancel.
 
-The work is done in a thread: the kernel stays free, so that buttons answer while it runs. Each widget has a picture
-beside it, for a page without a running kernel.
+The work is done in a thread, so the kernel stays free and buttons respond. A picture is stored with each widget, for
+pages without a running kernel.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 # The width that most formatters wrap at.
 _LONGEST_LINE = 88
 _IMPORT = "from colabstage import stage_dataset"
-# Qualities that people use; another one can be given in code.
+# Common qualities; others can be given in code.
 _ENCODINGS = ("auto", "pixels", "encoded", "jpeg:90", "jpeg:75")
 _ERRORS = ("raise", "skip", "skip:1%")
-# Wide enough for the longest name, so that all fields begin in one line.
+# Wide enough for the longest name, so that all fields are aligned.
 _NAME_PX = 84
-# Two stand beside each other, also behind the fold.
+# Two fields are side by side, in the folded part too.
 _FIELD_PX = 335
 
 
 def read_source(text: str) -> str | list[str]:
-    """Read one source, or several on lines of their own, which are one dataset.
+    """Read one source, or several on separate lines, which form one dataset.
 
     Raises:
         OptionError: there is none.
@@ -61,7 +61,7 @@ def read_source(text: str) -> str | list[str]:
 
 
 def write_source(source: Any) -> str:
-    """Write the text that reads as `source`."""
+    """Return the text for `source`."""
     return "\n".join(map(str, source)) if isinstance(source, list | tuple) else str(source)
 
 
@@ -69,48 +69,48 @@ def read_size(text: str) -> tuple[int, int] | None:
     """Read `256x320` as (height, width), `256` as a square, nothing as `None`."""
     from colabstage.ui.cli.options import read_image_size
 
-    # The command line's own reader, so that both take the same words and refuse the same.
+    # The command line's parser, so that both accept and refuse the same text.
     return None if not text.strip() else tuple(_read_as_typed(read_image_size, text, "image_size"))
 
 
 def write_size(size: tuple[int, int] | None) -> str:
-    """Write the text that reads as `size`."""
+    """Return the text for `size`."""
     return "" if size is None else f"{size[0]}x{size[1]}"
 
 
 def read_splits(text: str) -> dict[str, float] | None:
-    """`train=0.8,test=0.2` as fractions by name, nothing as `None`."""
+    """Read `train=0.8,test=0.2` as fractions by name, an empty text as `None`."""
     from colabstage.ui.cli.options import read_fractions
 
     return None if not text.strip() else dict(_read_as_typed(read_fractions, text, "splits"))
 
 
 def write_splits(splits: Mapping[str, float] | None) -> str:
-    """Write the text that reads as `splits`."""
+    """Return the text for `splits`."""
     return "" if splits is None else ",".join(f"{name}={fraction:g}" for name, fraction in splits.items())
 
 
 def read_place(text: str) -> str | None:
-    """Read a folder, or `auto`; nothing as `None`."""
+    """Read a folder, or `auto`; an empty text is `None`."""
     return text.strip() or None
 
 
 def read_limit(text: str) -> str | None:
-    """Read the most bytes of the disk, such as `20GB`; nothing as `None`."""
+    """Read a disk limit, such as `20GB`; an empty text is `None`."""
     limit = read_place(text)
-    # Said where it is typed, as of sizes of images, and not first where it is staged.
+    # Reported while typing, as for image sizes, not only when staging starts.
     if limit is not None:
         parse_bytes(limit, "disk_limit")
     return limit
 
 
 def write_place(place: Any) -> str:
-    """Write the text that reads as `place`."""
+    """Return the text for `place`."""
     return "" if place is None else str(place)
 
 
 def _read_as_typed(read: Callable[[str], Any], text: str, name: str) -> Any:
-    """Read what the command line reads in the same words."""
+    """Read a text as the command line does."""
     from typer import BadParameter
 
     try:
@@ -121,7 +121,7 @@ def _read_as_typed(read: Callable[[str], Any], text: str, name: str) -> Any:
 
 
 def python_of(arguments: Mapping[str, Any]) -> str:
-    """Write the import and the call, with those of the arguments that differ from the defaults."""
+    """Write the import and the call, with the arguments that differ from the defaults."""
     others = changed({name: value for name, value in arguments.items() if name != "source"})
     parts = [_literal(arguments["source"]), *(f"{name}={_literal(value)}" for name, value in others.items())]
     line = f"data = stage_dataset({', '.join(parts)})"
@@ -134,15 +134,15 @@ def changed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments whose values are not the defaults of `stage_dataset`."""
     from colabstage.stage.run import stage_dataset
 
-    # The function itself says what its defaults are, so that the line is right after a change of one.
+    # The defaults come from the function itself, so the line stays right if one changes.
     usual = inspect.signature(stage_dataset).parameters
     return {name: value for name, value in arguments.items() if value != usual[name].default}
 
 
 def _literal(value: object) -> str:
-    """Spell a value as `repr` does, with double quotes where that needs no escape."""
+    """Write a value as `repr` does, with double quotes if that needs no escape."""
     if isinstance(value, str):
-        # What Python itself writes, so that the line means the same value, whatever signs are in it.
+        # As Python writes it, so that the line means the same value, whatever characters it contains.
         plain = repr(value)
         return f'"{plain[1:-1]}"' if plain[0] == "'" and not {'"', "'"} & set(value) else plain
     if isinstance(value, dict):
@@ -159,11 +159,11 @@ class FormField:
     widget: Any
     """The widget that holds the argument."""
     read: Callable[[Any], Any]
-    """Turn that widget's value into the argument."""
+    """Convert that widget's value to the argument."""
 
 
 def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
-    """Make a field for each argument, by its name, in order; `start` has what is in them at first.
+    """Make a field for each argument, by name, in order; `start` has their initial values.
 
     Args:
         widgets: the module ipywidgets.
@@ -180,7 +180,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
 
     def choice(name: str, words: tuple[str, ...]) -> FormField:
         value = start[name]
-        # What is given in code may be a word that takes a number, as jpeg:85 does.
+        # Code may give a value with a number in it, such as jpeg:85.
         options = words if value in words else (*words, value)
         return FormField(widgets.Dropdown(options=options, value=value, **look(name)), str)
 
@@ -209,7 +209,7 @@ def make_fields(widgets: Any, start: Mapping[str, Any]) -> dict[str, FormField]:
     }
 
 
-# A place for widgets that has no element in it holds a sentence: that a widget is loaded, or that there is no model.
+# An output for a widget without any element holds only a sentence, such as "Loading widget…" or "model not found".
 _HIDE_LOST = (
     "<style>.jp-OutputArea-child:has(.{mark}) + .jp-OutputArea-child .jp-OutputArea-output:not(:has(*))"
     "{{display:none}}</style>"
@@ -217,7 +217,7 @@ _HIDE_LOST = (
 _HIDE_PICTURE = "<style>.jp-OutputArea-child:has(.{mark}),.{mark}{{display:none!important}}</style>"
 
 
-# Where, in the widget that holds styles, ours begins: a widget may be shown several times.
+# Where our part of the style widget begins: a widget may be shown several times.
 _MARK = "<!-- in place of its picture -->"
 
 
@@ -227,33 +227,33 @@ _BOX = re.compile(r"viewBox='0 0 (\d+) (\d+)'")
 
 
 def as_images(drawn: str) -> str:
-    """Return HTML with each drawing of a sample as an image: a notebook that is not trusted keeps only these."""
+    """Return HTML with each drawing of a sample as an image, because untrusted notebooks keep only images."""
 
     def embedded(found: re.Match[str]) -> str:
         box, style = _BOX.search(found["look"]), _LOOK.search(found["look"])
         size = f"width='{box[1]}' height='{box[2]}'" if box is not None else ""
         look = f"xmlns='http://www.w3.org/2000/svg' font-family='sans-serif' {size} {_LOOK.sub('', found['look'])}"
         text = f"<svg {look}>{found['content']}</svg>"
-        # For where styles are dropped with the drawings.
+        # For pages that drop styles as well as drawings.
         shown = style[1] if style is not None else "width:100%;max-height:150px;object-fit:contain"
         encoded = base64.b64encode(text.encode()).decode()
         return f"<img class='cs-picture' alt='' style='{shown}' src='data:image/svg+xml;base64,{encoded}'>"
 
-    # In rows without a style sheet too, however tall each image is; with one the grid says how wide a cell is.
+    # In rows even without a style sheet, whatever the height of each image; with one, the grid sets the width.
     look = "display:inline-block;vertical-align:top;width:150px;margin:0 8px 8px 0"
     return _DRAWING.sub(embedded, drawn.replace("<div class='cs-cell'>", f"<div class='cs-cell' style='{look}'>"))
 
 
-# A saved notebook has the names of its widgets and not what they showed, so that who opens it reads "model not found".
-# Two outputs take turns without a script: where the widgets live their own style hides the picture, and where they do
-# not the picture's style hides what is in their place. A notebook that is not trusted keeps the picture without styles.
+# A saved notebook stores the names of its widgets but not their content, so readers would see "model not found". Two
+# outputs take turns without a script: where widgets work, their style hides the picture; where they do not, the
+# picture's style hides their placeholder. An untrusted notebook keeps the picture without styles.
 def show_with_picture(widget: Any, picture: str, text: str) -> None:
-    """Show a widget in a cell's output, with HTML that takes its place in a notebook that is opened later.
+    """Show a widget in a cell's output, with HTML that replaces it in a saved notebook.
 
     Args:
-        widget: a box of ipywidgets, whose first child has room for a style.
+        widget: a box of ipywidgets, whose first child holds a style.
         picture: HTML.
-        text: the same for what shows no HTML.
+        text: the same for programs that show no HTML.
     """
     import IPython.display
 
@@ -267,17 +267,17 @@ def show_with_picture(widget: Any, picture: str, text: str) -> None:
     display({"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}, raw=True)
 
 
-# What most people change; the rest is behind a fold.
+# The most used arguments; the others are folded.
 _FIRST = ("layout", "image_size", "resize", "color_mode", "encoding", "splits", "keep")
 _MORE = ("group_by", "seed", "on_error", "local_dir", "cache_dir", "verify", "hash", "disk_limit", "refresh")
 _WIDTH = "720px"
 
 
 class Worker:
-    """Runs one piece of work at a time."""
+    """Run one piece of work at a time."""
 
     def __init__(self) -> None:
-        # Two presses may come before the first has begun.
+        # A second click may come before the first has taken effect.
         self._lock = threading.Lock()
         self._busy = False
 
@@ -287,7 +287,7 @@ class Worker:
         return self._busy
 
     def start(self, work: Callable[[], None], *, begun: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Call `begun`; then run `work` and after it `ended`, whatever became of it. Nothing while something runs."""
+        """Call `begun`, then run `work`, then call `ended`, even after an error. Does nothing while something runs."""
         with self._lock:
             if self._busy:
                 return
@@ -298,13 +298,13 @@ class Worker:
             try:
                 work()
             finally:
-                # Together: the button that `ended` sets free may be pressed before this thread continues, and a press
-                # then waits for it instead of being taken for one too many.
+                # Under the lock: the button that `ended` enables may be pressed before this thread continues; that
+                # click then waits instead of being ignored.
                 with self._lock:
                     ended()
                     self._busy = False
 
-        # Ends with the kernel: what was finished by then is kept, and the next call continues from there.
+        # A daemon that ends with the kernel: finished work is kept, and the next call continues from there.
         threading.Thread(
             target=contextvars.copy_context().run, args=(run,), name="colabstage-form", daemon=True
         ).start()
@@ -325,15 +325,15 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
 
         train = form.dataset.loader("train", batch_size=64)
 
-    The form shows the line of Python that does the same, so that you leave with code.
+    The form also shows the same call in Python, so that you end up with code.
 
     Args:
-        source: where the dataset is, as of `stage_dataset`: what that field holds at first.
-        **arguments: those of `stage_dataset` that can be written down: what the other fields hold at first.
+        source: where the dataset is, as in `stage_dataset`: the initial value of that field.
+        **arguments: those of `stage_dataset` that can be written as text: the initial values of the other fields.
 
     Raises:
         MissingDependencyError: ipywidgets is not installed.
-        OptionError: a size or fractions that cannot work.
+        OptionError: a size or fractions are invalid.
         TypeError: an argument is unknown.
     """
     try:
@@ -345,7 +345,7 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
         )
         raise MissingDependencyError(msg) from error
     start = {"source": source, **defaults(make_request, FormArguments), **arguments}
-    # As the fields write them; what cannot work is refused here already.
+    # As the fields write them; invalid values are refused here already.
     fractions = split_fractions(arguments.get("splits"))
     start["image_size"] = square(arguments.get("image_size"))
     start["splits"] = None if fractions is None else dict(fractions)
@@ -353,10 +353,10 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
 
 
 class StageForm:
-    """What `stage_form` shows. Buttons and fields may be used from code too, as a click or a key would."""
+    """The form of `stage_form`. Its buttons and fields can be used from code too."""
 
     def __init__(self, widgets: Any, start: Mapping[str, Any]) -> None:
-        """Make the widgets of the module ipywidgets; `start` is what the fields hold at first, by argument."""
+        """Create the widgets from the module ipywidgets; `start` has the initial values by argument."""
         self._worker = Worker()
         self._cancellation = Cancellation()
         self._dataset: StagedDataset | None = None
@@ -371,7 +371,7 @@ class StageForm:
         self._cancel_button = _make_button(widgets, "Cancel", "Stop, and keep what is finished", self.cancel)
         self._cancel_button.disabled = True
         self.widget = self._arranged(widgets)
-        # After the first drawing is ready to be called: a value that is set from code counts too.
+        # Registered once drawing is possible, because setting a value from code calls it too.
         for field in self._fields.values():
             field.widget.observe(lambda _: self._changed(), names="value")
         self._show_line()
@@ -383,7 +383,7 @@ class StageForm:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return what the fields hold, as the arguments of `stage_dataset`.
+        """Return the values of the fields, as arguments of `stage_dataset`.
 
         Raises:
             OptionError: a field holds what cannot be read; the message names it.
@@ -392,7 +392,7 @@ class StageForm:
 
     @property
     def code(self) -> str:
-        """Return the same in Python: an import and one call.
+        """Return the same as Python code: an import and one call.
 
         Raises:
             OptionError: a field holds what cannot be read.
@@ -401,20 +401,20 @@ class StageForm:
 
     @property
     def busy(self) -> bool:
-        """Tell whether it plans or stages now."""
+        """Tell whether planning or staging is running."""
         return self._worker.busy
 
     @property
     def error(self) -> BaseException | None:
-        """Return what the last plan or staging failed with."""
+        """Return the error of the last plan or staging."""
         return self._error
 
     @property
     def dataset(self) -> StagedDataset:
-        """Return what was staged last.
+        """Return the dataset that was staged last.
 
         Raises:
-            NotStagedError: nothing was yet.
+            NotStagedError: nothing has been staged yet.
         """
         if self._dataset is None:
             msg = (
@@ -422,20 +422,20 @@ class StageForm:
                 if self.busy
                 else "The form has staged nothing yet. Press its button Stage first, or call stage_dataset."
             )
-            # What the last try failed with is the reason, and a traceback shows it.
+            # The error of the last try is the cause, and a traceback shows it.
             raise NotStagedError(msg) from self._error
         return self._dataset
 
     def plan(self) -> None:
-        """Show what staging would do. Returns at once; nothing happens while the form is busy."""
+        """Show what staging would do. Returns at once; does nothing while the form is busy."""
         self._start(self._plan, cancellable=False)
 
     def stage(self) -> None:
-        """Stage what the fields say. Returns at once; nothing happens while the form is busy."""
+        """Stage as the fields say. Returns at once; does nothing while the form is busy."""
         self._start(self._stage, cancellable=True)
 
     def cancel(self) -> None:
-        """Ask the staging that runs to stop; it does at its next file."""
+        """Ask the running staging to stop, which it does at its next file."""
         if self.busy:
             self._cancellation.cancel()
             self._cancel_button.disabled = True
@@ -453,7 +453,7 @@ class StageForm:
         # Folded at first.
         more.selected_index = None
         buttons = widgets.HBox([self._plan_button, self._stage_button, self._cancel_button])
-        # The first has no look of its own: it holds the style that hides the form's picture.
+        # The first child is invisible: it holds the style that hides the form's picture.
         rows = [widgets.HTML(), self.fields["source"], first, more, self._line, buttons, self._panel, self._outcome]
         form = widgets.VBox(rows, layout=widgets.Layout(max_width=_WIDTH))
         form.add_class("colabstage-form")
@@ -462,7 +462,7 @@ class StageForm:
     def _changed(self) -> None:
         self._show_line()
         if not self.busy:
-            # It was of what the fields said before.
+            # It described the earlier values of the fields.
             self._panel.value = self._outcome.value = ""
 
     def _show_line(self) -> None:
@@ -481,9 +481,9 @@ class StageForm:
             except CancelledError as error:
                 self._error = error
                 self._say("Cancelled. What is finished is kept: staging again continues from there.")
-            except Exception as error:  # noqa: BLE001 - shown, and kept for whoever asks
+            except Exception as error:  # noqa: BLE001 - shown, and kept as `error`
                 self._error = error
-                # What a field holds is said already, where the line of code would be.
+                # A field's mistake is already shown in place of the line of code.
                 said = html.escape(str(error)) in self._line.value
                 self._outcome.value = "" if said else _error_html(error)
 
@@ -531,7 +531,7 @@ def _make_button(widgets: Any, words: str, tooltip: str, press: Callable[[], Non
 
 
 def _code_html(code: str) -> str:
-    """Return code that one click selects."""
+    """Return code as HTML that one click selects."""
     return (
         f"{STYLE}<div class='cs-report'><pre class='cs-code' style='user-select:all;margin:.4em 0;padding:.6em .8em;"
         "line-height:1.45;border-radius:4px;background:rgba(128,136,144,.14);color:inherit;white-space:pre-wrap;"
@@ -547,7 +547,7 @@ def _line_html(words: str, *, muted: bool = False, colour: str = "") -> str:
 
 def _error_html(error: Exception) -> str:
     words = (
-        # Ours are written to be shown; another library's may quote an address with a token in it.
+        # Our messages are safe to show; another library's may quote an address with a token in it.
         str(error) if isinstance(error, ColabstageError) else f"{hide_secrets(str(error))} (form.error has all of it)"
     )
     return (

@@ -1,7 +1,7 @@
-"""Samples as HTML, without a script: many as a grid, one alone with all its details, and classes as bars.
+"""Samples as HTML, without scripts: a grid of many, one enlarged with its details, and classes as bars.
 
-A sample is a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and any channels
-become pictures of 8 bits, with masks laid over them, and stand in the page as data URIs.
+A sample is shown as a picture with its mask and boxes, a sound's wave, tokens, or numbers. Arrays of any dtype and any
+channels become 8-bit pictures, with masks drawn over them, and are in the page as data URIs.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
     from colabstage.ui.samples import Sample
 
-# Images of fewer pixels a side are kept as they are, lossless, and enlarged in squares.
-# Digits of 28 pixels and CIFAR's 32 are looked at pixel by pixel; filtered they would be a blur.
+# Images with shorter sides stay lossless and are enlarged without filtering. Digits of 28 pixels and CIFAR's 32 are
+# viewed pixel by pixel; filtered they would be blurred.
 _SMALL_PX = 96
-# Thumbnails of photographs show no blocks at it.
+# JPEG quality at which thumbnails of photographs show no blocks.
 _JPEG_QUALITY = 82
 _MASK_OPACITY = 0.5
-# No class, as masks of ours say it.
+# "No class" in our masks.
 NO_CLASS = 255
 _BACKGROUNDS = frozenset({"background", "_background_", "__background__", "bg", "unlabeled", "unlabelled", "void"})
-# The golden part of a turn: neighbours in number are far apart in hue, however many there are.
+# The golden ratio of a turn: consecutive classes are far apart in hue, however many there are.
 _TURN = 0.618034
 _GREY = 128
 
-# Units of the drawing, which is stretched to its place.
+# Size of the drawing in its own units; it is stretched to fit.
 _WAVE = (240, 120)
-# More cover the picture, and make pages of megabytes.
+# More would cover the picture, and make pages of megabytes.
 _MOST_BOXES = 200
 _SHOWN_NUMBERS = 40
 _SHOWN_TOKENS = 400
@@ -56,7 +56,7 @@ _PLAYED_S = 30
 
 
 def class_colour(value: int) -> tuple[int, int, int]:
-    """Return red, green and blue of a class, the same everywhere; of three lightnesses, all seen on photographs."""
+    """Return red, green and blue of a class, the same everywhere; in three lightnesses, all visible on photographs."""
     lightness = (0.55, 0.68, 0.44)[value % 3]
     red, green, blue = colorsys.hls_to_rgb((0.02 + value * _TURN) % 1.0, lightness, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)
@@ -68,25 +68,25 @@ def css_colour(value: int) -> str:
 
 
 def is_background(value: int, classes: Sequence[str]) -> bool:
-    """Tell whether a mask's class is what is behind things, which is not painted; 0 where classes have no names."""
+    """Tell whether a mask's class is the background, which is not painted; 0 if classes have no names."""
     if value == NO_CLASS:
         return True
     return classes[value].strip().lower() in _BACKGROUNDS if value < len(classes) else value == 0 and not classes
 
 
 def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]:
-    """Turn an image of any dtype into one that can be shown.
+    """Convert an image of any dtype to one that can be shown.
 
     Args:
-        x: `(H, W)`, `(H, W, C)` or `(C, H, W)`. Of two channels the first is shown, of five and more the first three;
-            a fourth is transparency, over grey.
+        x: `(H, W)`, `(H, W, C)` or `(C, H, W)`. Of two channels the first is shown, of five or more the first three; a
+            fourth is transparency, over grey.
         longest_px: larger images are reduced to about this height or width, by leaving out pixels.
 
     Returns:
-        uint8 `(H, W, 3)`, and in words how values became grey levels, empty where they are those.
+        uint8 `(H, W, 3)`, and a text that says how values became grey levels; empty if they are grey levels.
     """
     pixels = np.moveaxis(x, 0, -1) if channels_first(x.shape) else x
-    # Twice as large as shown: the filter that follows needs something to take the mean of.
+    # Twice as large as shown, because the following filter takes means.
     step = max(1, max(pixels.shape[:2]) // (2 * longest_px))
     pixels = pixels[::step, ::step]
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
@@ -94,7 +94,7 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
     if values.shape[2] in (1, 2):
         values = values[..., :1]
     elif values.shape[2] == 4:
-        # Over grey, on which both dark and light things show.
+        # Over grey, on which both dark and light objects are visible.
         alpha = values[..., 3:].astype(np.float32) / 255
         values = (values[..., :3] * alpha + _GREY * (1 - alpha) + 0.5).astype(np.uint8)
     values = values[..., :3]
@@ -102,16 +102,16 @@ def to_rgb(x: NDArray[Any], *, longest_px: int) -> tuple[NDArray[np.uint8], str]
 
 
 def to_bytes(values: NDArray[Any]) -> tuple[NDArray[np.uint8], str]:
-    """Turn numbers into grey levels: bytes as they are, fractions from 0 to 1 times 255, everything else from its least
-    to its most."""
+    """Convert numbers to grey levels: bytes as they are, fractions from 0 to 1 times 255, others from minimum to
+    maximum."""
     if values.dtype == np.uint8:
         return values, ""
     if values.dtype == np.bool_:
         return values.astype(np.uint8) * np.uint8(255), ""
-    # One pixel that is no number must not make all others black.
+    # A single NaN must not make all other pixels black.
     numbers = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     least, most = (float(numbers.min()), float(numbers.max())) if numbers.size else (0.0, 0.0)
-    # What nearly every program means by floats in an image.
+    # The usual meaning of floats in an image.
     if values.dtype.kind == "f" and least >= 0 and most <= 1:
         return (numbers * 255 + 0.5).astype(np.uint8), ""
     scaled = (numbers - least) * (255.0 / (most - least)) if most > least else np.zeros_like(numbers)
@@ -123,7 +123,7 @@ def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[s
     height, width = image.shape[:2]
     rows = (np.arange(height) * mask.shape[0]) // height
     columns = (np.arange(width) * mask.shape[1]) // width
-    # By the nearest pixel: between two classes there is none.
+    # By the nearest pixel, because there is nothing between two classes.
     near = mask[rows[:, None], columns]
     painted = image.copy()
     for value in np.unique(near).tolist():
@@ -135,7 +135,7 @@ def paint_mask(image: NDArray[np.uint8], mask: NDArray[Any], classes: Sequence[s
 
 
 def shrink(image: NDArray[np.uint8], longest_px: int) -> NDArray[np.uint8]:
-    """Filter an image `(H, W, 3)` down to this height or width, where it is larger."""
+    """Reduce an image `(H, W, 3)` to this height or width, if it is larger."""
     scale = longest_px / max(image.shape[:2])
     if scale >= 1:
         return image
@@ -146,7 +146,7 @@ def shrink(image: NDArray[np.uint8], longest_px: int) -> NDArray[np.uint8]:
 
 
 def data_uri(image: NDArray[np.uint8]) -> str:
-    """Encode an image `(H, W, 3)` as text that a page shows: PNG of small ones, JPEG of others."""
+    """Encode an image `(H, W, 3)` as a data URI: small ones as PNG, others as JPEG."""
     if is_small(image):
         from PIL import Image
 
@@ -157,19 +157,19 @@ def data_uri(image: NDArray[np.uint8]) -> str:
 
 
 def is_small(image: NDArray[np.uint8]) -> bool:
-    """Tell whether an image is enlarged in squares, so that each pixel is seen as it is."""
+    """Tell whether an image is enlarged without filtering, so that each pixel is visible."""
     return int(max(image.shape[:2])) <= _SMALL_PX
 
 
 def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, longest_px: int, large: bool) -> str:
-    """Draw a sample's input as HTML, with what its target says of places in it.
+    """Draw a sample's input as HTML, with its mask or boxes.
 
     Args:
-        sample: which.
+        sample: the sample.
         classes: their names, in label order.
-        layout: of the file, as it says.
-        longest_px: of pictures, height or width at most.
-        large: alone, with all of its numbers; otherwise one of many.
+        layout: the file's layout.
+        longest_px: maximum height or width of pictures.
+        large: enlarged, with all of its numbers; otherwise one of many.
     """
     kind = sample_kind(sample.x.shape, sample.x.dtype, layout)
     if kind == "image":
@@ -182,13 +182,13 @@ def draw_sample(sample: Sample, *, classes: Sequence[str], layout: str | None, l
 
 
 def mask_of(sample: Sample) -> NDArray[Any] | None:
-    """Return the sample's mask `(H, W)`, `None` where its target is none."""
+    """Return the sample's mask `(H, W)`; `None` if its target is not a mask."""
     y = sample.y
     return y if isinstance(y, np.ndarray) and y.ndim == 2 and y.dtype.kind in "ui" and min(y.shape) > 1 else None
 
 
 def boxes_of(sample: Sample) -> dict[str, NDArray[Any]] | None:
-    """Return the sample's boxes with what is known of each, `None` where its target is none."""
+    """Return the sample's boxes with their columns; `None` if its target is not boxes."""
     return sample.y if isinstance(sample.y, dict) and "boxes" in sample.y else None
 
 
@@ -211,15 +211,15 @@ def _picture(sample: Sample, classes: Sequence[str], longest_px: int, *, large: 
 
 
 def _large_width(height: int, width: int, longest_px: int) -> int:
-    """Return the width on the page: small images are enlarged, to half of what a large one may have."""
+    """Return the width on the page: small images are enlarged to half the maximum of large ones."""
     longest = max(height, width)
     return round(width * (longest_px if longest >= longest_px else max(longest, longest_px * 0.6)) / longest)
 
 
 def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest: int, *, large: bool) -> str:
-    """Draw rectangles with names; lines are as thick on a thumbnail as on a large picture."""
+    """Draw rectangles with names; lines are equally thick on thumbnails and large pictures."""
     labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
-    # In pixels of the image, which a thumbnail shrinks.
+    # In pixels of the image, which thumbnails shrink.
     font = longest / (34 if large else 14)
     parts = []
     for (x0, y0, x1, y1), label in zip(
@@ -239,8 +239,8 @@ def _draw_boxes(boxes: dict[str, NDArray[Any]], classes: Sequence[str], longest:
 
 
 def _wave(x: NDArray[Any]) -> str:
-    """Draw the least and the most of each stretch of a signal, a band for each channel."""
-    # Whichever axis is longer is time: files of both orders are about.
+    """Draw the minimum and maximum of each stretch of a signal, one band for each channel."""
+    # The longer axis is time, because files of both orders exist.
     channels = x.reshape(len(x), -1).T if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x)
     width, height = _WAVE
     band = height / len(channels)
@@ -249,12 +249,12 @@ def _wave(x: NDArray[Any]) -> str:
 
 
 def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
-    # A stretch that is not a number would leave a hole in the path, and some browsers then draw nothing.
+    # NaN would leave a hole in the path, and some browsers then draw nothing.
     values = np.nan_to_num(channel.astype(np.float32))
     count = min(width, len(values))
     if not count:
         return ""
-    # Least and most of each stretch: a sample here and there would miss every peak.
+    # Minimum and maximum of each stretch, because single samples would miss the peaks.
     starts = (np.arange(count) * len(values)) // count
     low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     most = max(float(np.abs(values).max()), 1e-9)
@@ -268,7 +268,7 @@ def _band(channel: NDArray[Any], top: float, height: float, width: int) -> str:
 
 
 def _player(x: NDArray[Any]) -> str:
-    """Return a player of a signal, of its first half minute; at 16 kHz, because files do not say their rate."""
+    """Return a player for the first half minute of a signal; at 16 kHz, because files do not store the rate."""
     sound = (x if x.ndim == 2 and x.shape[0] >= x.shape[1] else np.atleast_2d(x).T)[: _PLAYED_S * _PLAYED_HZ]
     if sound.dtype.kind == "f":
         most = max(1.0, float(np.abs(np.nan_to_num(sound)).max(initial=0)))
@@ -287,13 +287,13 @@ def _player(x: NDArray[Any]) -> str:
 
 
 def _tokens(x: NDArray[Any], most: int) -> str:
-    """Show bytes that are text as text, other tokens as their numbers."""
+    """Show bytes that are text as text, and other tokens as numbers."""
     flat = x.reshape(-1)
-    # Wider numbers may be bytes as well: a tokenizer of bytes counts from 0 to 255.
+    # Wider dtypes may hold bytes as well: a byte tokenizer counts from 0 to 255.
     if flat.dtype.kind in "iu" and len(flat) and 0 <= int(flat.min()) <= int(flat.max()) < 256:
-        # Rows of one length are filled up with zeros.
+        # Rows of one length are padded with zeros.
         text = flat.astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
-        # Bytes may be anything; what is nine tenths readable was meant to be read.
+        # Bytes may be anything; if nine tenths are readable, they are text.
         if text and sum(sign.isprintable() or sign.isspace() for sign in text) >= 0.9 * len(text):
             return text if len(text) <= 4 * most else f"{text[: 4 * most]} …"
     shown = " ".join(map(str, flat[:most].tolist()))
@@ -313,7 +313,7 @@ def _text_block(text: str) -> str:
 
 
 def draw_grid(samples: Iterable[Sample | str], *, classes: Sequence[str], layout: str | None) -> str:
-    """Draw samples side by side, each with its class and name; of one that cannot be read, why."""
+    """Draw samples side by side, each with its class and name, or with the reason why it cannot be read."""
     cells = "".join(
         f"<div class='cs-cell'><div class='cs-face cs-broken'>{html.escape(sample)}</div></div>"
         if isinstance(sample, str)
@@ -346,7 +346,7 @@ def caption(sample: Sample, classes: Sequence[str]) -> str:
     if isinstance(y, str):
         return y
     if isinstance(y, np.ndarray):
-        # A zero or a one for each class says which of them hold.
+        # Zeros and ones for each class are several labels.
         several = y.ndim == 1 and len(y) == len(classes) and bool(((y == 0) | (y == 1)).all())
         names = [classes[number] for number in np.flatnonzero(y).tolist()] if several else []
         return (", ".join(names) or "none") if several else f"{' x '.join(map(str, y.shape))} {y.dtype}"
@@ -356,7 +356,7 @@ def caption(sample: Sample, classes: Sequence[str]) -> str:
 
 
 def mask_shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
-    """Return the classes in a mask with the part of its pixels that each has, the most first."""
+    """Return the classes in a mask with each one's fraction of the pixels, the largest first."""
     if mask.dtype == np.uint8:
         # Ten times as fast as sorting the pixels.
         every = np.bincount(mask.reshape(-1), minlength=256)
@@ -370,7 +370,7 @@ def mask_shares(mask: NDArray[Any]) -> list[tuple[int, float]]:
 
 
 def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
-    """Draw the colours of the classes in masks and boxes; nothing where there are none."""
+    """Draw a legend of the classes in masks and boxes; nothing if there are none."""
     found: set[int] = set()
     for sample in samples:
         mask, boxes = mask_of(sample), boxes_of(sample)
@@ -388,7 +388,7 @@ def draw_legend(samples: Iterable[Sample], *, classes: Sequence[str]) -> str:
 
 
 def draw_large(sample: Sample, *, split: str, classes: Sequence[str], layout: str | None) -> str:
-    """Draw one sample with all that is known of it."""
+    """Draw one sample with all its details."""
     picture = draw_sample(sample, classes=classes, layout=layout, longest_px=LARGE_PX, large=True)
     facts = [("sample", f"{split}[{sample.row}]")]
     facts += [("made from", sample.key)] if sample.key else []
@@ -414,7 +414,7 @@ def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
     x = sample.x
     facts = [("input", f"{' x '.join(map(str, x.shape))} {x.dtype}")]
     if sample.size is not None and sample_kind(x.shape, x.dtype, layout) == "image":
-        # Read at the size it is shown; the facts tell of the image itself.
+        # It is read at the size at which it is shown; the facts are about the original image.
         if sample.size != x.shape[:2] and sample.size != x.shape[1:]:
             facts[0] = ("input", f"{sample.size[0]} x {sample.size[1]} {x.dtype}, shown smaller")
         _, note = to_rgb(x, longest_px=LARGE_PX)
@@ -428,7 +428,7 @@ def _input_facts(sample: Sample, layout: str | None) -> list[tuple[str, str]]:
 def _details(sample: Sample, classes: Sequence[str]) -> str:
     boxes, mask = boxes_of(sample), mask_of(sample)
     if boxes is not None:
-        # Columns that a layout brought along are shown as they are.
+        # Additional columns of a layout are shown as they are.
         others = [name for name in boxes if name not in ("boxes", "labels")]
         labels = boxes.get("labels", np.full(len(boxes["boxes"]), -1))
         rows = [
@@ -454,7 +454,7 @@ def _details(sample: Sample, classes: Sequence[str]) -> str:
 
 
 def draw_bars(bars: Sequence[tuple[str, int, bool]], most: int) -> str:
-    """Draw classes with how many samples each has: `(name, count, chosen)`; `most` is as long as a bar can be."""
+    """Draw a bar for each `(name, count, chosen)`; `most` is the count of a full bar."""
     lines = "".join(
         f"<div class='cs-bar{' cs-chosen' if chosen else ''}'><span class='cs-bar-name'>{html.escape(name)}</span>"
         f"<span class='cs-bar-count'>{count:,}</span>"

@@ -1,4 +1,4 @@
-"""Plots of a dataset (how many samples each class has, which sizes images have) and of training (where the time goes).
+"""Plots of a dataset (samples of each class, sizes of images) and of training (where the time goes).
 
 All are drawn on a white background, in the same colours.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Progress, ProgressStep
     from colabstage.ui.samples import Samples
 
-# Told apart by people who see red and green alike, and in grey as well.
+# Distinguishable with red-green colour blindness, and in grey.
 SLOW = "#c8553d"
 FAST = "#2a7f9e"
 SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
@@ -49,16 +49,16 @@ SERIES = ("#2a7f9e", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a")
 _MOST_CLASSES = 40
 
 _WIDTH = 11.0
-# Finer than a person sees in a figure of minutes, and 600 numbers a minute.
+# Finer than visible in a figure of minutes, and only 600 numbers a minute.
 _MARK_S = 0.1
-# Points of one line; where more were noted, rates are of longer stretches.
+# Points of one line; if more were recorded, each rate covers a longer time.
 _MOST_POINTS = 300
 
 
 def add_title(figure: Figure, title: str, note: str = "") -> None:
-    """Write a headline at the left, and a muted line below it; neither where it is empty."""
+    """Write a headline at the left and a muted line below it; empty ones are left out."""
     if title or note:
-        # Room for the note, which is a text of its own because a title has one colour.
+        # Room for the note, which is a separate text because a title has one colour.
         lines = "\n" * (2 if note else 1)
         figure.suptitle(f"{title}{lines}", color=INK, weight="bold", x=0.01, ha="left", fontsize=13)
     if note:
@@ -68,7 +68,7 @@ def add_title(figure: Figure, title: str, note: str = "") -> None:
 
 @takes()
 def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -> Figure:
-    """Draw how many samples of each class there are in every split. Only targets are read.
+    """Draw the number of samples of each class in every split. Only targets are read.
 
     >>> plot_class_balance(data)  # doctest: +SKIP
 
@@ -77,7 +77,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
         title: the headline.
 
     Returns:
-        A matplotlib figure on white that a notebook shows; of more than 40 classes, the most and the least frequent.
+        A matplotlib figure on white that a notebook shows; with more than 40 classes, the most and the least frequent.
 
     Raises:
         OptionError: targets are not classes; the message says what they are.
@@ -86,12 +86,12 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     """
     source = open_splits(data)
     labels = {split: read_labels(source, split) for split in source.rows}
-    # One split without classes is enough to refuse: half a figure would be read as all of it.
+    # One split without classes is enough to refuse: half a figure would be mistaken for all of it.
     why = next((one.why_none for one in labels.values() if one.why_none), None)
     if why is not None:
         msg = f"'{source.name}' has no classes to count: {why}."
         raise OptionError(msg)
-    counts: dict[str, dict[str, int]] = {}  # by class in label order, then by split
+    counts: dict[str, dict[str, int]] = {}  # sorted sorted by class in label order, then by split
     for split, one in labels.items():
         for name, count in zip(one.names, one.counts.tolist(), strict=True):
             counts.setdefault(name, {})[split] = count
@@ -107,10 +107,10 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
 
 
 def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
-    """Return the classes that are drawn, and how many are not: all, or the most and the least frequent."""
+    """Return the classes to draw (all, or the most and the least frequent), and how many are left out."""
     if len(counts) <= _MOST_CLASSES:
         return list(counts), 0
-    # The two ends are what a balance is about.
+    # Balance shows at the two ends.
     by_count = sorted(counts, key=lambda name: -sum(counts[name].values()))
     half = _MOST_CLASSES // 2
     return [*by_count[:half], *by_count[-half:]], len(counts) - _MOST_CLASSES
@@ -120,7 +120,7 @@ def _choose_classes(counts: dict[str, dict[str, int]]) -> tuple[list[str], int]:
 def plot_image_sizes(
     data: Samples, *, split: str | None = None, most: int = 2000, title: str = "Sizes of images"
 ) -> Figure:
-    """Draw width and height of images; of files only headers are read.
+    """Draw the width and height of images; only headers of files are read.
 
     >>> plot_image_sizes("photos", most=500)  # doctest: +SKIP
 
@@ -128,7 +128,7 @@ def plot_image_sizes(
         data: what `stage_dataset` returns, a `dataset_h5`, the path of an HDF5 file or a pattern of several; or a local
             folder or archive of image files, before it is staged.
         split: which; the first by default.
-        most: images that are looked at, spread evenly.
+        most: maximum number of images to examine, spread evenly.
         title: the headline.
 
     Returns:
@@ -157,7 +157,7 @@ def _of_split(data: Samples, split: str | None, most: int) -> tuple[NDArray[np.i
     reader = source.reader(next(iter(source.rows)) if split is None else split)
     # Spread over all rows, because files are often sorted by class, and classes differ in size.
     rows = np.unique(np.linspace(0, max(0, len(reader) - 1), min(most, len(reader))).astype(np.int64))
-    # Headers tell the size of files; pixels are all of one, which the file says.
+    # Headers give the sizes of encoded images; pixels all have one size.
     if reader.encoded and reader.row_shape is None:
         return reader.image_sizes(rows), len(reader)
     shape = reader.row_shape
@@ -177,10 +177,10 @@ def _of_files(path: Path, most: int) -> tuple[NDArray[np.int64], int]:
         for number in np.unique(np.linspace(0, max(0, len(entries) - 1), min(most, len(entries))).astype(np.int64)):
             lies_at = tree.path_of(entries[number])
             try:
-                # Of a file on its own only the header is read.
+                # Only the header of a separate file is read.
                 with Image.open(lies_at or io.BytesIO(tree.read(entries[number]))) as image:
                     sizes.append((image.height, image.width))
-            # One of them may be broken; staging is what tells of it.
+            # A broken one is skipped here; staging will report it.
             except (OSError, UnidentifiedImageError):
                 continue
     if not sizes:
@@ -197,12 +197,12 @@ def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
     add_title(figure, title, f"{looked}; width x height is {middle} in the middle (×).")
     axis = figure.subplots()
     points, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
-    # The area, and not the width, of a dot is what people compare; its root keeps rare sizes visible.
+    # People compare the area of dots, not their width; the root keeps rare sizes visible.
     area = 14 + 220 * np.sqrt(counts / counts.sum())
     axis.scatter(points[:, 0], points[:, 1], s=area, color=FAST, alpha=0.45, linewidths=0)
     axis.plot(np.median(widths), np.median(heights), marker="x", color=SLOW, markersize=9, markeredgewidth=2)
     longest = float(sizes.max()) * 1.08 + 1
-    # Above it stand portraits, below it landscapes: what `resize="stretch"` would distort.
+    # Portraits are above the line, landscapes below; `resize="stretch"` would distort both.
     axis.plot([0, longest], [0, longest], color=MUTED, linewidth=0.8, linestyle=":")
     axis.text(longest * 0.985, longest * 0.94, "square", color=MUTED, fontsize=8.5, ha="right")
     axis.set_xlim(0, longest)
@@ -215,27 +215,27 @@ def _draw_sizes(sizes: NDArray[np.int64], of: int, title: str) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
-    """What one way of training took, in seconds."""
+    """The times of one way of training, in seconds."""
 
     epochs_s: Sequence[float]
     """How long each epoch took, in order."""
     first_batch_s: float | None = None
-    """From the start to the first batch, whatever had to be prepared before it; `None` if not measured."""
+    """From the start to the first batch, including all preparation; `None` if not measured."""
     total_s: float | None = None
-    """All of the session; `None` if not measured."""
+    """The whole session; `None` if not measured."""
 
 
 @takes()
 def plot_epochs(
     sessions: Mapping[str, SessionTimes | Sequence[float]], *, title: str = "Epochs before and after", note: str = ""
 ) -> Figure:
-    """Draw what each way of training took, a bar each: the first is what the others are compared with.
+    """Draw a bar for the time of each way of training; the first is the baseline.
 
     >>> plot_epochs({"from Drive": [412.0, 408.0], "staged": [9.1, 6.2, 6.1]})  # doctest: +SKIP
 
     Args:
-        sessions: by name, the seconds of each epoch, or `SessionTimes` that know more.
-        title, note: a line each above the bars.
+        sessions: by name, the seconds of each epoch, or `SessionTimes` with more details.
+        title, note: lines above the bars.
 
     Returns:
         A matplotlib figure on white, 11 inches wide, that a notebook shows; `.savefig("epochs.png")` writes it.
@@ -255,7 +255,7 @@ def plot_epochs(
     panels = _panels(list(times.values()))
     figure = new_figure(_WIDTH, 1.9 + 0.66 * len(times))
     add_title(figure, title, note)
-    # What is compared with stands out from what is compared.
+    # The baseline has a colour of its own.
     colours = [SLOW, *[FAST] * (len(times) - 1)]
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, (heading, seconds) in zip(axes, panels, strict=True):
@@ -265,10 +265,10 @@ def plot_epochs(
 
 
 def _panels(times: Sequence[SessionTimes]) -> list[tuple[str, list[float]]]:
-    """Return what is known of all sessions, from the first batch to the end."""
+    """Return the times that are known for all sessions, from the first batch to the end."""
     panels = []
     first_batches = [one.first_batch_s for one in times if one.first_batch_s is not None]
-    # A panel in which one bar is missing would say that it took no time.
+    # In a panel, a missing bar would look like no time at all.
     if len(first_batches) == len(times):
         panels.append(("Until the first batch", first_batches))
     panels.append(("First epoch", [one.epochs_s[0] for one in times]))
@@ -283,40 +283,40 @@ def _panels(times: Sequence[SessionTimes]) -> list[tuple[str, list[float]]]:
 
 @dataclass(slots=True)
 class RecordedStep:
-    """One step of a work as it went."""
+    """The progress of one step over time."""
 
     name: str
-    """What the work calls it."""
+    """Its name."""
     unit: str
-    """What is counted."""
+    """The unit that is counted."""
     seconds: list[float] = field(default_factory=list)
-    """When it was noted, in seconds after the recorder's start."""
+    """When it was recorded, in seconds after the recorder's start."""
     amounts: list[int] = field(default_factory=list)
     """How many of `unit` were done by then."""
 
 
 @takes_names
 class ThroughputRecorder:
-    """A `Progress` that notes how far each step was when, at most ten times a second, and shows it as well.
+    """A `Progress` that records each step over time, at most ten times a second, and also shows it.
 
     >>> recorder = ThroughputRecorder()  # doctest: +SKIP
     >>> data = stage_dataset("photos.zip", progress=recorder)  # doctest: +SKIP
     >>> plot_throughput(recorder)  # doctest: +SKIP
 
     Attributes:
-        steps: what was noted, one step after the other.
-        cancellation: stops the work; where the steps are shown with a button for that, the button's.
+        steps: what was recorded, step by step.
+        cancellation: stops the work; if the steps are shown with a button for that, the button's.
     """
 
     def __init__(self, shown: bool | Progress = True) -> None:
-        """`shown`: where the steps are shown as well, as `progress=` of any verb; `False` for nowhere."""
+        """`shown`: where the steps are also shown, like `progress=` of any function; `False` for nowhere."""
         self._shown = resolve_progress(shown)
         self._began = time.monotonic()
         self.steps: list[RecordedStep] = []
         self.cancellation = cancellation_of(self._shown)
 
     def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        """Open a step. As of any `Progress`."""
+        """Open a step, as any `Progress` does."""
         step = RecordedStep(name, unit)
         self.steps.append(step)
         return _Recording(step, self._shown.step(name, total=total, unit=unit), self._began)
@@ -356,11 +356,11 @@ class _Recording:
 
 @takes()
 def plot_throughput(work: StageReport | ThroughputRecorder, *, title: str = "") -> Figure:
-    """Draw how much each step did in a second, over time; one panel for bytes and one for each other unit.
+    """Draw the rate of each step over time; one panel for bytes and one for each other unit.
 
     Args:
-        work: a report, of whose steps the mean rate is known, such as `data.report`; or a recorder, which was passed
-            as `progress=`, for how the rate went up and down.
+        work: a report, such as `data.report`, for the mean rates of its steps; or a recorder that was passed as
+            `progress=`, for rates over time.
         title: the headline; what was done, and how long it took, by default.
 
     Returns:
@@ -398,7 +398,7 @@ def _steps_of(work: StageReport | ThroughputRecorder) -> list[RecordedStep]:
     else:
         steps, start = [], 0.0
         for step in work.steps:
-            # A report knows how long each step took, and that they followed each other.
+            # A report only has the duration of each step, and steps followed each other.
             end = start + step.seconds
             if step.moves and step.unit:
                 steps.append(RecordedStep(step.name, step.unit, [start, end], [0, step.amount]))
@@ -423,15 +423,15 @@ def _draw_unit(axis: Axes, unit: str, steps: Sequence[RecordedStep]) -> None:
 
 
 def rates_of(step: RecordedStep) -> tuple[list[float], list[float]]:
-    """Return the edges of stretches of time, in seconds, and what was done in a second in each."""
-    # Over longer stretches the rate is their mean, so nothing that was done is left out.
+    """Return the edges of intervals, in seconds, and the rate per second in each."""
+    # Over longer intervals the rate is the mean, so no work is left out.
     stride = max(1, -(-(len(step.seconds) - 1) // _MOST_POINTS))
     places = sorted({*range(0, len(step.seconds), stride), len(step.seconds) - 1})
     edges, rates = [step.seconds[0]], []
     last = places[0]
     for place in places[1:]:
         took = step.seconds[place] - step.seconds[last]
-        # Two marks may fall on one tick of the clock.
+        # Two records may have the same time.
         if took > 0:
             edges.append(step.seconds[place])
             rates.append((step.amounts[place] - step.amounts[last]) / took)

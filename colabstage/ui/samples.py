@@ -32,42 +32,42 @@ if TYPE_CHECKING:
     from colabstage.h5.info import FieldInfo
     from colabstage.load.dataset import dataset_h5
 
-    # Whatever samples can be looked at in; a path may be a pattern that several files match.
+    # Everything that contains samples to show; a path may be a pattern that several files match.
     Samples = StagedDataset | dataset_h5 | str | os.PathLike[str]
 
-# More different values than this are measurements, not classes, unless the file names its classes.
+# With more different values than this, targets are measurements, not classes, unless the file names its classes.
 _MOST_UNNAMED = 256
-# So few different numbers may be classes of a handful of samples.
+# Up to this many different numbers may be classes, even with few samples.
 _FEW = 10
-# A row of targets for each class is read for this much memory, and not for more.
+# At most this much memory is used for targets with one column per class.
 _MOST_MULTI_HOT_BYTES = 1 << 28
-# Masks are looked through where they have no more pixels than this, which takes a third of a second.
+# Masks are searched for classes if they have at most this many pixels, which takes a third of a second.
 _MOST_MASK_BYTES = 1 << 28
 _TARGET_BYTES = 1 << 24
-# What a mask says where there is no class.
+# The value for "no class" in masks.
 _NO_CLASS = 255
 
 Kind = Literal["image", "sound", "tokens", "numbers"]
 
 _MOST_CHANNELS = 4
 _LEAST_SIDE = 4
-# A longer row of fractions is a signal, a shorter one a row of a table.
+# Longer rows of fractions are signals, shorter ones are rows of a table.
 _LEAST_SIGNAL = 512
 
-# Some 100 MB of names.
+# About 100 MB of names.
 _MOST_KEYS = 1_000_000
-# Inputs in memory at once while a page is made.
+# Bytes of inputs in memory at once while a page is made.
 _HELD_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class ShownSplits:
-    """Splits to look at, each opened when it is first asked for."""
+    """Splits to show, each opened on first use."""
 
     name: str
     """The file's name, for people."""
     layout: str | None
-    """The layout, as the file says it."""
+    """The layout, according to the file."""
     rows: Mapping[str, int]
     """How many samples each split has."""
     paths: tuple[Path, ...]
@@ -76,10 +76,10 @@ class ShownSplits:
     _keys: dict[str, list[str]] = field(default_factory=dict)
 
     def reader(self, split: str) -> SplitReader:
-        """Return the reader of a split; the same one each time.
+        """Return the reader of a split, the same one each time.
 
         Raises:
-            SplitNotFoundError: there is no such split; the message lists those there are.
+            SplitNotFoundError: there is no such split; the message lists those that exist.
         """
         if split not in self.rows:
             there = ", ".join(f"'{name}' ({format_count(rows, 'samples')})" for name, rows in self.rows.items())
@@ -90,9 +90,9 @@ class ShownSplits:
         return self._readers[split]
 
     def keys(self, split: str, rows: Sequence[int]) -> list[str]:
-        """Return the names of the files that rows were made from, empty ones where the file keeps none.
+        """Return the names of the files that rows were made from; empty strings if the pack has none.
 
-        Opening a file with many texts looks over all of them, so they are read once where they are not too many.
+        Opening a dataset of many texts checks all of them, so they are read once, unless there are too many.
         """
         reader = self.reader(split)
         try:
@@ -100,7 +100,7 @@ class ShownSplits:
                 return reader.keys(list(rows))
             if split not in self._keys:
                 self._keys[split] = reader.keys()
-        # Files of other programs keep no names; their samples are shown all the same.
+        # Files from other programs have no names; their samples are shown all the same.
         except PackFormatError:
             return [""] * len(rows)
         return [self._keys[split][row] for row in rows]
@@ -111,16 +111,16 @@ class ShownSplits:
             reader.close()
 
     def targets(self, split: str) -> list[tuple[Path, FieldInfo]]:
-        """Return the targets of a split in each file that has it, in the order of rows; empty where there are none."""
+        """Return the targets of a split in each file that has it, in the order of rows; empty if there are none."""
         infos = [(path, read_info(path).splits.get(split)) for path in self.paths]
         return [(path, info.y) for path, info in infos if info is not None and info.y is not None]
 
 
 def open_splits(data: Samples) -> ShownSplits:
-    """Look at what there is; no sample is read.
+    """Open what can be shown; no sample is read.
 
     Raises:
-        OptionError: it is nothing that samples can be looked at in, or only plain files were kept.
+        OptionError: it contains no samples to show, or only plain files were kept.
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
     """
     if isinstance(data, StagedDataset):
@@ -128,7 +128,7 @@ def open_splits(data: Samples) -> ShownSplits:
             msg = f"Only plain files were kept ({data.path}); stage with keep='pack' or keep='both' to look at samples."
             raise OptionError(msg)
         return _of_paths((data.info.path,))
-    # By what it has and not by its class, because that would import torch.
+    # Recognised by its attributes and not by its class, which would import torch.
     reader = getattr(data, "reader", None)
     if isinstance(reader, SplitReader):
         return ShownSplits(reader.path.name, read_info(reader.path).layout, {reader.split: len(reader)}, reader.paths)
@@ -142,7 +142,7 @@ def _of_paths(paths: tuple[Path, ...]) -> ShownSplits:
     rows: dict[str, int] = {}
     for info in infos:
         for name, split in info.splits.items():
-            # One dataset in several files: a split is that of all of them together.
+            # One dataset in several files: a split is spread over all of them.
             rows[name] = rows.get(name, 0) + split.rows
     name = infos[0].path.name + (f" and {len(infos) - 1} more" if len(infos) > 1 else "")
     return ShownSplits(name, infos[0].layout, rows, tuple(info.path for info in infos))
@@ -153,15 +153,15 @@ class Sample:
     """One sample."""
 
     row: int
-    """Its number in the split."""
+    """Its row in the split."""
     x: NDArray[Any]
-    """The input, as stored, or an image reduced to the size asked for."""
+    """The input as stored, or an image reduced to the requested size."""
     y: Any
     """Its target as a number, an array, a dict of arrays for boxes, or a text."""
     key: str
-    """The name of the file that it was made from, empty where that is not known."""
+    """The name of the file that it was made from; empty if unknown."""
     size: tuple[int, int] | None = None
-    """Height and width of the image that `y` is about, which `x` may be a reduction of; `None` for what is not an
+    """Height and width of the image that `y` refers to, of which `x` may be a reduction; `None` if it is not an
     image."""
 
 
@@ -169,11 +169,11 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
     """Read samples, in the order of `rows`.
 
     Args:
-        source: what there is to look at.
-        split: of which split.
-        rows: which ones.
-        longest_px: images that are files are decoded to about this size, which takes a fraction of the time; others
-            come as they are stored.
+        source: the dataset.
+        split: its split.
+        rows: the rows to read.
+        longest_px: encoded images are decoded to about this size, which takes a fraction of the time; others are
+            returned as stored.
 
     Raises:
         DecodeError: an image is broken; the message names its row.
@@ -181,7 +181,7 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
     """
     reader = source.reader(split)
     samples: list[Sample] = []
-    # A page of large images is read in parts, so that memory does not follow the page's size.
+    # A page of large images is read in parts, so that memory does not grow with the page.
     step = max(1, _HELD_BYTES // max(1, reader.estimate_row_bytes()))
     keys = source.keys(split, rows)
     with ThreadPool(usable_cores()) as pool:
@@ -192,7 +192,7 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
             else:
                 xs = list(reader.read_x(part, pool=pool))
                 sizes = [_size_of_x(x) for x in xs]
-            # A lone number is shown as such, whatever axes of length one it is stored with.
+            # A single number is shown as such, whatever axes of length 1 it is stored with.
             ys = [
                 np.asarray(y).reshape(-1)[0].item() if isinstance(y, np.ndarray | np.generic) and y.size == 1 else y
                 for y in reader.read_y(part, pool=pool)
@@ -207,16 +207,16 @@ def read_samples(source: ShownSplits, split: str, rows: Sequence[int], *, longes
 def _read_reduced(
     reader: SplitReader, rows: list[int], longest_px: int, pool: ThreadPool
 ) -> tuple[list[NDArray[Any]], list[tuple[int, int] | None]]:
-    """Read images of many sizes, each decoded no larger than it is shown; those of one size are decoded together."""
+    """Read images of many sizes, each decoded no larger than shown; those of equal size are decoded together."""
     sizes = [(int(height), int(width)) for height, width in reader.image_sizes(rows)]
     scales = [min(1.0, longest_px / max(size)) for size in sizes]
-    # A panorama of 1 : 500 still has a pixel of height.
+    # Even a panorama of 1:500 is at least one pixel high.
     shown = [
         (max(1, round(height * scale)), max(1, round(width * scale)))
         for (height, width), scale in zip(sizes, scales, strict=True)
     ]
     images: list[Any] = [None] * len(rows)
-    # Images that end up in one size are decoded in one call, which uses all cores.
+    # Images with the same final size are decoded in one call, which uses all cores.
     for target in dict.fromkeys(shown):
         places = [place for place, size in enumerate(shown) if size == target]
         group = reader.read_crops([rows[place] for place in places], target, _whole_crop, pool=pool)
@@ -226,7 +226,7 @@ def _read_reduced(
 
 
 def _whole_crop(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the crop that is all of each image: top, left, height, width."""
+    """Return the crop that covers each whole image: top, left, height, width."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1)
 
 
@@ -238,7 +238,7 @@ def _size_of_x(x: NDArray[Any]) -> tuple[int, int] | None:
 
 
 def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str | None) -> Kind:
-    """Decide by the shape of one input, its dtype, and the file's layout where it has one."""
+    """Decide by the shape and dtype of one input, and by the file's layout if it has one."""
     if layout in ("audio", "tokens"):
         return "sound" if layout == "audio" else "tokens"
     if _is_image(shape):
@@ -252,7 +252,7 @@ def sample_kind(shape: tuple[int, ...], dtype: np.dtype[np.generic], layout: str
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Tell whether it has a height and a width, alone, or with the channels behind or before them."""
+    """Tell whether it has a height and a width, with or without channels before or after them."""
     if len(shape) == 2:
         return min(shape) > _MOST_CHANNELS
     if len(shape) != 3:
@@ -272,15 +272,15 @@ class SplitClasses:
     names: tuple[str, ...] = ()
     """The names of the classes."""
     values: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """What the targets say for each, int64 `(K,)`."""
+    """The target value of each, int64 `(K,)`."""
     counts: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    """Samples that have each, int64 `(K,)`; one with boxes or a mask may have several."""
+    """Number of samples with each, int64 `(K,)`; a sample with boxes or a mask may have several."""
     why_none: str = ""
-    """Why there are no classes; empty where there are."""
+    """Why there are no classes; empty if there are."""
     _rows: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
     def rows_of(self, number: int) -> NDArray[np.int64]:
-        """Return the rows that have the class at this place of `names`, ascending, int64."""
+        """Return the rows with the class at this index of `names`, ascending, int64."""
         end = int(self.counts[: number + 1].sum())
         return self._rows[end - int(self.counts[number]) : end]
 
@@ -341,7 +341,7 @@ def _shows_masks(reader: SplitReader, targets: FieldInfo) -> bool:
 
 
 def _of_masks(reader: SplitReader) -> SplitClasses:
-    """Return, for each row, each class that one of its pixels has, where looking at every pixel is not much."""
+    """Return the classes of the pixels of each row, unless there are too many pixels."""
     if reader.target_shape is None or len(reader) * int(np.prod(reader.target_shape)) > _MOST_MASK_BYTES:
         return SplitClasses(why_none="targets are masks, a class for each pixel, and too many to look through")
     seen = np.zeros((len(reader), 256), np.bool_)
@@ -356,7 +356,7 @@ def _of_masks(reader: SplitReader) -> SplitClasses:
 
 
 def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitClasses:
-    """Return, for each row, each class that one of its boxes has."""
+    """Return the classes of the boxes of each row."""
     rows: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
     before = 0
@@ -366,18 +366,18 @@ def _of_boxes(source: ShownSplits, split: str, classes: Sequence[str]) -> SplitC
         with open_h5(path) as file:
             offsets = np.asarray(file[info.name][OFFSETS][()], np.int64)
             values = np.asarray(file[info.name]["labels"][()], np.int64)
-        # Rows behind the last offset are nobody's.
+        # Entries after the last offset belong to no row.
         labels.append(values[: int(offsets[-1])] if len(offsets) else values[:0])
         rows.append(before + np.repeat(np.arange(info.rows), np.diff(offsets)))
         before += info.rows
     joined = np.concatenate(labels) if labels else np.empty(0, np.int64)
-    # A row with three boxes of a class is one row of it.
+    # A row with three boxes of a class counts once.
     pairs = np.unique(np.stack([joined, np.concatenate(rows) if rows else joined]), axis=1)
     return _sorted(pairs[1], pairs[0], classes)
 
 
 def _of_texts(reader: SplitReader) -> SplitClasses:
-    """Return the classes of targets that are one word for each row, as files of other programs have them."""
+    """Return the classes of targets that are one word for each row, as in files from other programs."""
     texts = list(reader.read_y(_all_rows(reader)))
     if not all(isinstance(text, str) for text in texts):
         return SplitClasses(why_none="targets have their own lengths, so they are not classes")
@@ -389,7 +389,7 @@ def _of_texts(reader: SplitReader) -> SplitClasses:
 
 def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequence[str]) -> SplitClasses:
     """Return the classes of `rows`, of which `labels` are the numbers, sorted by class."""
-    # A class that no sample has is shown with none: that is what a balance is asked for.
+    # A class without samples is shown with 0, because that matters for the balance.
     values = np.union1d(labels, np.arange(len(classes)))
     numbers = np.searchsorted(values, labels)
     # Stable, so that the rows of a class ascend.
@@ -403,10 +403,10 @@ def _sorted(rows: NDArray[np.int64], labels: NDArray[np.int64], classes: Sequenc
 
 
 def class_name(value: int, classes: Sequence[str]) -> str:
-    """Return what people call a class: its name where the file has one, else its number."""
+    """Return the name of a class, or its number if the file has no name for it."""
     if 0 <= value < len(classes):
         return classes[value]
-    # What test splits say that have no labels.
+    # The label in test splits without labels.
     return "no label" if value == -1 else str(value)
 
 

@@ -170,7 +170,11 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("make_loader(data.path, 4)", OptionError, "of a file's path make one, dataset_h5(path)"),
     ("colabstage.to_hf(data)", OptionError, "pass one split, data['train']"),
     ("colabstage.dataset_h5(train)", OptionError, "path=Loader(…) cannot work"),
-    ("colabstage.CudaDataLoader('photos', 'cuda')", OptionError, "loader='photos' cannot work; expected a loader of batches"),
+    (
+        "colabstage.CudaDataLoader('photos', 'cuda')",
+        OptionError,
+        "loader='photos' cannot work; expected a loader of batches",
+    ),
     ("colabstage.profile_loader('photos')", OptionError, "make_loader(dataset_h5(path), 64)"),
     ("colabstage.profile_loader(data)", OptionError, "Pass data.loader('train', 64)"),
     ("colabstage.profile_loader(ds)", OptionError, "pass a DataLoader(dataset, 64)"),

@@ -12,13 +12,12 @@ def main() -> None:
         from colabstage.ui.cli.app import run
 
         run()
-    except KeyboardInterrupt:  # while it was still being loaded
+    except KeyboardInterrupt:  # interrupted while loading
         print("colabstage: Interrupted. Nothing was changed.", file=sys.stderr)
         sys.exit(130)
     finally:
-        # Write what is left for standard output; whoever read it may have left, as `head` does, which is not a failure.
-        # Python would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on
-        # SIGPIPE").
+        # Flush standard output here. The reader may have closed it, as `head` does, which is not a failure; Python
+        # would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on SIGPIPE").
         try:
             sys.stdout.flush()
         except BrokenPipeError:

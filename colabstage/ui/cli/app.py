@@ -1,7 +1,7 @@
-"""The commands by name, what their help says, and how a run of one ends.
+"""The commands by name, their help, and how a run ends.
 
-Each command calls one function of the library and prints what it returns. What is heavy is imported inside the
-commands, so that `--help` answers at once.
+Each command calls one function of the library and prints its result. Heavy modules are imported inside the commands, so
+that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARK = "Examples:"
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Stage a dataset": (stage, plan),
-    # The help shows the panels in this order: first what most people came for.
+    # The help shows the panels in this order, the most used first.
     "Packed files": (pack, info, verify),
     "Plain files": (fetch, extract),
     "Find the bottleneck": (doctor_, compare, profile, gpu),
@@ -33,7 +33,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 app = typer.Typer(
     name="colabstage",
     no_args_is_help=True,
-    # A traceback is for --debug, and there it is Python's own.
+    # Only --debug shows a traceback, which is Python's own.
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings=_HELP,
@@ -44,7 +44,7 @@ cache = typer.Typer(name="cache", no_args_is_help=True, rich_markup_mode="rich",
 def help_of(command: Callable[..., None]) -> str:
     """Return the docstring as rich's markup; the lines after `Examples:` keep their line ends.
 
-    They are indented inside the markup, because typer takes away what is before it.
+    They are indented inside the markup, because typer strips leading spaces.
     """
     # One text is docstring and help, so the two cannot differ.
     text, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_MARK)
@@ -56,25 +56,23 @@ def help_of(command: Callable[..., None]) -> str:
 
 
 def _escape_markup(text: str) -> str:
-    # Rich would take what is in brackets for a style, and show nothing of it.
+    # Rich would read text in brackets as a style, and hide it.
     return text.replace("[", r"\[")
 
 
 def run() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
-        # File names need not be text that the terminal can show.
+        # The terminal may not be able to show every file name.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        # Typer's own way to end prints boxes around mistakes and takes several lines; ours is one line that scripts can
-        # read.
+        # Typer prints errors in boxes of several lines; ours take one line, which scripts can read.
         code = app(prog_name="colabstage", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = say_interrupted()
     except Exception as error:
-        # Commands turn what they raise into exit codes themselves; what still comes here is typer's word on the
-        # arguments.
+        # Commands turn their errors into exit codes themselves; only typer's errors about arguments arrive here.
         if not is_usage_error(error):
             raise
         say_usage_error(error)
@@ -84,7 +82,7 @@ def run() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        # Read from what is installed, so that the version is written down in one place.
+        # Read from the installed package, so that the version is defined in one place.
         from importlib.metadata import version
 
         print(f"colabstage {version('colabstage')}")
@@ -122,7 +120,7 @@ app.callback(help=help_of(colabstage))(colabstage)
 cache.callback(help=help_of(cache_commands))(cache_commands)
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        # A command that would hide a name of the library or of Python has an underscore at its end.
+        # Functions that would hide a name of the library or of Python end in an underscore.
         app.command(_command.__name__.rstrip("_"), help=help_of(_command), rich_help_panel=_panel)(_command)
 cache.command("list", help=help_of(list_))(list_)
 cache.command(help=help_of(purge))(purge)

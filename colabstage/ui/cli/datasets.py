@@ -78,7 +78,7 @@ def plan(
     with exit_codes(debug=debug, kept=NOTHING_DONE):
         from colabstage.stage.plan import plan_stage
 
-        # The library's own plan, so that what is said here is what `stage` then does.
+        # The library's own plan, so it shows exactly what `stage` will do.
         tell(plan_stage(o.read_sources(source), **flags), as_json=as_json)
 
 
@@ -143,23 +143,23 @@ def purge(
 
         places = {"local_dir": local_dir, "cache_dir": o.parse_cache_dir(cache_dir)}
         chosen = select_datasets(
-            # Chosen before anything is removed, and by one function, so that without --yes exactly the same is named.
+            # Chosen before anything is removed, by one function, so that the list without --yes is exactly the same.
             list_datasets(**places),
             names=names or (),
             older_than_days=older_than,
             everything=everything,
             place=only,
         )
-        # Removing is the one thing that cannot be run again, so it has to be asked for in words.
+        # Removal cannot be undone, so it has to be requested explicitly.
         if not yes:
             _show(chosen, "Would remove", as_json=as_json)
             return
         # It removes only what carries our marks, whatever its name is.
         done = purge_datasets(chosen)
-        # After, because a dataset that goes may leave temporaries of its own behind.
+        # Afterwards, because a removed dataset may leave temporaries behind.
         sweep_leftovers(**places)
         _show(done.removed, "Removed", as_json=as_json)
-        # A scheduled purge that removed half of what it was asked for must not look like one that removed all.
+        # A scheduled purge that removed only half must not look like one that removed everything.
         if done.kept:
             fail(f"Not removed: {'; '.join(done.reasons)}.")
 
@@ -180,7 +180,7 @@ def fetch(
     *,
     source: Annotated[
         list[str] | None,
-        # One word alone would be the target, and the complaint about a source that is not there a riddle.
+        # A single word would be taken as the target, and the error about a missing source would be confusing.
         o.argument("SOURCE", "As for `stage`: paths, patterns, share links, addresses."),
     ] = None,
     target: Annotated[
@@ -253,7 +253,7 @@ def pack(
     source: o.LocalSource,
     out: Annotated[
         str | None,
-        # Not required, because with --append-to the name follows from the pack that is added to.
+        # Not required, because with --append-to the name follows from that pack.
         o.argument("[OUT]", "The file to write; its manifest OUT.json goes next to it.", offers=complete_files),
     ] = None,
     *,
@@ -290,12 +290,12 @@ def pack(
         tell(report, f"Written to '{report.path}'", as_json=as_json)
 
 
-# Names of what a pack is not. Other programs would open it as that, and fail.
+# Extensions of other kinds of files: other programs would try to open a pack as one, and fail.
 _OTHERS = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npy", ".npz", ".csv", ".jpg", ".png")
 
 
 def _as_hdf5(out: str | None) -> str | None:
-    """Ask whether a pack is to have the name of another kind of file; without a terminal, refuse it.
+    """Ask whether a pack should really have another file type's extension; without a terminal, refuse it.
 
     Raises:
         OptionError: nobody can be asked, or the answer was no.

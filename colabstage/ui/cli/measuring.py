@@ -46,7 +46,7 @@ def doctor_(
         report = look(path, num_workers=workers, batch_size=batch_size, timeout_s=timeout)
         tell(report, as_json=as_json)
         if report.exit_code:
-            # What merely costs time is not a failure, so that a script can ask whether this machine works at all.
+            # Being slow is not a failure, so that a script can check whether this machine works at all.
             broken = [finding.title for finding in report.findings if finding.status == "fail"]
             fail(f"Broken: {', '.join(broken)}.")
 
@@ -109,9 +109,9 @@ def gpu(
         from colabstage.diagnose.gpu_monitor import GpuMonitor
         from colabstage.machine.gpu import PROGRAM
 
-        # Without the driver's program there is no GPU, which is a fact and no failure.
+        # Without the driver's program there is no GPU, which is not a failure.
         has_driver = shutil.which(PROGRAM) is not None
-        # The command says itself what is wrong, so the monitor's own notice goes nowhere.
+        # The command reports the problem itself, so the monitor's own notice is dropped.
         monitor = GpuMonitor(interval, live=False, notice=lambda _: None)
         with monitor:
             _follow(monitor, seconds)
@@ -119,23 +119,23 @@ def gpu(
             print_json(monitor.to_dict())
         elif monitor.samples or not has_driver:
             show(monitor.summary())
-        # There is a GPU and nothing could be asked of it: that is broken.
+        # There is a GPU that does not answer, so something is broken.
         if not monitor.samples and has_driver:
             fail(monitor.summary())
 
 
 def _follow(monitor: GpuMonitor, seconds: float) -> None:
-    """Wait, with a line on the terminal that follows along."""
+    """Wait, and show the current state in a line on the terminal."""
     deadline = time.monotonic() + seconds
     shown = shows_progress()
     try:
         while monitor.problem is None and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(_REDRAW_S, left))
             if shown:
-                # One line that replaces itself; the terminal's history keeps only the summary.
+                # One line that is overwritten; only the summary stays in the terminal's history.
                 print(f"\r\x1b[K{monitor.sparklines().splitlines()[0]}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        pass  # seen enough
+        pass  # the user has the user has seen enough
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr)
@@ -180,14 +180,14 @@ def profile(
 
         with make_loader(dataset, batch_size) as loader:
             measured = profile_loader(loader, _waiting(step_ms), budget_s=seconds)
-        # A step that only waits trains nothing, so there was nothing to find.
+        # A step that only waits trains nothing, so nothing has to be restored.
         found = replace(measured, notes=tuple(note for note in measured.notes if note != NOTHING_FOUND))
         tell(found, as_json=as_json)
 
 
 def _waiting(step_ms: float | None) -> Callable[[object], None] | None:
-    """Return a step that waits as long as the model is said to take, as this computer does while a GPU works."""
-    # Sleeping leaves all cores to the loader, as a GPU's work does.
+    """Return a step that sleeps for the given time, as this process would while a GPU works."""
+    # Sleeping leaves all cores to the loader, as a GPU would.
     return None if step_ms is None else lambda _: time.sleep(step_ms / 1000)
 
 
@@ -215,13 +215,13 @@ def demo(
         from colabstage.ui.demo.report import Narrator
         from colabstage.ui.demo.run import FULL, QUICK, run_demo
 
-        # With --json nothing but JSON may be on stdout.
+        # With --json, stdout must contain only JSON.
         stream: TextIO = sys.stderr if as_json else sys.stdout
         result = run_demo(
             QUICK if quick else FULL, out=absolute_path(out, "out"), time_scale=time_scale, narrator=Narrator(stream)
         )
         if as_json:
             print_json(result.to_dict())
-        # A demo that shows less than it promises is a failure, so that it cannot go wrong unseen.
+        # A demo that breaks a promise is a failure, so that it is noticed.
         if result.broken_claims:
             fail("The demo did not show what it claims: " + " ".join(result.broken_claims))

@@ -1,11 +1,10 @@
-"""The command line's options, each defined once: name, help, how its text becomes the Python argument, and what the
-shell offers at the Tab key.
+"""The command line's options, each defined once: name, help, conversion to the Python argument, and completions.
 
 Places stay the text that was typed: as a `Path`, `out/` would no longer say that a folder is meant, and `s3://bucket`
 would be a folder `s3:`.
 
-A function that offers nothing leaves the word to the shell, which then offers files. What goes wrong while words are
-offered stays silent: there is no place to say it, and the command itself will.
+If a completion function returns nothing, the shell completes file names. Errors during completion are ignored: there is
+no place to show them, and the command itself will report them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _Word = TypeVar("_Word", bound=str)
-# The panels of the help, in which options stand.
+# The panels of the help into which options are grouped.
 _IMAGES = "What the pack holds"
 _PLACES = "Storage, cache and verification"
 
@@ -41,16 +40,16 @@ def option(
     offers: Callable[..., list[str]] | None = None,
     least: float | None = None,
 ) -> typer.models.OptionInfo:
-    """Spell an option of the command line.
+    """Define an option of the command line.
 
     Args:
         name: with its dashes.
-        metavar: what the help shows in place of its word; empty for a switch, which takes none.
-        text: what it does, as the help says it.
-        panel: the panel of the help in which it stands; that of all others by default.
-        parser: turns the word into the argument; typer does by the type otherwise.
-        offers: the words for the Tab key.
-        least: the smallest number that it takes.
+        metavar: the placeholder of its value in the help; empty for a switch, which takes none.
+        text: its help.
+        panel: the panel of the help that it belongs to; the general one by default.
+        parser: converts the text to the argument; by default typer does, by type.
+        offers: the completions.
+        least: the smallest number allowed.
     """
     info: typer.models.OptionInfo = typer.Option(
         name, metavar=metavar, help=text, rich_help_panel=panel, parser=parser, autocompletion=offers, min=least
@@ -59,7 +58,7 @@ def option(
 
 
 def argument(metavar: str, text: str, *, offers: Callable[..., list[str]] | None = None) -> typer.models.ArgumentInfo:
-    """Spell an argument of the command line, as `option` does an option."""
+    """Define an argument of the command line, as `option` defines an option."""
     info: typer.models.ArgumentInfo = typer.Argument(
         metavar=metavar, help=text, autocompletion=offers, show_default=False
     )
@@ -106,7 +105,7 @@ Debug = Annotated[bool, option("--debug", "", "Show the traceback when something
 
 
 def complete_words(*words: str) -> Callable[[str], list[str]]:
-    """Offer those of `words` that begin as what was typed."""
+    """Offer the `words` that begin with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return _beginning(words, incomplete)
@@ -115,25 +114,25 @@ def complete_words(*words: str) -> Callable[[str], list[str]]:
 
 
 def complete_layouts(incomplete: str) -> list[str]:
-    """Offer the layouts there are."""
+    """Offer all layouts."""
     from colabstage.layouts.detect import READERS
 
     return _beginning(["auto", *(reader.name for reader in READERS)], incomplete)
 
 
 def complete_files(incomplete: str) -> list[str]:
-    """Leave it to the shell, which quotes and expands as its user is accustomed to."""
+    """Leave completion to the shell, which quotes and expands paths as users expect."""
     return _beginning((), incomplete)
 
 
 def complete_splits(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the splits of the file that is on the line already."""
+    """Offer the splits of the file that is already on the command line."""
     from pathlib import Path
 
     from colabstage.h5.info import read_info
 
-    # A line that ends in an option without its word is not parsed to the end; then the file is among the rest.
-    # Whichever word can be opened is the file; a wrong guess offers nothing.
+    # A line that ends in an option without its value is not parsed completely, so the file may be among the remaining
+    # words. The word that can be opened is the file; a wrong guess offers nothing.
     for word in (ctx.params.get("file"), *ctx.args):
         with suppress(ColabstageError, OSError):
             return _beginning(read_info(Path(str(word))).splits, incomplete)
@@ -162,7 +161,7 @@ class ImageSize(NamedTuple):
     """Columns of pixels."""
 
 
-# Typer takes no `dict` as the type of an option; a class of its own, with a parser, it does.
+# Typer does not accept `dict` as the type of an option, but a custom class with a parser.
 class Fractions(dict[str, float]):
     """Fraction of the samples by split name."""
 
@@ -170,7 +169,7 @@ class Fractions(dict[str, float]):
 def read_image_size(text: str) -> ImageSize:
     """Read `256x320`, `256,320`, or `256` for a square."""
     parts = text.lower().replace(",", "x").split("x")
-    # Both ways to write a size are in use; a mistake is told here, before anything is read.
+    # Both notations are common; a mistake is reported here, before anything is read.
     if len(parts) not in (1, 2) or not all(part.strip().isdecimal() for part in parts):
         msg = f"{text!r} is not a size. Write HEIGHTxWIDTH in pixels, for example 256x256."
         raise typer.BadParameter(msg)
@@ -180,9 +179,9 @@ def read_image_size(text: str) -> ImageSize:
 def read_fractions(text: str) -> Fractions:
     """Read `train=0.8,test=0.2`; or numbers alone, as `split_fractions` names them: `0.8`, `0.8,0.1,0.1`."""
     with suppress(ValueError):
-        # Numbers alone first: what has a name in it is no number, and falls through.
+        # Plain numbers first: text with names in it is not a number, and falls through.
         numbers = [float(part) for part in text.split(",")]
-        # What Python is told of such a number, in the words of a shell.
+        # The same advice as in Python, in shell syntax.
         if len(numbers) == 1 and 0 < numbers[0] < 0.5:
             rest = f"{round(1 - numbers[0], 9):g}"
             msg = (
@@ -197,7 +196,7 @@ def read_fractions(text: str) -> Fractions:
         try:
             fraction = float(number)
         except ValueError:
-            # Told below with all other ways to be wrong, in one sentence with an example.
+            # Reported below with all other mistakes, with an example.
             equals = ""
         if not equals or name.strip() in fractions:
             msg = f"{text!r} gives no fractions. Write NAME=FRACTION,… with each name once: train=0.8,dev=0.1,test=0.1."
@@ -317,12 +316,12 @@ Verifying = Annotated[
 
 def parse_cache_dir(text: str) -> str | Literal["auto"] | None:
     """Turn `--cache-dir` into the Python argument; a folder called none is written `./none`."""
-    # The shell has no way to write None.
+    # The shell cannot express None.
     return None if text == "none" else text
 
 
-# Options that shape a pack, by their arguments in Python; defaults are those of `PackOptions`. A function cannot be
-# written on a command line.
+# Options that define a pack, by Python argument; the defaults are those of `PackOptions`. Functions cannot be given on
+# a command line.
 PACK_FLAGS: dict[str, Any] = {
     "layout": Layout,
     "image_size": Size,
@@ -334,7 +333,7 @@ PACK_FLAGS: dict[str, Any] = {
     "seed": Seed,
     "on_error": Errors,
 }
-# And those that say where it goes, and whether it is made again.
+# Those that say where the pack goes, and whether to make it again.
 STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
     "keep": Keeping,
     "local_dir": LocalDir,
@@ -347,12 +346,12 @@ STAGE_FLAGS: dict[str, Any] = PACK_FLAGS | {
 
 
 def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option for each of `flags`, in place of its parameter `flags`, which gets them as arguments of
-    the Python functions."""
+    """Give a command one option for each of `flags`, in place of its parameter `flags`, which receives them as
+    arguments for the Python functions."""
     known = defaults(make_request)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        # Typer reads signatures; so options are spelt once and every command that takes them agrees.
+        # Typer reads signatures, so options are defined once and are the same in every command.
         signature = inspect.signature(command, eval_str=True)
         options = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=kind)
@@ -360,7 +359,7 @@ def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Call
         ]
         others = [one for one in signature.parameters.values() if one.name != "flags"]
         first = [one for one in others if one.default is inspect.Parameter.empty]
-        # What has a default comes after all options, in the order in which the command names it.
+        # Parameters with a default come after all options, in the command's own order.
         last = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others if one not in first]
 
         def run(**given: Any) -> None:
@@ -380,5 +379,5 @@ def with_flags(flags: Mapping[str, Any]) -> Callable[[Callable[..., None]], Call
 
 def read_sources(texts: list[str]) -> str | list[str]:
     """Return one source as itself, several as a list."""
-    # A list of one would be a list to Python: its key and its names would be those of several sources.
+    # A list of one source counts as several sources, with another key and other names.
     return texts[0] if len(texts) == 1 else texts

@@ -26,15 +26,15 @@ FAILED = 1
 WRONG_ARGUMENTS = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-# What Ctrl-C leaves behind, by the kind of command.
+# What is left after Ctrl-C, by kind of command.
 GOES_ON = "What was finished is kept; the same command again continues from there."
 NOTHING_LEFT = "Nothing of it is kept, and nothing that was there before has changed."
 
 _QUOTES = "'\""
-# What begins a line of a report, by the code of its colour.
+# Marks at the beginning of a report's lines, with their colour codes.
 _COLOURS = {"✓": 32, "✗": 31, "!": 33, "→": 36, "–": 90}
 _MARK = re.compile(r"^(?:✓|✗|!|–)(?= )|(?<=^)→|(?<=  )→(?= )")
-# Messages are written once, in Python's words; on the command line the same arguments have other names.
+# Messages are written once, for Python; on the command line the same arguments have other names.
 _ARGUMENT = re.compile(
     r"\b(?P<name>append_to|batch_size|budget_s|cache_dir|color_mode|disk_limit|encoding|everything|group_by|hash|image_size|keep"
     r"|layout|local_dir|older_than_days|on_error|overwrite|refresh|resize|seed|shards|splits|step|verify)="
@@ -50,7 +50,7 @@ _FLAGS = {
     "older_than_days": "--older-than DAYS",
     "step": "--step-ms MS",
 }
-# The verbs that are commands as well. A call's own arguments are those of Python, so only the command is named.
+# The functions that are also commands. The arguments of a call are Python's, so only the command is named.
 _VERBS = {
     "stage_dataset": "stage",
     "plan_stage": "plan",
@@ -70,30 +70,30 @@ _CALL = re.compile(rf"\b(?P<verb>{'|'.join(_VERBS)})\b(?:\([^()]*\))?(?! \()")
 
 @contextlib.contextmanager
 def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
-    """Turn what the work raises into one line on stderr and an exit code; with `debug`, after its traceback.
+    """Turn an error into one line on stderr and an exit code; with `debug`, after its traceback.
 
-    `kept`: what is said to be left after Ctrl-C.
+    `kept`: the sentence for Ctrl-C that says what is kept.
     """
     try:
         yield
-    # Before all others: Ctrl-C is the person's word, and what it leaves depends on the command.
+    # Before all others, because what Ctrl-C leaves depends on the command.
     except KeyboardInterrupt:
         _exit(f"Interrupted. {kept}", INTERRUPTED, debug)
-    # Before its base: a wrong argument is the caller's to mend, and ends with a code of its own.
+    # Before its base class: a wrong argument has its own exit code.
     except OptionError as error:
         _exit(str(error), WRONG_ARGUMENTS, debug)
     except ColabstageError as error:
         _exit(str(error), FAILED, debug)
     except OSError as error:
-        if error.errno == errno.EPIPE:  # who read our output has left; typer ends quietly then
+        if error.errno == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
             raise
         _exit(str(error), FAILED, debug)
-    # Its own text is empty.
+    # The exception's own text is empty.
     except MemoryError:
         _exit("This needs more memory than there is.", FAILED, debug)
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
-    except Exception as error:  # noqa: BLE001 - a defect is shown like any failure, with the way to see more
+    except Exception as error:  # noqa: BLE001 - a bug is shown like any failure, with the way to see more
         hint = "" if debug else " Run it again with --debug to see where; it is a defect worth reporting."
         _exit(f"Unexpected {type(error).__name__}: {hide_secrets(str(error))}.{hint}", FAILED, debug)
 
@@ -123,7 +123,7 @@ def in_shell_words(message: str) -> str:
         if value.startswith(("(", "ImageSize")):
             sides = re.findall(r"\d+", value)
             return f"{name} {'x'.join(sides) or 'HEIGHTxWIDTH'}"
-        # A size as reports write it: the shell would take its unit for another argument.
+        # A size as reports write it, with a space: the shell would take the unit as another argument.
         if value.startswith("'") and not re.fullmatch(r"[-+\w:.% ]+", value.strip(_QUOTES)):
             return f"{name} {value}"
         value = value.replace(" ", "")
@@ -138,7 +138,7 @@ def in_shell_words(message: str) -> str:
 
 
 def _exit(reason: str, code: int, debug: bool) -> NoReturn:
-    # The traceback first, so that the line that says what to do is the last on the screen.
+    # The traceback first, so that the line with the remedy is the last one on the screen.
     if debug and sys.exc_info()[0] is not None:
         traceback.print_exc()
     _say(in_shell_words(" ".join(reason.split())))
@@ -150,9 +150,9 @@ def _say(line: str) -> None:
 
 
 def show(*found: object) -> None:
-    """Print what was found or done, each on lines of its own; names in it do nothing to the terminal.
+    """Print what was found or done, one item per line; control characters in names are escaped.
 
-    What it advises is said in the words of the command line. A terminal shows the first line and the marks in colour.
+    Advice is given as commands and options. A terminal shows the first line and the marks in colour.
     """
     # https://no-color.org
     colours = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")
@@ -168,11 +168,11 @@ def show(*found: object) -> None:
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Tell whether it is typer's complaint about the words of a command line.
+    """Tell whether it is typer's error about the command line's arguments.
 
-    Its class is click's or typer's own copy of that, by typer's version; what typer shows of it is a subclass.
+    Depending on typer's version, its class is click's or typer's own copy; typer exposes a subclass.
     """
-    # Typer vendors click from some version on, so the class is found from one that both have.
+    # Newer versions of typer vendor click, so the class is found through one that both have.
     complaint = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     return isinstance(error, complaint)
 
@@ -184,7 +184,7 @@ def say_usage_error(error: Exception) -> None:
     context: Any = getattr(error, "ctx", None)
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     command = "colabstage" if context is None else context.command_path
-    # Name the command that was meant, where typer's version does not say it itself.
+    # Suggest the command that was meant, if typer's version does not.
     typed = re.match(r"No such command '(?P<name>.*)'\.$", message)
     near = difflib.get_close_matches(typed["name"], getattr(context.command, "commands", ()), 1) if typed else []
     nearest = f" Did you mean '{near[0]}'?" if near else ""
@@ -199,8 +199,8 @@ def say_interrupted() -> int:
 
 
 def shows_progress() -> bool:
-    """Tell whether somebody watches: bars are for terminals that can redraw a line."""
-    # A log file would hold each drawing of the bar on a line of its own.
+    """Tell whether stderr is a terminal that can redraw a line, which bars need."""
+    # In a log file each update of the bar would be a line of its own.
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -210,7 +210,7 @@ def print_json(value: Any) -> None:
 
 
 def tell(found: Any, *more: object, as_json: bool) -> None:
-    """Print what a command found or did: as JSON and nothing else, or as text, with `more` below it."""
+    """Print a command's result: only JSON, or text with `more` below it."""
     if as_json:
         print_json(found.to_dict() if hasattr(found, "to_dict") else asdict(found))
     else:

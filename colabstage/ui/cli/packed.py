@@ -1,4 +1,4 @@
-"""The commands `info` and `verify`: what a packed file holds, and whether every byte of it is what was written."""
+"""The commands `info` and `verify`: what a packed file holds, and whether every byte is as it was written."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from colabstage.h5.manifest import Manifest, ManifestState
     from colabstage.io.progress import Progress
 
-# More names than this tell nobody anything; --json has them all.
+# More names would not help; --json has all of them.
 _MOST_CLASSES = 12
 _MOST_SKIPPED = 10
-# Columns of a table that goes into a pipe or a file; nobody's names are longer than that allows.
+# Width of a table that goes into a pipe or a file, in columns: enough for any names.
 _WIDE = 200
-# Blocks hashed between two looks at the bar and at Ctrl-C: 512 MiB.
+# Blocks hashed between two updates of the bar and checks for Ctrl-C: 512 MiB.
 _BLOCKS_AT_ONCE = 64
 _MOST_RANGES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class PackDescription:
-    """One file as `colabstage info` shows it."""
+    """The result of `colabstage info`."""
 
     info: PackInfo
     """What it holds."""
     nbytes: int
     """Its length."""
     manifest: ManifestState
-    """The state of what vouches for it."""
+    """The state of its manifest."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -84,7 +84,7 @@ def _field_to_dict(field: FieldInfo) -> dict[str, Any]:
 
 
 def describe_file(path: Path) -> PackDescription:
-    """Look at an HDF5 file and its manifest; no sample is read.
+    """Examine an HDF5 file and its manifest; no sample is read.
 
     Raises:
         SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read.
@@ -98,7 +98,7 @@ def describe_file(path: Path) -> PackDescription:
 
 
 def encoding_of(info: PackInfo) -> str:
-    """Return how inputs are stored: as the file says, else `pixels`, `encoded`, or `arrays` where rows are no
+    """Return how inputs are stored: as the file says, otherwise `pixels`, `encoded`, or `arrays` if rows are not
     images."""
     if info.encoding is not None:
         return info.encoding
@@ -110,9 +110,9 @@ def encoding_of(info: PackInfo) -> str:
 
 
 def _are_pixels(field: FieldInfo) -> bool:
-    """Tell whether rows look like images: of bytes, with as many channels as images have."""
+    """Tell whether rows look like images: bytes, with as many channels as images have."""
     shape = field.shape or ()
-    # Signed bytes and floats may be anything; unsigned ones of this shape are images in every program's files.
+    # Signed bytes and floats may be anything; unsigned bytes of this shape are images in all programs.
     return field.dtype.kind == "u" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 2, 3, 4)))
 
 
@@ -134,7 +134,7 @@ def print_description(described: PackDescription) -> None:
 def _facts_of_pack(described: PackDescription) -> list[tuple[str, str]]:
     info = described.info
     by = f", written by colabstage {described.manifest.written_by}" if described.manifest.written_by else ""
-    # It is read all the same; only nothing vouches for its bytes.
+    # It can be read all the same, but nothing vouches for its bytes.
     form = "HDF5 that colabstage did not write" if info.format_version is None else f"pack {info.format_version}{by}"
     reason = f", because {info.encoding_reason}" if info.encoding_reason else ""
     names, more = info.classes, ", …" if len(info.classes) > _MOST_CLASSES else ""
@@ -150,7 +150,7 @@ def _facts_of_pack(described: PackDescription) -> list[tuple[str, str]]:
         ("resized by", info.resizer or ""),
         ("manifest", described.manifest.detail),
     ]
-    # Files of other programs know less of themselves; lines without a value say nothing.
+    # Files from other programs have fewer facts; lines without a value are left out.
     return [(name, value) for name, value in facts if value]
 
 
@@ -159,13 +159,13 @@ def _print_table(info: PackInfo) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # Without a frame, so that lines can be cut out of it.
+    # Without a frame, so that lines can be copied from it.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("split", "rows", "dataset", "one row", "dtype", "size"):
         table.add_column(name, justify="right" if name in ("rows", "size") else "left")
     for name, split in info.splits.items():
         for number, field in enumerate(field for field in (split.x, split.y) if field is not None):
-            # A split's name once, beside its first dataset.
+            # The name of a split appears once, beside its first dataset.
             first = (printable(name), f"{split.rows:,}") if number == 0 else ("", "")
             table.add_row(*first, printable(field.name), _one_row(field), str(field.dtype), format_bytes(field.nbytes))
     # A pipe has no width; rich would fold the table to 80 columns.
@@ -179,7 +179,7 @@ def _one_row(field: FieldInfo) -> str:
         return " x ".join(map(str, field.shape or ())) or "one number"
     if field.kind in ("ragged", "texts"):
         return "a text" if field.kind == "texts" else "any number of values"
-    # What is left are encoded files, which need not have one size.
+    # The remaining kind is encoded files, whose sizes may differ.
     what = "an image file" if field.mask is None else "a mask file"
     how = field.image or field.mask
     size = getattr(how, "size", None)
@@ -188,26 +188,26 @@ def _one_row(field: FieldInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFile:
-    """What the comparison found."""
+    """The result of the comparison."""
 
     path: Path
     """The file."""
     nbytes: int
     """Length of the file."""
     expected_bytes: int
-    """Its length as its manifest says."""
+    """Its length according to the manifest."""
     block_bytes: int
-    """The size of each block but the last."""
+    """The size of each block except the last."""
     blocks: int
     """How many its manifest has, of `block_bytes` each."""
     damaged: tuple[int, ...]
     """Numbers of the blocks that differ, from 0."""
     seconds: float
-    """How long the comparison took."""
+    """Seconds that the comparison took."""
 
     @property
     def whole(self) -> bool:
-        """Tell whether the file is what was written."""
+        """Tell whether the file is as it was written."""
         return self.nbytes == self.expected_bytes and not self.damaged
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class VerifiedFile:
             size, took = format_bytes(self.nbytes), format_duration(self.seconds)
             compared = f"{format_count(self.blocks, 'blocks')} of {size} in all"
             return f"'{self.path}' is intact: {compared}, each as it was written (compared in {took}, {rate})."
-        # Both may be true: a copy that was cut off also ends within a block.
+        # Both may apply: a copy that was cut off also ends within a block.
         faults = []
         if self.nbytes != self.expected_bytes:
             faults.append(f"it has {self.nbytes:,} bytes instead of {self.expected_bytes:,}")
@@ -258,7 +258,7 @@ def verify_file(path: Path, *, progress: Progress) -> VerifiedFile:
     if not path.is_file():
         msg = f"There is no file '{path}'. {whereabouts(path)}"
         raise SourceNotFoundError(msg)
-    # Refused before hashing: hours of reading would tell nothing without something to compare with.
+    # Refused before hashing: without a manifest, hours of reading would prove nothing.
     manifest = read_manifest(path)
     if manifest is None:
         msg = (
@@ -286,7 +286,7 @@ def _damaged_blocks(path: Path, manifest: Manifest, progress: Progress) -> list[
     with progress.step(f"verify {path.name}", total=manifest.size, unit="B") as step:
         for first in range(0, len(manifest.ranges), _BLOCKS_AT_ONCE):
             part = manifest.ranges[first : first + _BLOCKS_AT_ONCE]
-            # In parts, so that the bar moves and Ctrl-C is heard.
+            # In parts, so that the bar moves and Ctrl-C works.
             found = hash_ranges(path, part, threads=threads)
             expected = manifest.hashes[first : first + len(part)]
             damaged += [first + i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
@@ -295,12 +295,12 @@ def _damaged_blocks(path: Path, manifest: Manifest, progress: Progress) -> list[
 
 
 def join_ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers shortly.
+    """Write ascending numbers as ranges.
 
     >>> join_ranges([0, 1, 2, 7])
     '0-2, 7'
     """
-    # A disk fails in stretches; thousands of numbers in a row say less than their ends.
+    # Damage often covers whole ranges; their ends say more than thousands of numbers.
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

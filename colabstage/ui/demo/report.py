@@ -1,4 +1,4 @@
-"""What the demo measured and whether it keeps its promises; what it says while it runs, and the table at its end."""
+"""What the demo measured, whether its claims hold, what it prints while it runs, and the table at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from colabstage.stage.dataset import StageReport
     from colabstage.ui.demo.train import Epoch, Training
 
-# As wide as the table; for streams that have no width of their own.
+# The table's width, for streams without a width of their own.
 _WIDTH = 120
 
 
@@ -26,7 +26,7 @@ class DemoSize:
     images: int | None
     """How many images; `None` for all 1,797."""
     epochs: int
-    """How often each session sees them."""
+    """Epochs of each session."""
     min_accuracy: float
     """The accuracy that every session exceeds, 0 to 1."""
 
@@ -36,9 +36,9 @@ class Session:
     """One session of the demo."""
 
     name: str
-    """What the table and the chart call it."""
+    """Its name in the table and the chart."""
     training: Training
-    """What its training cost."""
+    """The times of its training."""
     report: StageReport | None = None
     """The report of its staging; `None` where nothing was staged."""
 
@@ -106,7 +106,7 @@ class DemoResult:
 
 
 def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
-    """Return what of the demo's claims its own figures contradict, in sentences."""
+    """Return a sentence for each of the demo's claims that its own figures contradict."""
     broken = [
         f"{session.name}: {session.training.accuracy:.1%} of the test images right, not over {size.min_accuracy:.0%}."
         for session in result.sessions
@@ -119,7 +119,7 @@ def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
             ("the first epoch", training.first.seconds, straight.first.seconds),
             ("a later epoch", training.later_s, straight.later_s),
         )
-        # Each epoch has to be faster, not only their sum: a slow first one is what people complain of.
+        # Each epoch has to be faster, not only their sum, because people complain about a slow first epoch.
         broken += [
             f"{session.name}: {which} took {own_s:.2f} s, straight from Drive {straight_s:.2f} s."
             for which, own_s, straight_s in epochs
@@ -133,7 +133,7 @@ def broken_claims(result: DemoResult, size: DemoSize) -> list[str]:
 
 
 class Narrator:
-    """Writes to one text stream; with colours where it is a terminal."""
+    """Write to one text stream; with colours if it is a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -154,7 +154,7 @@ class Narrator:
         Args:
             count, nbytes: of the images.
             knobs: of the simulated Drive.
-            problem: why Drive cannot be mounted here; `None` where it can.
+            problem: why Drive cannot be mounted here; `None` if it can.
         """
         self.say(
             f"Real: {count:,} handwritten digits (scikit-learn's, as 64x64 JPEGs, {format_bytes(nbytes)} in all), "
@@ -180,8 +180,8 @@ class Narrator:
         self._console.print(title, style="bold", soft_wrap=True)
 
     def foretell_opening(self, workers: int) -> None:
-        """Say how long the next epoch will be silent, because it opens every file for the first time."""
-        # Said beforehand: half a minute without a line looks like a hang.
+        """Warn that the next epoch prints nothing for a while, because it opens every file for the first time."""
+        # Otherwise half a minute without output would look like a hang.
         least = format_duration(self._opening_s / max(workers, 1))
         self.say(f"  The first epoch opens every file, which takes {least} or more; this is what people wait for …")
 
@@ -197,7 +197,7 @@ class Narrator:
         self.say(f"  test: {training.accuracy:.1%} right, {format_duration(training.test_s)}")
 
     def close(self, result: DemoResult, size: DemoSize) -> None:
-        """Print the table, what it means, and where the chart is."""
+        """Print the table, its explanation, and the chart's path."""
         from rich import box
         from rich.table import Table
 
@@ -248,7 +248,7 @@ def _drive_in_words(knobs: DriveKnobs, *, mounted: bool) -> list[tuple[str, str]
 
 
 def _meaning(result: DemoResult, size: DemoSize) -> str:
-    # What the figures mean in sentences, because readers of a table take the wrong columns.
+    # The figures in sentences, because readers often compare the wrong columns of a table.
     straight, first, second = (session.training for session in (result.straight, result.first, result.second))
     first_gain, later_gain = straight.first.seconds / first.first.seconds, straight.later_s / first.later_s
     lines = [

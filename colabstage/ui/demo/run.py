@@ -1,7 +1,7 @@
 """`colabstage demo`: one dataset on a simulated Drive, sessions that train from it, and the machines they run on.
 
 The dataset is scikit-learn's 1,797 handwritten digits, as a JPEG image folder and as a zip of it. Each session has a
-fresh machine: one with a mounted Drive, or what comes near where nothing can be mounted.
+fresh machine: one with a mounted Drive, or the closest approximation if nothing can be mounted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _PACKAGES = {"torch": "torch", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}
 # Imported beforehand, so that no session pays for it.
 _MODULES = ("colabstage.load.loader", "colabstage.stage.run", "PIL.Image")
-# One for the division, the weights and the order, so that sessions differ only in where images come from.
+# One seed for the splits, the weights and the order, so that sessions differ only in where images come from.
 _SEED = 0
 _CHART_DPI = 150
 
@@ -48,22 +48,23 @@ _CHART_DPI = 150
 FULL = DemoSize(images=None, epochs=4, min_accuracy=0.95)
 QUICK = DemoSize(images=500, epochs=4, min_accuracy=0.8)
 
-# Everything else is as reported of an ordinary day; a file costs 0.4 s there, and the first epoch five minutes.
+# All other figures are those reported for an ordinary day; with the 0.4 s per file reported, the first epoch would take
+# five minutes.
 KNOBS = DriveKnobs(cold_open_latency_s=0.05)
-# Where nothing can be mounted one process reads one file after the other.
+# If nothing can be mounted, one process reads one file after the other.
 THROTTLED_KNOBS = DriveKnobs(cold_open_latency_s=0.03)
 SIDE = 64
 _FLUSH_TIMEOUT_S = 300.0
 
 
 def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator) -> DemoResult:
-    """Run the sessions on a simulated Drive, tell about them, and draw the chart.
+    """Run the sessions on a simulated Drive, report on them, and draw the chart.
 
     Args:
         size: how much to do.
         out: the folder for the chart.
         time_scale: multiplies every wait of the simulated Drive.
-        narrator: who tells.
+        narrator: prints the report.
 
     Raises:
         MissingDependencyError: a package that the demo needs is not installed.
@@ -74,7 +75,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
         msg = f"The demo needs {', '.join(missing)}. Install what it needs with: pip install 'colabstage[demo]'"
         raise MissingDependencyError(msg)
     make_folder(out)
-    # After what could refuse, because it takes seconds.
+    # After everything that may refuse, because it takes seconds.
     for name in _MODULES:
         import_module(name)
     from colabstage.ui.demo.train import one_thread
@@ -95,7 +96,7 @@ def run_demo(size: DemoSize, *, out: Path, time_scale: float, narrator: Narrator
 
 
 def times_of(training: Training) -> SessionTimes:
-    """Return what the chart shows of a training."""
+    """Return the times of a training for the chart."""
     from colabstage.ui.plots import SessionTimes
 
     seconds = [epoch.seconds for epoch in training.epochs]
@@ -107,12 +108,12 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
 
     written: list[tuple[int, int]] = []
     problem = fuse_problem()
-    # What can be shown here is shown: without FUSE the waiting of single reads, with it all of Drive.
+    # With FUSE everything about Drive is simulated, without it only the delay of reads.
     open_machines = mounted_machines if problem is None else throttled_machines
     knobs = replace(KNOBS if problem is None else THROTTLED_KNOBS, time_scale=time_scale)
 
     def fill(folder: Path) -> None:
-        # The folder exists only once the machines are open; the numbers are for the table.
+        # The folder exists only while the machines are open; the table needs these numbers.
         written.append(write_digits(folder, images=size.images, seed=_SEED))
 
     with open_machines(home, knobs, fill) as fresh_machine:
@@ -140,7 +141,7 @@ def _run_sessions(size: DemoSize, time_scale: float, home: Path, chart: Path, na
 
 @dataclass(frozen=True, slots=True)
 class _Demo:
-    """The sessions; each has a fresh machine, on which nothing has been read."""
+    """The sessions, each on a fresh machine on which nothing has been read."""
 
     fresh_machine: FreshMachine
     """Gives out machines, one for each session."""
@@ -161,7 +162,7 @@ class _Demo:
     def train_unzipped(self) -> Session | None:
         """Train as most people do: copy the zip here, unpack it, and read its files."""
         with self.fresh_machine() as machine, tempfile.TemporaryDirectory(prefix="colabstage-demo-") as here:
-            # Archives are not throttled, so their time would say nothing of Drive.
+            # Archives are not throttled, so their time would say nothing about Drive.
             if machine.zip_source is None:
                 return None
             numbers = sorted({0, machine.workers})
@@ -180,7 +181,7 @@ class _Demo:
             digits = Path(here, "digits")
 
             def train(workers: int) -> Training:
-                # As if each had copied and unpacked for itself.
+                # As if each session had copied and unpacked the zip itself.
                 began = time.perf_counter() - unpacking_s
                 return self._train_stock(lambda split: FolderOfImages(digits / split), workers, began=began)
 
@@ -225,16 +226,16 @@ class _Demo:
                 )
             self.narrator.tested(training)
             upload_s = 0.0
-            # Only the session that packed has anything to upload.
+            # Only the session that packs has anything to upload.
             if machine.flush is not None and data.report.origin == "source":
                 upload_s = machine.flush()
                 self.narrator.say(f"  the pack is in the cloud, after {format_duration(upload_s)} more")
         return Session(name, training, data.report), upload_s
 
     def stage_zip(self) -> tuple[StageReport | None, float]:
-        """Stage the same images from the zip, on a machine of its own; and how many seconds that took."""
+        """Stage the same images from the zip, on a separate machine; return the report and the seconds."""
         with self.fresh_machine() as machine:
-            # Archives are not throttled, so their time would say nothing of Drive.
+            # Archives are not throttled, so their time would say nothing about Drive.
             if machine.zip_source is None:
                 return None, 0.0
             began = time.perf_counter()
@@ -261,7 +262,7 @@ def write_digits(drive: Path, *, images: int | None, seed: int) -> tuple[int, in
     Args:
         drive: the folder.
         images: how many digits; `None` for all.
-        seed: of the division, 80 to 20.
+        seed: of the split, 80 to 20.
 
     Returns:
         Number and bytes of the JPEG files.
@@ -282,7 +283,7 @@ class Machine:
     """A fresh machine, on which nothing has been read yet."""
 
     images: Callable[[str], GreyImages]
-    """Gives the images of a split, which are read one by one from Drive."""
+    """Returns the images of a split, which are read one by one from Drive."""
     workers: int
     """How many processes may read them."""
     source: Path | Tree
@@ -297,7 +298,7 @@ class Machine:
     """Waits for uploads and returns the seconds it took; `None` without a mount."""
 
 
-# Gives out a machine that is gone at the end, with all that is on its disk.
+# Provides a machine that disappears at the end, with everything on its disk.
 FreshMachine = Callable[[], AbstractContextManager[Machine]]
 
 
@@ -327,7 +328,7 @@ def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]
                     flush=lambda: _flushed(drive),
                 )
             finally:
-                # Nothing of this session may be warm for the next one.
+                # Nothing from this session may be cached for the next one.
                 drive.new_machine()
                 shutil.rmtree(local, ignore_errors=True)
 
@@ -335,7 +336,7 @@ def mounted_machines(home: Path, knobs: DriveKnobs, fill: Callable[[Path], None]
 
 
 def _flushed(drive: SimulatedDrive) -> float:
-    """Wait for the uploads; return the seconds that this took."""
+    """Wait for the uploads; return how many seconds that took."""
     began = time.perf_counter()
     if not drive.flush(timeout_s=_FLUSH_TIMEOUT_S):
         msg = f"The simulated Drive has not uploaded everything within {_FLUSH_TIMEOUT_S:g} s. Run the demo again."

@@ -1,6 +1,6 @@
-"""The demo's training: one small network, trained on whatever yields batches, with a clock on every epoch.
+"""The demo's training: a small network, trained on any iterable of batches, with the time of every epoch.
 
-`FolderOfImages` is what people write who read their images straight from a folder: one open and one decode a sample.
+`FolderOfImages` is the usual code for reading images straight from a folder: one open and one decode for each sample.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 BATCH_SIZE = 32
-# Twice torch's own default: people who wait for Drive turn it up.
+# Twice torch's default: people who wait for Drive raise it.
 _PREFETCH_FACTOR = 4
 
 
@@ -43,16 +43,16 @@ class Epoch:
     """One pass over the training images."""
 
     seconds: float = 0.0
-    """How long all of it took."""
+    """Seconds that it took."""
     waiting_s: float = 0.0
-    """How long of that was spent waiting for batches."""
+    """Seconds of that spent waiting for batches."""
     images: int = 0
     """How many images were seen."""
 
 
 @dataclass(slots=True)
 class Training:
-    """One training from the start of its session."""
+    """One training, timed from the start of its session."""
 
     first_batch_s: float = 0.0
     """Seconds from the start to the first batch, whatever had to be prepared before it."""
@@ -61,7 +61,7 @@ class Training:
     test_s: float = 0.0
     """Seconds of the one pass over the test images."""
     accuracy: float = 0.0
-    """The part of them that was right, 0 to 1."""
+    """The fraction of them that was classified correctly, 0 to 1."""
     total_s: float = 0.0
     """Seconds from the start to the accuracy."""
 
@@ -77,7 +77,7 @@ class Training:
 
     @property
     def later_waiting_s(self) -> float:
-        """Return the mean seconds for which those waited for batches."""
+        """Return the mean seconds that those epochs waited for batches."""
         return sum(epoch.waiting_s for epoch in self.epochs[1:]) / (len(self.epochs) - 1)
 
     @property
@@ -107,10 +107,10 @@ class GreyImages(Dataset[tuple[Any, int]]):
 
 
 class FolderOfImages(GreyImages):
-    """Images in one folder a class, found and read as torchvision's `ImageFolder` does it."""
+    """Images in one folder for each class, found and read as torchvision's `ImageFolder` does."""
 
     def __init__(self, root: Path) -> None:
-        # Listing through the mount is part of what people wait for.
+        # People also wait for the listing through the mount.
         classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir())
         self.samples = [(path, label) for label, name in enumerate(classes) for path in sorted((root / name).iterdir())]
 
@@ -143,7 +143,7 @@ class ImagesOfTree(GreyImages):
 
 
 def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) -> DataLoader[Any]:
-    """Make a stock DataLoader, tuned as people tune it.
+    """Make a stock DataLoader with the usual tuning.
 
     Args:
         images: the samples.
@@ -155,7 +155,7 @@ def stock_loader(images: GreyImages, *, workers: int, shuffle: bool, seed: int) 
         BATCH_SIZE,
         shuffle=shuffle,
         num_workers=workers,
-        # Else each epoch would start processes again, which no careful person does.
+        # Otherwise each epoch would start processes again, which careful users avoid.
         persistent_workers=workers > 0,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,
         generator=torch.Generator().manual_seed(seed),
@@ -183,12 +183,11 @@ def build_network(*, seed: int) -> nn.Module:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let the network use one core, so that the other is free for whatever loads the images; undone at the end.
+    """Let the network use one core, so that the other is free for loading; undone at the end.
 
-    Trains on noise first, so that no session pays for what torch does only once,
-    the import of its optimizers above all.
+    Trains on noise first, so that no session pays for torch's one-time work, above all importing its optimizers.
     """
-    # With all cores the network and the readers would take each other's turn, and the table would show that.
+    # With all cores the network and the readers would compete, and the table would show that.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -212,15 +211,13 @@ def train(
 
     Args:
         train_batches: iterated over once an epoch; yields `(x, y)`, float32 `(B, 1, H, W)` and int64 `(B,)`.
-        open_test: called after the training; what it returns yields the test images in the same form.
-        epochs: how many; 2 at least.
-        seed: of the network's weights.
-        began: when the session started, by `time.perf_counter`.
-        told: called with each epoch when it is over.
+        open_test: called after the training; returns an iterable of the test images in the same form. epochs: how many;
+        2 at least. seed: of the network's weights. began: when the session started, by `time.perf_counter`. told:
+        called with each finished epoch.
     """
     network = build_network(seed=seed)
     optimizer = torch.optim.Adam(network.parameters())
-    # One cycle learns the digits in four epochs, which is all the time a demo has.
+    # With one cycle four epochs are enough for the digits, and a demo has no time for more.
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=epochs * len(train_batches))
     done = Training()
     for number in range(epochs):
@@ -228,7 +225,7 @@ def train(
         start = asked = time.perf_counter()
         for x, y in train_batches:
             epoch.waiting_s += time.perf_counter() - asked
-            # Whatever had to be prepared before it counts: listing, or staging.
+            # Preparation before it (listing, staging) counts.
             if number == 0 and epoch.images == 0:
                 done.first_batch_s = time.perf_counter() - began
             optimizer.zero_grad()
@@ -249,7 +246,7 @@ def train(
 
 @torch.no_grad()
 def _accuracy(network: nn.Module, batches: Batches) -> float:
-    # Its batch norms must not learn from the test images.
+    # Its batch norms must not be updated by the test images.
     network.eval()
     right = seen = 0
     for x, y in batches:
