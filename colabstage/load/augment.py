@@ -24,7 +24,8 @@ from colabstage.errors import OptionError
 from colabstage.images.geometry import VOID
 from colabstage.io.arguments import takes_names
 from colabstage.load.batches import WHITE
-from colabstage.load.epoch import BatchPlace, apply_transform, check_batch_transform
+from colabstage.load.calling import apply_transform, check_batch_transform
+from colabstage.load.epoch import BatchPlace
 from colabstage.load.geometry import (
     AREAS,
     CROP_DRAWS,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from colabstage.load.epoch import SeededTransform
+    from colabstage.load.calling import SeededTransform
 
     Size = tuple[int, int]
     Transform = Callable[[Any, Any], tuple[Any, Any]] | SeededTransform

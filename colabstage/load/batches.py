@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import default_collate
 
 from colabstage.h5.schema import BOXES
 from colabstage.io.pipeline import ThreadPool
-from colabstage.load.epoch import apply_transform
+from colabstage.load.calling import apply_transform, collate_results
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 
 if TYPE_CHECKING:
@@ -345,14 +344,14 @@ def batch_of(dataset: dataset_h5, x: Any, y: Any, ragged: Ragged) -> tuple[Any, 
     samples = [dataset.sample(*parts) for parts in zip(x, y, strict=True)]
     xs, ys = (list(side) for side in zip(*samples, strict=True))
     # As a stock DataLoader stacks what a transform returns, so that code moves here unchanged.
-    made_x = input_tensors(x, ragged) if dataset.transform is None else default_collate(xs)
+    made_x = input_tensors(x, ragged) if dataset.transform is None else collate_results("transform", xs)
     if dataset.target_transform is None:
         return made_x, target_tensors(y, ragged)
     if dataset.reader.has_boxes:
         # It may have made something else of the dicts; that is handed on as it is.
         are_boxes = all(isinstance(target, dict) for target in ys)
         return made_x, target_tensors(ys, ragged if are_boxes else "list")
-    return made_x, default_collate(ys)
+    return made_x, collate_results("target_transform", ys)
 
 
 def is_image_shape(shape: tuple[int, ...] | None) -> bool:

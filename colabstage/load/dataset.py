@@ -25,7 +25,7 @@ from colabstage.io.pipeline import ThreadPool
 from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_bytes
 from colabstage.load.arrival import facts_of
-from colabstage.load.epoch import call_theirs
+from colabstage.load.calling import call_theirs, check_transform
 from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.reading.reader import SplitReader
 from colabstage.machine.resources import free_shared_memory, read_resources
@@ -133,9 +133,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         called: dict[str, object] = {"transform": transform, "target_transform": target_transform}
         for name, given in called.items():
             if given is not None:
-                # Whoever writes dataset_h5(path, "train") means the split.
-                remedy = f"For that split write split={given!r}." if isinstance(given, str) else ""
-                check_argument(name, given, "function", remedy=remedy)
+                check_transform(name, given)
         if x is None and y is not None:
             msg = f"y={y!r} without x; expected both names, such as dataset_h5(path, x='images', y='labels')."
             raise OptionError(msg)

@@ -15,16 +15,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.io.arguments import check_argument
 from colabstage.load.reading.engines import resolve_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -65,59 +64,6 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for shift, factor in _MIX:
         state = (state ^ (state >> np.uint64(shift))) * factor
     return state ^ (state >> np.uint64(31))
-
-
-@runtime_checkable
-class SeededTransform(Protocol):
-    """Transform batches by random parameters that follow from the place of the batch."""
-
-    def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-        """Return the new `(x, y)`."""
-
-
-def call_theirs(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of the caller's, and keep it from ending an epoch.
-
-    Raises:
-        RuntimeError: it raised StopIteration, which a loop over batches would take for the end of the epoch.
-    """
-    try:
-        return function(*arguments)
-    except StopIteration as error:
-        msg = f"{name} raised StopIteration, as next() does where an iterator has no more: {function!r}."
-        raise RuntimeError(msg) from error
-
-
-def check_batch_transform(name: str, given: object) -> None:
-    """Refuse what cannot be called as a batch transform.
-
-    Raises:
-        OptionError: it is a class, whose objects can; or no function.
-    """
-    # A class has the methods of its objects, and would only fail at the first batch.
-    if isinstance(given, type):
-        msg = f"{name}={given.__name__} is a class; expected an object of it: {given.__name__}(…)."
-        raise OptionError(msg)
-    if not isinstance(given, SeededTransform):
-        check_argument(name, given, "function", remedy="It is called with (x, y).")
-
-
-def apply_transform(
-    transform: Callable[[Any, Any], tuple[Any, Any]] | SeededTransform, x: Any, y: Any, place: BatchPlace | None
-) -> Any:
-    """Call a batch transform: with its place if it takes one and that is known, otherwise with `(x, y)` alone.
-
-    Raises:
-        OptionError: it returned nothing.
-    """
-    if place is not None and isinstance(transform, SeededTransform):
-        return call_theirs("batch_transform", transform.apply_at, x, y, place)
-    made = call_theirs("batch_transform", transform, x, y)  # type: ignore[arg-type]
-    # Told here, because a loop would only say that it cannot unpack it.
-    if made is None:
-        msg = f"batch_transform returned None: {transform!r}. Expected the new (x, y); does it lack a return?"
-        raise OptionError(msg)
-    return made
 
 
 # Below this many bits of a row's number, 40 random bits are left: enough that hardly ever two rows draw the same.

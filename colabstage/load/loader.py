@@ -22,6 +22,7 @@ from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
 from colabstage.load.augment import first_crop
 from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
+from colabstage.load.calling import check_batch_transform
 from colabstage.load.choosing import choose_loader, may_gain
 from colabstage.load.dataset import dataset_h5, gather_facts, measure_cost
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
@@ -31,7 +32,6 @@ from colabstage.load.epoch import (
     Schedule,
     Shard,
     WindowOrder,
-    check_batch_transform,
     choose_shard,
     sampler_order,
 )

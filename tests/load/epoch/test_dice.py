@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colabstage.load.epoch import BatchPlace, apply_transform
+from colabstage.load.calling import apply_transform
+from colabstage.load.epoch import BatchPlace
 
 ROWS = np.arange(20_000)
 # With this probability a test of even numbers would fail for another seed.
