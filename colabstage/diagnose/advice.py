@@ -1,13 +1,12 @@
-"""What a pipeline is bound by and what to change, as arguments to paste, each with its gain: pure functions of measured
+"""What limits a pipeline and what to change, as arguments to paste, each with its gain: pure functions of measured
 times.
 
-The model says how long a batch would take if a pipeline were set up otherwise. It has two bounds, of which the longer
-one counts. The parts that wait for each other: each worker makes one batch at a time, may be a few ahead, and batches
-are taken in order (`simulate`). And what all parts need together of something that there is only so much of: cores, and
-Python's lock where they share a process.
+The model says how long a batch would take if a pipeline were set up differently. It has two bounds, and the longer one
+counts. The first is waiting: each worker makes one batch at a time, may be a few batches ahead, and batches are taken
+in order (`simulate`). The second is shared resources: cores, and Python's lock within a process.
 
-The measure of the verdict is the head-room: the step alone, on a batch that is there, against the step with the loader.
-It holds also where the step only orders work on a GPU and waiting shows elsewhere.
+The verdict compares the step alone, on a batch that is ready, with the step and the loader together. That works even if
+the step only queues work on a GPU and the waiting shows elsewhere.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
     from colabstage.diagnose.facts import ProfileFacts, Setting, StageName
 
-# Enough that the first batches, which nobody waits long for, do not count.
+# Enough that the first batches, which are ready early, hardly count.
 _SIMULATED = 200
 Bound = Literal["input-bound", "compute-bound", "balanced"]
 # work: the stage is slower than the step. prefetch: batches are made fast enough on average, but not when they are
 # wanted. gil: threads wait for each other. cores: loading and step want more cores than there are. start: of epochs.
 Cause = Literal["work", "prefetch", "gil", "cores", "start"]
-# Less time lost than this is noise, and nobody would change a line for it.
+# A smaller loss is noise, and not worth changing a line.
 _LOST = 0.10
-# A loader this close to the step would be the next limit.
+# A loader this close to the step's time would be the next limit.
 _NEXT_LIMIT = 0.80
 _SLOWER = 1.15
 WHAT: dict[StageName, str] = {
@@ -41,27 +40,26 @@ WHAT: dict[StageName, str] = {
     "transfer": "the transfer to the device",
     "step": "the step",
 }
-# Nobody changes a line for less.
+# Smaller gains are not worth changing a line.
 _LEAST_GAIN = 1.1
 _MOST_WORKERS = 16
 _CLOSE_GAIN = 0.85
-# What a dataset that is packed by itself is read from.
+# The file of a dataset that is packed from its items.
 _PACKED = 'dataset_h5("data.h5")'
-# A stage below this part of the loading is not worth a change of its own.
+# A stage below this share of the loading is not worth a change.
 _WORTH = 0.3
 
 
 def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -> float:
-    """Return the seconds from batch to batch when `workers` make batches in turn, each at most `ahead` of them in
-    advance.
+    """Return the seconds from batch to batch if `workers` make batches in turn, each at most `ahead` in advance.
 
-    `made_s`: how long making each takes, repeated as long as needed. As torch's `DataLoader` does it: whenever the
-    consumer takes a batch, one more is ordered.
+    `made_s`: seconds to make each batch, repeated as needed. As in torch's `DataLoader`, each batch that the consumer
+    takes orders one more.
     """
     # Nothing overlaps: a batch is made, then used.
     if workers == 0:
         return sum(made_s) / len(made_s) + step_s
-    # At least twice through what was measured, so that one slow batch counts as often as it occurred.
+    # At least twice through the measured batches, so that a slow one counts as often as it occurred.
     count = max(_SIMULATED, 2 * len(made_s))
     in_flight = workers * ahead
     taken: list[float] = []
@@ -69,40 +67,39 @@ def simulate(made_s: Sequence[float], step_s: float, workers: int, ahead: int) -
     consumer_free = 0.0
     for number in range(count):
         ordered = taken[number - in_flight] if number >= in_flight else 0.0
-        # In turn, as torch does it: a slow batch holds up those behind it, whoever made them.
+        # In turn, as in torch: a slow batch delays all later ones, whichever worker made them.
         worker = number % workers
         ready = max(ordered, worker_free[worker]) + made_s[number % len(made_s)]
         worker_free[worker] = ready
         taken.append(max(ready, consumer_free))
         consumer_free = taken[-1] + step_s
-    # From where the queue has filled.
+    # From the batch at which the queue is full.
     first = count // 4
     return (taken[-1] - taken[first]) / (count - 1 - first)
 
 
 def cycle_with_processes(facts: ProfileFacts, workers: int, ahead: int) -> float:
-    """Return the seconds from batch to batch with this many worker processes, each `ahead` batches in advance."""
+    """Return the seconds from batch to batch with `workers` processes, each `ahead` batches in advance."""
     handover_s, take_s = (facts.costs.handover_s, facts.costs.take_s) if workers else (0.0, 0.0)
     step_s = facts.step_s + take_s
     made = facts.produced_s or (facts.serial_s,)
-    # Each process computes with one thread; what several cores did here takes one of them longer there.
+    # Each process uses one thread, so work that several cores did here takes longer there.
     slower = max(1.0, facts.cpu_s / facts.serial_s) if facts.serial_s else 1.0
     chain_s = simulate([seconds * slower + handover_s for seconds in made], step_s, workers, ahead)
     cores_s = facts.cores_s(facts.cpu_s + handover_s + max(handover_s, take_s))
-    # Alone, loading and step share a core by turns, which the chain says already.
+    # Without workers, loading and step take turns on a core, which the chain covers already.
     return max(chain_s, cores_s if workers else 0.0)
 
 
 def with_threads(facts: ProfileFacts, threads: int, ahead: int) -> float:
-    """Return the seconds from batch to batch with this many threads in this process: Python's lock is one for all of
-    them."""
+    """Return the seconds from batch to batch with this many threads in this process, which share Python's lock."""
     made = facts.produced_s or (facts.serial_s,)
     chain_s = simulate(made, facts.step_s, threads, ahead)
     return max(chain_s, facts.cores_s(facts.cpu_s), facts.gil_s)
 
 
 def in_background(facts: ProfileFacts, load_s: float, load_cpu_s: float) -> float:
-    """Return the seconds from batch to batch when batches that take so long are made beside the step."""
+    """Return the seconds from batch to batch if batches that take this long are made beside the step."""
     return max(load_s, facts.step_s, facts.cores_s(load_cpu_s))
 
 
@@ -126,21 +123,21 @@ def _least_of(trials: Iterable[tuple[int, float]]) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a pipeline is bound by."""
+    """What limits a pipeline."""
 
     bound: Bound
     """What the loop waits for."""
     stage: StageName | None
-    """The stage that takes most of the loading, `None` where the loader is not the limit."""
+    """The stage that takes most of the loading; `None` if the loader is not the limit."""
     cause: Cause | None
     """Why the step waits for it."""
     sentence: str
-    """All of it for a person."""
+    """The verdict as text."""
 
 
 def judge(facts: ProfileFacts) -> Verdict:
-    """Say what the pipeline is bound by."""
-    # The stage of the loader that takes longest.
+    """Say what limits the pipeline."""
+    # The slowest stage of the loader.
     stage = max(facts.stages, key=lambda cost: cost.seconds).name if facts.stages else "read"
     if facts.step_alone_s is None:
         share = facts.seconds(stage) / facts.serial_s if facts.serial_s else 1.0
@@ -172,7 +169,7 @@ def _threads_wait(facts: ProfileFacts) -> Cause | None:
 
 
 def _cause(facts: ProfileFacts, now_s: float) -> Cause:
-    # Asked first: where workers start again each epoch, everything else looks slow as well.
+    # Checked first: if workers start again in each epoch, everything else looks slow too.
     if facts.epoch_start_s > 0.5 * (now_s - facts.step_s):
         return "start"
     if (waiting := _threads_wait(facts)) is not None:
@@ -185,13 +182,13 @@ def _cause(facts: ProfileFacts, now_s: float) -> Cause:
 
 
 def _queue_is_short(facts: ProfileFacts) -> bool:
-    """Tell whether batches that come as these did would be there in time, if more of them might wait."""
+    """Tell whether batches as irregular as these would be ready in time with a longer queue."""
     setting = facts.setting
     if not facts.produced_s or not setting.workers:
         return False
     as_is, longest = (
         simulate(facts.produced_s, facts.step_s, setting.workers, ahead)
-        # 64 is as good as any number: what does not come in time then comes too slowly on average.
+        # 64 stands for any long queue: batches that are late even then are too slow on average.
         for ahead in (setting.prefetch, 64)
     )
     return as_is > _SLOWER * longest
@@ -236,13 +233,13 @@ class Advice:
     cycle_s: float
     """Seconds from batch to batch, then."""
     gain: float = 1.0
-    """How many times faster that is than now."""
+    """How many times as fast as now."""
     at_most: bool = False
-    """Whether this is only a bound, because what would take the old stage's place has not been tried."""
+    """Whether this is only a bound, because the replacement of the old stage has not been measured."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The arguments as values, where they are such."""
+    """The arguments as values, if there are any."""
     packs: bool = False
-    """Whether the dataset is packed for it, which is more than an argument."""
+    """Whether it needs packing the dataset, which is more than changing an argument."""
 
     def __str__(self) -> str:
         word = "at most " if self.at_most else ""
@@ -250,10 +247,10 @@ class Advice:
 
 
 def advise(facts: ProfileFacts) -> tuple[Advice, ...]:
-    """Return all changes that are worth it: promises before bounds, the largest gain first, and of about equal ones
-    what is least work."""
+    """Return all worthwhile changes: measured gains before bounds, the largest first, and of about equal ones the least
+    work."""
     kind = facts.setting.kind
-    # By whose loader it is, because advice is written in its arguments.
+    # By the kind of loader, because advice is written in its arguments.
     found = {"torch": _torch, "colabstage": _ours, "keras": _keras, "tf.data": _tf, "iterable": _iterable}[kind](facts)
     worth = [replace(advice, gain=facts.batch_s / advice.cycle_s) for advice in found if advice.cycle_s > 0]
     kept = [advice for advice in worth if advice.gain >= _LEAST_GAIN]
@@ -283,7 +280,7 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
     ahead = max(2, setting.prefetch)
     workers, cycle_s = fewest_workers(facts, ahead)
     before_s = cycle_with_processes(facts, setting.workers, ahead) if setting.processes else facts.batch_s
-    # Where processes run already, the model's own answer for them says what another number of them changes.
+    # If processes already run, another number is compared with the model's result for the present one.
     if workers == setting.workers or (setting.processes and cycle_s > 0.9 * before_s):
         return
     longer, longer_s = smallest_ahead(facts, workers)
@@ -310,7 +307,7 @@ def _advise_processes(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _restart_s(facts: ProfileFacts, cycle_s: float) -> float:
-    """Return what starting an epoch adds to each batch when workers stay: the first batch is waited for in full."""
+    """Return what starting an epoch adds to each batch if workers persist: the wait for the first batch."""
     return max(0.0, facts.serial_s - cycle_s) / facts.setting.batches if facts.setting.batches else 0.0
 
 
@@ -329,7 +326,7 @@ def _longer_queue(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
-    # Then only the first batch of an epoch is waited for, and not the start of Python in each process.
+    # Then only the first batch of an epoch is waited for, not the start of Python in each process.
     if facts.setting.processes and not facts.setting.persistent:
         yield Advice(
             "DataLoader(..., persistent_workers=True)",
@@ -340,10 +337,10 @@ def _persistent(facts: ProfileFacts) -> Iterator[Advice]:
 
 
 def _advise_packing(facts: ProfileFacts, call: str) -> Iterator[Advice]:
-    """Read one packed file instead, in the background. Transforms stay as they are, unless they draw nothing at random
-    and so can be done when packing."""
-    # Stage the folder that the dataset names, where its samples are found there; else pack the dataset's own items.
-    # Where it names no folder and gives images, both: whoever knows the folder can stage it, and packs 8-bit images so.
+    """Read one packed file instead, in the background. Transforms stay, unless they are deterministic and can be
+    applied while packing."""
+    # Stage the folder that the dataset names, if its samples are found there; otherwise pack the dataset's items. If it
+    # names no folder and gives images, advise both: a user who knows the folder can stage it, and gets 8-bit images.
     setting, costs = facts.setting, facts.costs
     once = setting.repeats and setting.h5_file is None
     kept = [stage for stage in facts.stages if stage.name == "transform" and not once]
@@ -351,11 +348,11 @@ def _advise_packing(facts: ProfileFacts, call: str) -> Iterator[Advice]:
     if setting.strategy is not None or facts.serial_s - kept_s < _WORTH * facts.serial_s:
         return
     if setting.h5_file is not None and costs.pack_s is None:
-        return  # our reader was tried on it, and could not
+        return  # our reader was tried on it and failed
     read_s = costs.gather_s if costs.pack_s is None else costs.pack_s
     cycle_s = in_background(facts, read_s + kept_s, read_s + sum(stage.cpu_s for stage in kept))
     if setting.kind == "tf.data":
-        cycle_s += costs.handover_s  # batches come out of Python, and are copied into TensorFlow's memory
+        cycle_s += costs.handover_s  # batches come from Python and are copied into TensorFlow's memory
     for itself in _ways_to_pack(setting, once=once):
         pack_bytes = 0 if setting.h5_file is not None else _pack_bytes(setting, itself=itself)
         if costs.free_disk_bytes is not None and pack_bytes > costs.free_disk_bytes:
@@ -375,10 +372,11 @@ def _advise_packing(facts: ProfileFacts, call: str) -> Iterator[Advice]:
 
 
 def _ways_to_pack(setting: Setting, *, once: bool) -> tuple[bool, ...]:
-    """Tell whether the dataset itself is packed (`True`) or its folder staged, the way that runs as it stands first."""
+    """Tell for each recommendation whether the dataset itself is packed (`True`) or its folder staged; first the one
+    that runs as written."""
     itself = once and setting.can_pack
     if not itself:
-        # Where the folder holds nothing that a layout knows, nobody but the dataset's own code finds its samples.
+        # If no layout fits the folder, only the dataset's own code finds its samples.
         return () if setting.can_stage is False else (False,)
     if setting.source is not None:
         return (False,) if setting.can_stage else (True,)
@@ -386,10 +384,10 @@ def _ways_to_pack(setting: Setting, *, once: bool) -> tuple[bool, ...]:
 
 
 def _pack_bytes(setting: Setting, *, itself: bool) -> int:
-    """Estimate how large a pack would be, 0 where nobody knows: of bytes where its images are staged, of what the
-    batches hold where the dataset's own items are packed."""
+    """Estimate the size of a pack in bytes, 0 if unknown: from uint8 pixels if images are staged, from the batches if
+    the dataset's items are packed."""
     each = setting.batch_bytes / max(1, setting.batch_samples)
-    # Images that are staged are stored as bytes of three colours, whatever a batch makes of them.
+    # Staged images are stored as RGB bytes, whatever dtype batches have.
     if setting.image_size is not None and not itself:
         each = 3.0 * setting.image_size[0] * setting.image_size[1]
     return int((setting.batches or 0) * setting.batch_samples * each)
@@ -418,7 +416,7 @@ def _by_batches(facts: ProfileFacts) -> Iterator[Advice]:
     transform_s = facts.seconds("transform")
     if transform_s < _WORTH * facts.serial_s:
         return
-    # What is left is a bound: what one call for the batch takes nobody has tried.
+    # The result is a bound, because one call for a whole batch has not been measured.
     rest_s = facts.serial_s - transform_s
     step_s = facts.step_s
     without_s = max(rest_s, step_s) if facts.setting.overlapped else rest_s + step_s
@@ -459,12 +457,12 @@ def _ours(facts: ProfileFacts) -> Iterator[Advice]:
 
 def _keras(facts: ProfileFacts) -> Iterator[Advice]:
     setting = facts.setting
-    # Ours works ahead by itself, and reads a packed file already.
+    # Our loader works ahead by itself, and already reads a packed file.
     if setting.strategy is not None:
         return
     processes = fewest_workers(facts, 4)
     threads = _least_of((count, with_threads(facts, count, 4)) for count in range(2, _MOST_WORKERS + 1))
-    # Threads unless processes are clearly better: they copy nothing and start at once.
+    # Threads, unless processes are clearly better: threads copy nothing and start at once.
     several = processes[1] < 0.85 * threads[1]
     workers, cycle_s = processes if several else threads
     if several != setting.processes or workers > setting.workers:

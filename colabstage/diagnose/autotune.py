@@ -1,8 +1,8 @@
-"""`autotune_loader`: try the ways of loading that a dataset has here, within a time budget, and keep the best.
+"""`autotune_loader`: try the ways to load a dataset on this machine, within a time budget, and keep the best.
 
-Successive halving: all candidates get a short trial, the better half a longer one, and so on, while the time lasts. A
-trial ends early when it is clearly worse than the best so far. Of candidates that are about equal the one with the
-fewest processes wins: on two cores they take time from the model's own.
+Successive halving: all candidates get a short trial, the better half a longer one, and so on while time lasts. A trial
+ends early if it is clearly worse than the best so far. Among about equal candidates the one with the fewest processes
+wins, because on two cores processes take time from the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from colabstage.machine.resources import read_resources
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# As good as equal: trials of a second or two are no more exact than this.
+# Closer results count as equal: trials of a second or two are no more exact.
 _EQUAL = 0.05
 _CLEARLY_WORSE = 1.6
 _LEAST_BATCHES = 4
@@ -41,7 +41,7 @@ class Candidate:
     options: dict[str, Any]
     """Arguments of `make_loader` or of torch's `DataLoader`."""
     weight: int = 0
-    """How much of the machine it uses; of equally fast ones the lightest wins."""
+    """How much of the machine it uses; among equally fast ones the lightest wins."""
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a candidate did in its last and longest trial."""
+    """The result of a candidate's last and longest trial."""
 
     candidate: Candidate
     """What was tried."""
@@ -60,21 +60,21 @@ class Trial:
     batches: int = 0
     """How many batches were taken."""
     samples: int = 0
-    """How many samples each of these has."""
+    """Samples in each batch."""
     problem: str = ""
-    """Why it could not be tried."""
+    """Why it could not be tried, if so."""
     stopped: bool = False
     """Whether it was clearly worse, and ended early."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunedLoader:
-    """What `autotune_loader` found."""
+    """The result of `autotune_loader`."""
 
     options: dict[str, Any]
-    """The arguments of the best, to be passed on."""
+    """The best arguments, to be passed on."""
     call: str
-    """The same to paste."""
+    """The same as code to paste."""
     table: tuple[Trial, ...]
     """All trials, the best first."""
     samples_per_s: float
@@ -158,27 +158,27 @@ def autotune_loader(
     collate_fn: Callable[[Any], Any] | None = None,
     shuffle: bool = True,
 ) -> TunedLoader:
-    """Try workers, prefetching and strategies on a dataset, and say which loads fastest here.
+    """Try numbers of workers, prefetching and strategies on a dataset, and say which is fastest here.
 
     >>> tuned = autotune_loader(dataset, 64, step=train_step)  # doctest: +SKIP
     >>> print(tuned)  # doctest: +SKIP
     >>> loader = tuned.loader()  # doctest: +SKIP
 
-    Random numbers, the dataset's attributes and what the step trains are put back afterwards, as by `profile_loader`.
+    Random numbers, the dataset's attributes and what the step trains are restored afterwards, as in `profile_loader`.
 
     Args:
         dataset: a `dataset_h5`, for which `make_loader`'s strategies are tried, or any other map-style torch dataset,
             for which torch's `DataLoader` is.
         batch_size: samples in a batch.
-        step: called with each batch, as the training loop would; without it the loaders are compared alone, which
-            favours more processes than a training that needs the cores itself.
-        budget_s: seconds for the whole search; starting processes counts. A batch that takes long may take it over.
+        step: called with each batch, as in the training loop; without it loaders are compared alone, which favours more
+            processes than are good for a training loop that needs the cores itself.
+        budget_s: seconds for the whole search, including starting processes. A slow batch may exceed it.
         device: where batches go, for `make_loader`.
         collate_fn: of the `DataLoader`.
         shuffle: whether samples are visited in a random order.
 
     Raises:
-        OptionError: the dataset has no length, or none of the ways can load it; the message has the first reason.
+        OptionError: the dataset has no length, or no candidate can load it; the message has the first reason.
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
@@ -191,7 +191,7 @@ def autotune_loader(
 
     make: Callable[..., Any]
     decodes = False
-    # Ours has strategies to choose from; of any other dataset only torch's loader can be tried.
+    # Our dataset has several strategies; for any other only torch's loader can be tried.
     if isinstance(dataset, dataset_h5):
         from colabstage.load.loader import make_loader
 
@@ -217,15 +217,15 @@ def autotune_loader(
         preserve_training(step) as put_back,
         warnings.catch_warnings(),
     ):
-        # Torch warns of more processes than cores; whether they are worth it is what is found out.
+        # torch warns about more processes than cores, but whether they help is what is measured here.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        # Decoding is what ways are compared by: the later of two would find what the earlier one left.
+        # Nothing is kept decoded, or a later candidate would find what an earlier one decoded.
         trials = _search(candidates, partial(make, memory_budget=0) if decodes else make, step, budget_s)
         best = choose(trials)
     options = best.candidate.options
     default = next((trial for trial in trials if trial.candidate == candidates[0]), best)
     return TunedLoader(
-        # Arguments that can be passed on as they are, and the line that says the same.
+        # The arguments as values, and as a line of code.
         options,
         f"{name}(dataset, {batch_size}{''.join(f', {key}={value!r}' for key, value in options.items())})",
         (best, *sorted((trial for trial in trials if trial is not best), key=lambda trial: trial.batch_s)),
@@ -239,11 +239,11 @@ def autotune_loader(
 
 def stock_candidates(cores: int) -> list[Candidate]:
     """List the candidates of torch's `DataLoader`: no processes, and up to twice as many as cores."""
-    # One core less leaves one to the training; twice as many are best for datasets that mostly wait.
+    # One less than the cores leaves one for training; twice as many is best for datasets that mostly wait.
     counts = sorted({1, 2, max(1, cores - 1), cores, 2 * cores})
     found = [Candidate({"num_workers": 0})]
     for count in counts:
-        # Without it the start of processes would be measured again in every epoch of a small dataset.
+        # Otherwise starting processes would be measured in every epoch of a small dataset.
         options = {"num_workers": count, "persistent_workers": True}
         found += [Candidate({**options, "prefetch_factor": ahead}, count) for ahead in (2, 8)]
     return found
@@ -251,7 +251,7 @@ def stock_candidates(cores: int) -> list[Candidate]:
 
 def our_candidates(cores: int, *, fits: bool, per_sample: bool) -> list[Candidate]:
     """List the candidates of `make_loader`: its own choice, each strategy that can work, and processes if useful."""
-    # The first one is what a user gets without any options, and gains are measured against it.
+    # The first one is the default, against which gains are measured.
     found = [Candidate({}), *(Candidate({"strategy": "direct", "num_workers": count}, 0) for count in {1, cores})]
     found.append(Candidate({"strategy": "direct", "num_workers": cores, "prefetch_factor": 8}))
     if fits:
@@ -268,7 +268,7 @@ def choose(trials: Sequence[Trial]) -> Trial:
     Raises:
         OptionError: none could be tried.
     """
-    # Smaller differences do not repeat, and cores that the loader does not use are left to the training.
+    # Smaller differences are not reproducible, and unused cores are left for training.
     tried = [trial for trial in trials if math.isfinite(trial.batch_s)]
     if not tried:
         msg = f"No way to load this dataset worked: {trials[0].problem if trials else 'none was tried'}."
@@ -280,7 +280,7 @@ def choose(trials: Sequence[Trial]) -> Trial:
 
 def next_round(trials: Sequence[Trial]) -> list[Candidate]:
     """Return the better half of the candidates, at least two, without those that failed or were stopped."""
-    # Successive halving: most of the time goes into telling the best ones apart.
+    # Successive halving: most of the time is spent on comparing the best ones.
     going = sorted(
         (trial for trial in trials if math.isfinite(trial.batch_s) and not trial.stopped), key=lambda t: t.batch_s
     )
@@ -298,10 +298,10 @@ def _search(
     latest: dict[int, Trial] = {}
     left = candidates
     for number in range(rounds):
-        # Each round gets an equal part of what is left, so fewer candidates are measured for longer.
+        # Each round gets an equal share of the time, so fewer candidates are measured for longer.
         share_s = (deadline - time.monotonic()) / (rounds - number) / len(left)
         for candidate in left:
-            # Each one is tried once, whatever it takes: who was never tried cannot be ruled out.
+            # Each one is tried at least once, because an untried candidate cannot be ruled out.
             if latest.get(id(candidate)) is not None and time.monotonic() > deadline:
                 break
             best_s = min((trial.batch_s for trial in latest.values()), default=math.inf)
@@ -329,7 +329,7 @@ def _try(
         trial = replace(trial, first_s=time.perf_counter() - began, samples=batch_size_of(batch)[0])
         if step is not None:
             step(batch)
-        # Else the first batch's memory would be held while the others are timed.
+        # Otherwise the first batch's memory would be held while the others are timed.
         del batch
         return _time_trial(trial, loader, iterator, step=step, seconds=seconds, best_s=best_s)
     except StopIteration:
@@ -352,7 +352,7 @@ def _time_trial(
     seconds: float,
     best_s: float,
 ) -> Trial:
-    # Batches that were prepared before the measurement began are not counted, where batches come fast.
+    # If batches come fast, those that were prepared before the measurement do not count.
     ahead = trial.candidate.weight * int(trial.candidate.options.get("prefetch_factor") or 2)
     began = counted_from = time.perf_counter()
     count = skipped = 0
@@ -369,7 +369,7 @@ def _time_trial(
             skipped, counted_from = count, now
         if count - skipped >= _LEAST_BATCHES and now - began > _LEAST_S / 2:
             mean_s = (now - counted_from) / (count - skipped)
-            # What is left of its time is better spent on those that may win.
+            # The rest of its time is better spent on candidates that may win.
             if mean_s > _CLEARLY_WORSE * best_s:
                 return replace(trial, batch_s=mean_s, batches=count, stopped=True)
     return replace(trial, batch_s=(time.perf_counter() - counted_from) / max(1, count - skipped), batches=count)

@@ -54,22 +54,22 @@ Way = Literal["source", "again", "local", "pack"]
 
 _BAR_PX = 220
 
-# Shares of the budget. Reading from the source takes longest and varies most; the other ways are known soon.
+# Shares of the budget. Reading from the source takes longest and varies most; the other ways need little time.
 _SOURCE_PART = 0.6
 _AGAIN_PART = 0.15
 _OTHER_PART = 0.08
 # Fast ways are measured over several passes, for at least this long.
 _LEAST_S = 1.0
-# More than can be made in that time.
+# More batches than can be made in that time.
 _MOST_PASSES = 1_000_000
-# Files that were read stay in memory until they are written, so that writing does not count as reading.
+# Files that were read stay in memory until they are written, so that the time to write does not count.
 _KEPT_BYTES = 512 * 1024 * 1024
 _STALL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRate:
-    """One way to the samples."""
+    """One way to read the samples."""
 
     way: Way
     """`"source"`, each file for the first time; `"again"`, the same files once more; `"local"`, copies of them on
@@ -77,7 +77,7 @@ class SourceRate:
     title: str
     """Its name for people."""
     samples: int
-    """How many were read, repetitions included."""
+    """How many were read, including repetitions."""
     seconds: float
     """How long that took."""
     nbytes: int
@@ -89,13 +89,13 @@ class SourceRate:
         return self.samples / self.seconds if self.seconds > 0 else 0.0
 
     def epoch_s(self, dataset_samples: int) -> float:
-        """Return the seconds that so many samples would take at this rate."""
+        """Return the seconds that `samples` would take at this rate."""
         return dataset_samples / self.per_second if self.per_second > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceComparison:
-    """What `compare_sources` found. Prints as text, and as a table in a notebook."""
+    """The result of `compare_sources`. Prints as text, and as a table in a notebook."""
 
     path: Path
     """The dataset."""
@@ -106,20 +106,20 @@ class SourceComparison:
     compared: int
     """How many different ones were read."""
     rates: tuple[SourceRate, ...]
-    """One for each way, the slowest first as a rule."""
+    """One for each way, usually the slowest first."""
     num_workers: int
     """Threads that read and decoded files at once."""
     image_size: tuple[int, int] | None
     """`(height, width)`, or `None` as they are."""
     pack_bytes: int
-    """What a pack of the whole dataset would take, in bytes, by the samples."""
+    """The estimated size of a pack of the whole dataset, in bytes."""
     encoding: str
-    """How it would store them."""
+    """How it would store images."""
     notes: tuple[str, ...] = ()
     """What else the user should know."""
 
     def rate(self, way: Way) -> SourceRate:
-        """Return the figures of one way.
+        """Return the figures for one way.
 
         Raises:
             KeyError: it was not measured.
@@ -129,7 +129,7 @@ class SourceComparison:
     @property
     def speedup(self) -> float:
         """Return how many times faster the pack is than later epochs from the source."""
-        # Not than the first epoch, which a pack does not make faster: staging reads the source once too.
+        # Not compared with the first epoch, which is no faster with a pack: staging also reads the source once.
         again = self.rate("again").per_second
         return self.rate("pack").per_second / again if again > 0 else float("inf")
 
@@ -197,7 +197,7 @@ class SourceComparison:
         return page(self._headline(), f"<table>{rows}</table>{notes(self._lines())}")
 
     def plot(self) -> Figure:
-        """Return the images a second and the epoch's length, a bar for each way.
+        """Draw images per second and time per epoch, a bar for each way.
 
         Returns:
             A matplotlib figure, which a notebook shows; `.savefig("sources.png")` writes it.
@@ -245,11 +245,11 @@ def compare_sources(
 
     Args:
         path: a folder or an archive of images, on a mounted Drive or anywhere else.
-        samples: how many images at most; fewer where reading them takes longer than the budget, or where they have more
-            than 512 MB together.
+        samples: maximum number of images; fewer if reading them would exceed the budget, or if they have more than 512
+            MB together.
         num_workers: threads that read and decode files at once, for the workers that your `DataLoader` has.
         batch_size: samples in a batch that is read from the pack.
-        budget_s: about how long it may take, in seconds, without listing the folder and packing the images.
+        budget_s: about how long it may take, in seconds, not counting listing the folder and packing the images.
         seed: seed for choosing images.
         local_dir: where the copies go; the platform's fast folder by default.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
@@ -257,7 +257,7 @@ def compare_sources(
 
     Raises:
         OptionError: a number is not above 0, or an option is unknown.
-        SourceNotFoundError, ArchiveError, LayoutError: as for `stage_dataset`; LayoutError also where samples are not
+        SourceNotFoundError, ArchiveError, LayoutError: as for `stage_dataset`; LayoutError also if samples are not
             image files.
         DriveDisconnectedError: the mount does not answer.
         SourceReadError: an image could not be read, or nothing came for a minute.
@@ -273,7 +273,7 @@ def compare_sources(
     check_argument("path", path, "path", remedy="Of a staged dataset pass the folder or archive that it was made of.")
     refuse_address("path", path, "bring some of the images here with fetch_files first")
     place = Path(path).expanduser()
-    # Before anything is listed, because a mount that hangs keeps whoever lists it.
+    # Before anything is listed, because listing a mount that hangs never returns.
     require_answer(place)
     check_outside([place], local / "compare", "local_dir")
     slow = slow_reason(mount_of(place))
@@ -285,7 +285,7 @@ def compare_sources(
 @contextlib.contextmanager
 def _temporary_folder(local: Path) -> Iterator[Path]:
     """Make a folder below `local` that is removed afterwards, with every folder that had to be created for it."""
-    # The deepest first, so that each is empty when its turn comes.
+    # Deepest first, so that each one is empty by then.
     missing = [place for place in (local, *local.parents) if not place.exists()]
     make_folder(local)
     model = local / "compare"
@@ -297,11 +297,11 @@ def _temporary_folder(local: Path) -> Iterator[Path]:
     finally:
         remove_own(folder)
         for place in missing:
-            remove_empty(place)  # unless somebody else has begun to use it
+            remove_empty(place)  # unless another process has begun to use it
 
 
 class _Comparing:
-    """One comparison, with a temporary folder on the local disk that is its own."""
+    """One comparison, with its own temporary folder on the local disk."""
 
     def __init__(self, options: PackOptions, folder: Path, workers: int, seconds: float, progress: Progress) -> None:
         self._options, self._folder, self._progress = options, folder, progress
@@ -309,7 +309,7 @@ class _Comparing:
         self._broken = 0
 
     def compare(self, path: Path, place: str, samples: int, batch_size: int, seed: int) -> SourceComparison:
-        """Read in every way and put the figures together."""
+        """Read in every way, and collect the figures."""
         from colabstage.images.decode import encode_jpeg
 
         # Once beforehand, so that the decoders are imported before the clock starts.
@@ -322,7 +322,7 @@ class _Comparing:
             rows, sizes = len(source), source.sizes
 
             def read(index: int) -> bytes:
-                # Retries count as time: who trains from a mount has them too.
+                # Retries count, because training from a mount has them too.
                 content = read_with_retry(lambda: source.read(index), source.name(index))
                 if not isinstance(content, bytes):
                     raise _no_image_files(source.name(index))
@@ -331,9 +331,9 @@ class _Comparing:
             def cost(index: int) -> int:
                 return int(sizes[index])
 
-            # Drawn at random, because neighbours in a folder are often read ahead together and of one size.
+            # Drawn at random, because neighbours in a folder are often read ahead together, and are often of one size.
             chosen = np.random.default_rng(seed).permutation(rows)[:samples].tolist()
-            # What was read is kept, so that all other ways read the same images.
+            # The images read are kept, so that all other ways read the same ones.
             kept: dict[int, bytes] = {}
             with self._progress.step("read from the source", total=len(chosen), unit="images") as step:
                 seconds = self._seconds * _SOURCE_PART
@@ -341,13 +341,13 @@ class _Comparing:
                     "source", f"{place}, first epoch", chosen, read, seconds, step=step, cost=cost, keep=kept
                 )
             broken = self._broken
-            # Later epochs find what the mount's client keeps on the local disk, which is the fair comparison.
+            # Later epochs profit from what the mount's client keeps on the local disk, which makes the comparison fair.
             with self._progress.step("read once more", total=len(kept), unit="images") as step:
                 seconds = self._seconds * _AGAIN_PART
                 again = self._read("again", f"{place}, later epochs", list(kept), read, seconds, step=step, cost=cost)
         files = self._write_down(kept, source)
         with self._progress.step("read local files", total=None, unit="images") as step:
-            # Pass after pass: a few hundred local files are read too quickly for one to be measured well.
+            # Several passes, because a few hundred local files are read too quickly to be measured well once.
             local = self._read(
                 "local",
                 "files on the local disk",
@@ -383,12 +383,12 @@ class _Comparing:
         cost: Callable[[int], int] = lambda _: 0,
         keep: dict[int, bytes] | None = None,
     ) -> SourceRate:
-        """Read and decode items by several threads, each one after the other as a worker process does, until all are
-        done, the time is up, or as many bytes are kept as may be.
+        """Read and decode items in several threads, each one item after the other as in a worker process, until all are
+        done, the time is up, or the limit of kept bytes is reached.
 
         Raises:
-            SourceReadError: nothing came for a minute, or until the time was up.
-            Everything that `read` and decoding raise.
+            SourceReadError: nothing arrived for a minute, or until the time was up. Everything that `read` and decoding
+            raise.
         """
         own = threading.local()
         enough = Cancellation()
@@ -397,7 +397,7 @@ class _Comparing:
 
         def work(index: int) -> bytes | None:
             data = read(index)
-            # Memory for decoding is used again, as a worker process of a loader uses its own.
+            # Memory for decoding is reused, as in a loader's worker process.
             if not hasattr(own, "scratch"):
                 own.scratch = bytearray()
             try:
@@ -408,7 +408,7 @@ class _Comparing:
 
         def count(index: int, data: bytes | None) -> None:
             nonlocal done, nbytes, last
-            # The end is when the last image came and not when the pipeline has ended, whose threads take a moment.
+            # The end is when the last image arrived, not when the pipeline's threads have ended.
             last = time.perf_counter()
             step.advance(1)
             if data is None:
@@ -421,7 +421,7 @@ class _Comparing:
             if last - began > seconds or (keep is not None and nbytes > _KEPT_BYTES):
                 enough.cancel()
 
-        # Decoding is a part of reading here, as in a worker process; the one worker only counts what comes.
+        # Decoding is part of reading here, as in a worker process; the one pipeline worker only counts.
         limits = PipelineLimits(
             readers=self._workers,
             max_readers=self._workers,
@@ -442,15 +442,14 @@ class _Comparing:
 
     def _write_down(self, kept: Mapping[int, bytes], source: SampleSource) -> list[Path]:
         """Write what was read as plain files on the local disk, in a folder that can be packed."""
-        # Copies and a pack of them, at most.
+        # At most the copies and a pack of them.
         check_space(self._folder, 2 * sum(map(len, kept.values())), "Comparing with local copies")
         folder = self._folder / "files" / "images"
         # Below two folders, so that it is an image folder with one class.
         folder.mkdir(parents=True)
         files = []
         for number, (index, data) in enumerate(kept.items()):
-            # Numbers in place of names, which may be the same in several folders; the extension stays, layouts go by
-            # it.
+            # Numbers instead of names, which may repeat across folders; layouts need the extension.
             file = folder / f"{number:06}{PurePosixPath(source.name(index)).suffix.lower()}"
             file.write_bytes(data)
             files.append(file)
@@ -460,10 +459,10 @@ class _Comparing:
         """Pack the local copies and read batches of them at random.
 
         Returns:
-            What was read, how the pack stores images, and how many bytes it has.
+            The figures, how the pack stores images, and its size in bytes.
         """
         pack = self._folder / "pack.h5"
-        # The copies are in folders of classes, however the samples were found.
+        # The copies are in class folders, whatever the original layout was.
         report = pack_dataset(
             self._folder / "files", pack, options=self._options, layout="image_folder", progress=self._progress
         )
@@ -474,7 +473,7 @@ class _Comparing:
             self._progress.step("read the pack", total=None, unit="images") as step,
         ):
             rows = len(reader)
-            # The first batch opens the file and allocates the memory that all are read into, like a loader's buffers.
+            # The first batch opens the file and allocates the memory for all batches, like a loader's buffers.
             batch = min(batch_size, rows)
             first = reader.read_x(np.arange(batch), None, pool=pool)
             out = first if isinstance(first, np.ndarray) else None
@@ -482,7 +481,7 @@ class _Comparing:
             deadline = began + min(_LEAST_S, self._seconds * _OTHER_PART)
             while time.perf_counter() < deadline:
                 permutation = order.permutation(rows)
-                # Whole batches alone: a last one that is short would be timed like the others.
+                # Only full batches: a short last one would be timed like the others.
                 for start in range(0, rows - batch + 1, batch):
                     chosen = permutation[start : start + batch]
                     reader.read_x(chosen, out, pool=pool)
@@ -505,7 +504,7 @@ def _no_image_files(name: str) -> LayoutError:
 
 
 def _comparison_notes(broken: int, encoding: str, pack_bytes: int, options: PackOptions) -> Iterator[str]:
-    # By what is free now: the pack is to stay in memory beside the model that is being trained.
+    # Compared with what is free now, because the pack should stay in memory beside the model.
     free_bytes = read_resources().free_memory_bytes
     if broken:
         yield f"{broken} of the images could not be decoded, and were left out."

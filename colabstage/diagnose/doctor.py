@@ -1,7 +1,7 @@
-"""`doctor`: what is wrong with this machine, or with the place of a dataset, and what to do about it.
+"""`doctor`: what is wrong with this machine, or with the location of a dataset, and what to do about it.
 
-It judges by checks, each of them a function: facts in, verdict out, nothing touched. A check's docstring is the remedy
-that a person reads when the verdict is not `ok`, so it is written to them and begins with what to do.
+Each check is a pure function from facts to a verdict. Its docstring is the remedy that the user reads if the verdict is
+not `ok`, so it is addressed to the user and begins with what to do.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 Status = Literal["ok", "warn", "fail", "skip"]
 
 _GB, _MB = 1_000_000_000, 1_000_000
-# Less than this is gone with the first archive, or with a notebook's own downloads.
+# Less than this is used up by the first archive, or by a notebook's own downloads.
 _LITTLE_DISK_BYTES = 5 * _GB
 _NO_DISK_BYTES = 1 * _GB
-# Of what is free, a dataset in memory should leave this much to the model and the libraries.
+# A dataset in memory should leave this share of the free memory to the model and the libraries.
 _MEMORY_PART = 0.8
-# One 224 x 224 colour image of floats, where nothing better is known: what most transforms end in.
+# One 224 x 224 colour image of floats, the result of most transforms, if nothing better is known.
 _USUAL_ROW_BYTES = 4 * 3 * 224 * 224
-# What `DataLoader` has as prefetch_factor where nobody gives one.
+# The default prefetch_factor of `DataLoader`.
 _AHEAD = 2
-# A healthy Drive mount answers in tenths of a second; after two, its client is busy with something else.
+# A healthy Drive mount answers in tenths of a second; after two seconds its client is busy with something else.
 _SLOW_ANSWER_S = 2.0
-# A few pages that were dropped are read again without anybody noticing.
+# A few missing pages are read again unnoticed.
 _MOSTLY = 0.95
-# A desktop or an earlier kernel; a fresh GPU holds a few hundred MB for its driver.
+# More than this is used by a desktop or an earlier kernel; on an unused GPU the driver holds a few hundred MB.
 _BUSY = 0.1
 _HELD_PART = 0.2
-# Colab's staff advise fewer; at these many, listing a folder of a Drive has been answered with errors.
+# Colab's staff advise fewer; with this many, listing a folder on Drive has failed.
 _CROWDED = 10_000
 # Lower bounds of pyproject.toml.
 OLDEST = {"numpy": "1.26", "h5py": "3.12", "torch": "2.4"}
@@ -56,14 +56,14 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What one check says of the facts."""
+    """The verdict of one check."""
 
     status: Status
-    """`ok`; `warn`, it works but costs; `fail`, it does not work; `skip`, there was nothing to judge."""
+    """`ok`; `warn`, it works but is slow or risky; `fail`, it does not work; `skip`, there was nothing to check."""
     message: str
     """One sentence with the figures."""
     remedy: str = ""
-    """What to do about this very finding, where that is not what the check advises in general."""
+    """What to do about this finding, if it differs from the check's general advice."""
 
 
 def judge_platform(facts: MachineFacts) -> Ruling:
@@ -93,9 +93,9 @@ def judge_disk(facts: MachineFacts) -> Ruling:
 
 
 def _too_much(data: DatasetFacts, free_bytes: int) -> str:
-    """Say what a dataset would take here, if that is more than is free; "" otherwise."""
+    """Say how much space a dataset would take here, if that is more than is free; "" otherwise."""
     if data.slow_mount is None:
-        # A pack that is here already is read where it is, and files in a folder may be.
+        # A local pack is read where it is, and files in a folder can be.
         if data.state != "file" or data.pack is not None or data.problem is not None or data.nbytes <= free_bytes:
             return ""
         return f"a pack of '{data.path}' takes about {format_bytes(data.nbytes)} where it keeps images as they are"
@@ -109,7 +109,7 @@ def _too_much(data: DatasetFacts, free_bytes: int) -> str:
 
 
 def _in_part(data: DatasetFacts, free_bytes: int) -> str:
-    """Say how to train on what is larger than the disk."""
+    """Say how to train on data larger than the disk."""
     half = free_bytes // 2
     limit = f'disk_limit="{half // _GB}GB"' if half >= _GB else f'disk_limit="{max(1, half // _MB)}MB"'
     if data.pack is not None:
@@ -129,7 +129,7 @@ def judge_drive_cache(facts: MachineFacts) -> Ruling:
         return Ruling("skip", "No Drive client keeps anything on this machine.")
     said = f"{'' if facts.disk.drive_cache_counted else 'at least '}{format_bytes(cached)}"
     rest = "" if free is None else f", {format_bytes(free)} of the disk are free"
-    # It gives room back only when the disk is nearly full, and other programs fail before that.
+    # It frees space only when the disk is nearly full, and other programs fail before that.
     if free is not None and cached > free:
         status: Status = "fail" if free < _NO_DISK_BYTES else "warn"
         return Ruling(status, f"The Drive client holds {said}{rest}: more than is left.")
@@ -149,7 +149,7 @@ def judge_mount(facts: MachineFacts) -> Ruling:
             for mount in broken
         )
         return Ruling("fail", f"{said}.")
-    # One figure for all: who has ten mounts wants to know which is the slow one.
+    # One figure for all mounts: with ten mounts, the slow one is of interest.
     slowest = max(facts.mounts, key=lambda mount: mount.seconds)
     count = format_count(len(facts.mounts), "mounts")
     said = f"{count} answered, the slowest ('{slowest.mountpoint}', {slowest.kind}) after "
@@ -174,7 +174,7 @@ def judge_memory(facts: MachineFacts) -> Ruling:
     if data is None or data.nbytes == 0:
         return Ruling("ok" if free > _GB else "warn", f"{said}; no dataset to compare with.")
     size = f"'{data.path}' has {'' if data.counted else 'at least '}{format_bytes(data.nbytes)}"
-    # Free memory includes the page cache, which may hold the dataset already; it is dropped on demand.
+    # Free memory includes the page cache, which may already hold the dataset; it is dropped on demand.
     fits = data.nbytes <= _MEMORY_PART * free
     return Ruling("ok" if fits else "warn", f"{said}; {size}: {'it fits' if fits else 'it does not fit'}.")
 
@@ -186,18 +186,18 @@ def judge_shared_memory(facts: MachineFacts) -> Ruling:
     room, pack = facts.shared_memory_bytes, None if facts.dataset is None else facts.dataset.pack
     if room is None:
         return Ruling("skip", "There is no /dev/shm here.")
-    # Nobody asked about a loader: what a sensible one would have is judged.
+    # No loader was given, so a sensible one is assumed.
     workers = max(1, facts.cores - 1) if facts.workers is None else facts.workers
     if workers == 0:
         return Ruling("ok", f"{format_bytes(room)} free in /dev/shm, and no worker process needs it.")
     row = pack.row_bytes if pack is not None else _USUAL_ROW_BYTES
-    # Each worker has one batch in the making and some ahead, and one is on its way to the loop.
+    # Each worker makes one batch and holds some in advance, and one is on its way to the loop.
     need = (workers * (_AHEAD + 1) + 1) * facts.batch_size * row
     said = (
         f"{format_bytes(room)} free in /dev/shm; batches of {facts.batch_size} from {format_count(workers, 'workers')} "
         f"take up to {format_bytes(need)}"
     )
-    # A container's other programs use /dev/shm too, so half of it is already close.
+    # Other programs in the container use /dev/shm too, so half of it is already too much.
     return Ruling("fail" if need > room else "warn" if need > room / 2 else "ok", f"{said}.")
 
 
@@ -220,7 +220,7 @@ def judge_network_mount(facts: MachineFacts) -> Ruling:
     data = facts.dataset
     if data is None:
         return Ruling("skip", "No path was given.")
-    # Before the mount is judged: a path that is misspelt is no reason to stage anything.
+    # Before the mount is checked: a misspelt path is no reason to stage anything.
     if data.state == "missing":
         return Ruling("fail", f"There is nothing at '{data.path}'. {data.instead}".rstrip(), _SPELLING)
     if data.state == "unreachable":
@@ -228,7 +228,7 @@ def judge_network_mount(facts: MachineFacts) -> Ruling:
     if data.slow_mount is None:
         return Ruling("ok", f"'{data.path}' is on a local disk.")
     is_single = data.state == "file"
-    # A single archive is read once, in one pass. Thousands of files, or random reads of an HDF5 file, are slow.
+    # A single archive is read once, in one pass. Thousands of files and random reads of an HDF5 file are slow.
     hurts = not is_single or data.pack is not None or data.problem is not None
     what = "" if is_single else f" ({format_count(data.files, 'files')})"
     return Ruling("fail" if hurts else "warn", f"'{data.path}'{what} is on {data.slow_mount}.")
@@ -242,7 +242,7 @@ _UNREACHABLE = "Check its permissions, and the mount that it is on: the line 'mo
 
 
 def _why_skipped(data: DatasetFacts | None, wanted: str) -> str:
-    """Return why a check of a path had nothing to look at: what is there, if anything, is not what is `wanted`."""
+    """Return why a check of a path was skipped: the path is not of the `wanted` kind, or could not be examined."""
     if data is None:
         return "No path was given."
     if data.state in {"unreachable", "missing"}:
@@ -300,7 +300,7 @@ def judge_libraries(facts: MachineFacts) -> Ruling:
     versions = {name: facts.packages[name].version for name in OLDEST if name in facts.packages}
     said = ", ".join(f"{name} {versions.get(name) or 'missing'}" for name in OLDEST)
     old = [name for name, least in OLDEST.items() if (have := versions.get(name)) and numbers(have) < numbers(least)]
-    # Without torch one can still pack, stage, and train with Keras.
+    # Packing, staging and training with Keras work without torch.
     lost = [name for name in OLDEST if name != "torch" and versions.get(name) is None]
     if old or lost:
         wanted = ", ".join(f"{name} {OLDEST[name]} or newer" for name in [*old, *lost])
@@ -314,12 +314,12 @@ def judge_gpu(facts: MachineFacts) -> Ruling:
     holds its memory is ended under 'Runtime, Manage sessions'. GpuMonitor shows how busy it is while a model trains."""
     gpu = facts.gpu
     if not gpu.gpus:
-        # There a GPU is one menu away, and often forgotten; elsewhere a machine has none because nobody bought one.
+        # On Colab a GPU is one menu away, and often forgotten; other machines either have one or not.
         chosen_by_person = facts.platform.name in {"colab", "kaggle"}
         return Ruling("warn" if chosen_by_person else "skip", gpu.problem or "There is no NVIDIA GPU here.")
     names = ", ".join(f"{one.name} ({format_bytes(one.memory_total_bytes or 0)})" for one in gpu.gpus)
     torch = facts.packages.get("torch")
-    # By the version's name, because importing torch only to ask would take seconds.
+    # By the version string, because importing torch takes seconds.
     if torch is not None and torch.version is not None and torch.version.endswith("+cpu"):
         return Ruling("fail", f"{names}, but torch {torch.version} was built for CPUs only.")
     busy = [one for one in gpu.gpus if (one.utilisation or 0) > _BUSY or _others_hold(one, gpu.ours)]
@@ -329,7 +329,7 @@ def judge_gpu(facts: MachineFacts) -> Ruling:
 
 
 def _others_hold(one: GpuReading, ours: int) -> bool:
-    # What this very notebook trains is no obstacle.
+    # Memory used by this notebook itself is not a problem.
     if any(process.pid == ours for process in one.processes):
         return False
     return (one.memory_used_bytes or 0) > _HELD_PART * (one.memory_total_bytes or float("inf"))
@@ -349,7 +349,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-# By title, in the order of the report.
+# The checks by title, in the order of the report.
 CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
     "platform": judge_platform,
     "disk": judge_disk,
@@ -370,30 +370,30 @@ CHECKS: dict[str, Callable[[MachineFacts], Ruling]] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The finding of one check."""
 
     title: str
     """What was checked."""
     status: Status
-    """How it went."""
+    """The verdict."""
     message: str
     """What was found."""
     remedy: str
-    """What to do about it; empty where nothing is to be done."""
+    """What to do about it; empty if there is nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What `doctor` found, check by check. Prints as text, and as a table in a notebook."""
+    """The findings of `doctor`. Prints as text, and as a table in a notebook."""
 
     findings: tuple[Finding, ...]
-    """One for each check, in the order of the checks."""
+    """One for each check, in order."""
     facts: MachineFacts
-    """What they rest on."""
+    """The facts that they are based on."""
 
     @property
     def exit_code(self) -> int:
-        """Return what `colabstage doctor` ends with: 0 where nothing is broken (there may be warnings), 1 otherwise."""
+        """Return the exit code of `colabstage doctor`: 0 if nothing is broken (there may be warnings), 1 otherwise."""
         return int(any(finding.status == "fail" for finding in self.findings))
 
     def to_dict(self) -> dict[str, Any]:
@@ -436,7 +436,7 @@ class DoctorReport:
 
 
 def _wrap(text: str, first: str, further: str) -> list[str]:
-    """Fold a paragraph; paths and commands stay whole, to be copied."""
+    """Wrap a paragraph; paths and commands stay unbroken, so that they can be copied."""
     return textwrap.wrap(
         text, _WIDTH, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )
@@ -451,19 +451,19 @@ def doctor(
     batch_size: int = 64,
     timeout_s: float = 10.0,
 ) -> DoctorReport:
-    """Find out what is wrong here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's place.
+    """Find problems here: the platform, the disk, the mounts, the versions, the GPU, and a dataset's location.
 
-    Nothing is changed, and a mount that hangs costs no more than the deadline: a child process asks it.
+    It changes nothing. A mount that hangs costs no more than the deadline, because a child process asks it.
 
     Args:
-        path: a dataset: a folder, an archive or an HDF5 file. `None` looks at the machine alone.
-        num_workers: of your loader, to be compared with the cores and `/dev/shm`; `None` for the worker processes
-            that run now, if any.
+        path: a dataset: a folder, an archive or an HDF5 file. `None` checks only the machine.
+        num_workers: of your loader, to be compared with the cores and `/dev/shm`; `None` for the worker processes that
+            are running, if any.
         batch_size: of that loader.
-        timeout_s: seconds that each look may take; they run in parallel.
+        timeout_s: seconds that each examination may take; they run in parallel.
 
     Returns:
-        The findings: `print` it, or let a notebook show it. `.exit_code` is 1 where something is broken.
+        The findings, which `print` and notebooks show. `.exit_code` is 1 if something is broken.
 
     Raises:
         OptionError: `timeout_s` or `batch_size` is not above 0, or `num_workers` is negative; `path` is an address.
@@ -472,13 +472,13 @@ def doctor(
     >>> [finding.title for finding in report.findings if finding.status == "fail"]  # doctest: +SKIP
     []
     """
-    # Before anything is asked, which takes up to the deadline.
+    # Before anything is examined, which takes up to the deadline.
     check_argument("timeout_s", timeout_s, "above zero")
     check_argument("batch_size", batch_size, "above zero")
     if num_workers is not None and num_workers < 0:
         msg = f"num_workers={num_workers!r} cannot work; expected 0 or more."
         raise OptionError(msg)
-    # A path of that name would not be found, and the remedy would be to spell it right.
+    # As a path it would not be found, and the advice would be to check the spelling.
     if path is not None:
         check_argument("path", path, "path", remedy="Of what stage_dataset returns pass its .path.")
         remedy = (
@@ -490,11 +490,11 @@ def doctor(
 
 
 def judge_machine(facts: MachineFacts) -> DoctorReport:
-    """Let every check look at the facts."""
+    """Apply every check to the facts."""
     findings = []
     for title, check in CHECKS.items():
         verdict = check(facts)
-        # A remedy beside what is fine would be read as a problem.
+        # A remedy beside a good finding would look like a problem.
         needed = verdict.status in {"warn", "fail"}
         remedy = (verdict.remedy or " ".join((check.__doc__ or "").split())) if needed else ""
         findings.append(Finding(title, verdict.status, verdict.message, remedy))

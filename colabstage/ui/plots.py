@@ -91,7 +91,7 @@ def plot_class_balance(data: Samples, *, title: str = "Samples of each class") -
     if why is not None:
         msg = f"'{source.name}' has no classes to count: {why}."
         raise OptionError(msg)
-    counts: dict[str, dict[str, int]] = {}  # sorted sorted by class in label order, then by split
+    counts: dict[str, dict[str, int]] = {}  # sorted by class in label order, then by split
     for split, one in labels.items():
         for name, count in zip(one.names, one.counts.tolist(), strict=True):
             counts.setdefault(name, {})[split] = count

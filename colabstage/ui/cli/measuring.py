@@ -135,7 +135,7 @@ def _follow(monitor: GpuMonitor, seconds: float) -> None:
                 # One line that is overwritten; only the summary stays in the terminal's history.
                 print(f"\r\x1b[K{monitor.sparklines().splitlines()[0]}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        pass  # the user has the user has seen enough
+        pass  # the user has seen enough
     finally:
         if shown:
             print("\r\x1b[K", end="", file=sys.stderr)
