@@ -104,7 +104,7 @@ def test_a_file_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
 
 def test_an_hdf5_handle_is_noticed(guards: ModuleType, tmp_path: Path) -> None:
     """An HDF5 object counts even when no file on disk stands behind it."""
-    h5py = pytest.importorskip("h5py")
+    h5py = pytest.importorskip("h5py", reason="needs h5py: pip install h5py")
     before = guards.held_now(tmp_path)
     file = h5py.File(tmp_path / "memory.h5", "w", driver="core", backing_store=False)
     leaks = guards.leaks_since(before, tmp_path, grace_s=0.0)

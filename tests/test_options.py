@@ -78,7 +78,7 @@ def test_the_command_line_has_them_too() -> None:
 
 def test_the_tab_key_offers_them() -> None:
     """IPython completes the arguments of a verb from its signature."""
-    completing = pytest.importorskip("IPython.core.completer")
+    completing = pytest.importorskip("IPython.core.completer", reason="needs IPython: pip install ipython")
     completer = completing.IPCompleter(namespace={"stage_dataset": colabstage.stage_dataset})
     with completing.provisionalcompleter():
         offered = [one.text for one in completer.completions("stage_dataset('photos.zip', ima", 31)]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colabstage.errors import TargetExistsError
 from colabstage.io import ownership, workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # The simulated Drive is a file system: what it removes, a user asked it to. The demo clears its own temporary machine,
 # and fsspec's stores have no names of ours.
@@ -288,15 +293,29 @@ class TestAtomicPath:
 class TestSync:
     """Bytes reach the disk, or somebody hears of it."""
 
-    def test_files_and_folders_can_be_synced(self, tmp_path: Path) -> None:
-        """Both kinds pass on a normal disk."""
-        (tmp_path / "file").write_text("text", encoding="utf-8")
-        ownership.sync_file(tmp_path / "file")
-        ownership.sync_file(tmp_path)
+    def test_what_has_no_fsync_passes_and_what_fails_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file system without it is left as it is, as /proc, which answers 'invalid argument'; a bad disk is not."""
+        synced: list[str] = []
+        sync = os.fsync
 
-    def test_what_cannot_be_synced_passes(self) -> None:
-        """A file system without fsync is left as it is: /proc answers 'invalid argument'."""
-        ownership.sync_file(Path("/proc/self/status"))
+        def watched(handle: int) -> None:
+            synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+            sync(handle)
+
+        monkeypatch.setattr(os, "fsync", watched)
+        places = (tmp_path, Path("/proc/version"))
+        for place in places:
+            ownership.sync_file(place)
+        assert synced == list(map(str, places))
+
+        def broken(_: int) -> None:
+            raise OSError(errno.EIO, "the disk is broken")
+
+        monkeypatch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="broken"):
+            ownership.sync_file(tmp_path)
 
 
 class TestOneOwner:
@@ -354,6 +373,95 @@ def test_what_another_process_removes_meanwhile_is_gone(tmp_path: Path, vouches:
         ownership.put_file(made, target, replaces=look)
         assert target.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def make_folder(target: Path, files: dict[str, str]) -> Path:
+    """A finished folder that is to become `target`."""
+    made = workspace.temp_beside(target)
+    for name, text in files.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(text, encoding="utf-8")
+    return made
+
+
+def names_and_bytes(folder: Path) -> dict[str, bytes | None]:
+    """What is in a folder; of folders their names."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def make_link(path: Path) -> None:
+    """Keep a file elsewhere, as somebody does whose disk is full."""
+    path.symlink_to(path.rename(path.parent.parent / path.name))
+
+
+MADE = {"a": "1", "b": "2", "deep/c": "3"}
+EDITS: dict[str, Callable[[Path], object]] = {
+    "a file is added": lambda folder: (folder / "deep" / "mine").write_text("mine"),
+    "an empty folder is added": lambda folder: (folder / "mine").mkdir(),
+    "a file is longer": lambda folder: (folder / "a").write_text("longer"),
+    "a file has another time": lambda folder: os.utime(folder / "b", ns=(0, 5)),
+    "a file is a link": lambda folder: make_link(folder / "a"),
+    "a file is gone": lambda folder: (folder / "b").unlink(),
+    "a folder is gone": lambda folder: shutil.rmtree(folder / "deep"),
+}
+
+
+class TestFolders:
+    """A folder that colabstage made is replaced as long as nothing of anybody else's would be lost."""
+
+    @pytest.mark.parametrize("edit", EDITS)
+    def test_what_somebody_did_in_it_stays(self, tmp_path: Path, edit: str) -> None:
+        """What was added or changed is refused and named; what is gone is no loss; who is told to replaces it."""
+        target = tmp_path / "out"
+        ownership.put_folder(make_folder(target, MADE), target)
+        assert ownership.look_at(target).is_as_made
+        EDITS[edit](target)
+        assert not ownership.look_at(target).is_as_made
+        before = names_and_bytes(target)
+        newer = make_folder(target, {"a": "newer"})
+        if edit.endswith("gone"):
+            ownership.put_folder(newer, target)
+        else:
+            with pytest.raises(TargetExistsError, match=r"not from colabstage: |changed: "):
+                ownership.put_folder(newer, target)
+            assert names_and_bytes(target) == before
+            ownership.put_folder(newer, target, overwrite=True)
+        assert names_and_bytes(target) == {"a": b"newer"}
+        assert ownership.look_at(target).is_as_made
+        assert len([path for path in tmp_path.iterdir() if path.name not in ("a", "out")]) == 1
+
+    def test_an_inventory_of_somebody_else_stays_as_long_as_its_owner_may_live(self, tmp_path: Path) -> None:
+        """A living process is about to put there what it announced, and one of another machine may be."""
+        target = tmp_path / "out"
+        code = "from colabstage.io.workspace import owner_token; print(owner_token(), flush=True); input()"
+        pipe = subprocess.PIPE
+        with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as child:
+            assert child.stdout is not None
+            ownership.put_folder(make_folder(target, MADE), target)
+            (ours,) = tmp_path.glob(".colabstage-out.*.deed")
+            living, young, old = (
+                ours.with_name(f".colabstage-out.{owner}.0.deed")
+                for owner in (child.stdout.readline().strip(), "0000abcd-1-5", "0000abcd-1-6")
+            )
+            for path in (living, young, old):
+                path.write_bytes(ours.read_bytes()[:-10])
+            os.utime(old, (0, 0))
+            assert ownership.sweep_orphans(tmp_path) == [old]
+            ownership.put_folder(make_folder(target, {"a": "newer"}), target)
+            assert living.exists()
+            child.communicate("")
+        assert ownership.look_at(target).is_as_made
+
+    def test_only_what_is_finished_in_a_temporary_is_put_in_a_place(self, tmp_path: Path) -> None:
+        """Anything else would be taken away from somebody."""
+        file, folder, out = (tmp_path / name for name in ("file", "folder", "out"))
+        file.write_bytes(b"mine")
+        folder.mkdir()
+        with pytest.raises(ValueError, match="not a temporary"):
+            ownership.put_file(file, out, replaces=ownership.whatever_is_there)
+        with pytest.raises(ValueError, match="not a temporary"):
+            ownership.put_folder(folder, out)
+        assert sorted(tmp_path.iterdir()) == [file, folder]
 
 
 class TestAmongOthers:

@@ -138,7 +138,9 @@ def test_targets_go_with_their_crops(make_pack: Callable[..., Path], targets: st
 def test_index_and_dtype_come_with_crops(make_pack: Callable[..., Path]) -> None:
     """Rows are named, and bytes become numbers in [0, 1] before what follows."""
     dataset = dataset_h5(make_pack(), return_index=True)
-    for (x, y), index in make_loader(dataset, 4, batch_transform=CROP, dtype=torch.float32, decode="crops"):
+    seen = list(make_loader(dataset, 4, batch_transform=CROP, dtype=torch.float32, decode="crops"))
+    assert sum(len(index) for _, index in seen) == COUNT
+    for (x, y), index in seen:
         assert torch.equal(index, y)
         assert x.dtype == torch.float32
         assert 0 <= x.min() < x.max() <= 1

@@ -116,7 +116,7 @@ def test_boxes_move_with_their_images(
 ) -> None:
     """Whether images are resized when they are packed or when they are read, every box is where its part of the image
     is, and what cropping cut away is gone."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     out = tmp_path / "out.h5"
     size = (32, 24)
     pack_dataset(
@@ -141,7 +141,7 @@ def test_boxes_move_with_their_images(
 @pytest.mark.torch
 def test_plain_h5py_reads_the_same_boxes(tmp_path: Path, street: Path) -> None:
     """Row i is offsets[i] up to offsets[i + 1] of every column; encoded images keep the boxes of their own pixels."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     out = tmp_path / "out.h5"
     for options in ({"encoding": "encoded"}, {"image_size": (16, 16), "resize": "crop"}):
         pack_dataset(street, out, layout=boxed, overwrite=True, progress=False, **options)

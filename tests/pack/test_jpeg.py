@@ -47,7 +47,7 @@ def test_rows_are_jpegs_of_the_resized_images(tmp_path: Path, photos: Path, size
 @pytest.mark.torch
 def test_reading_does_not_resize_again(tmp_path: Path, photos: Path) -> None:
     """The Dataset's row is the stored JPEG, decoded."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     out = tmp_path / "out.h5"
     pack_dataset(photos, out, encoding="jpeg:80", image_size=(9, 7), resize="crop", progress=False)
     dataset, found = dataset_h5(out), stored(out)

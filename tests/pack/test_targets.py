@@ -117,7 +117,7 @@ def test_masks_keep_their_classes_and_lie_on_their_images(
     resize: Any,
 ) -> None:
     """Every mask, stored as indices or as its file, is what Pillow makes of it by the nearest pixel."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder = scenes(mixed=size is not None, masks=masks)
     layout = painted if masks == "color" else masked
     out = tmp_path / "out.h5"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from colabstage.errors import (
     CancelledError,
@@ -20,7 +22,7 @@ from colabstage.errors import (
     SourceReadError,
     TargetNotWritableError,
 )
-from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges
+from colabstage.io.files import RetryPolicy, block_ranges, hash_block, hash_ranges
 from colabstage.io.page import Board
 from colabstage.io.progress import Cancellation, LateStep
 from colabstage.io.workspace import temp_beside
@@ -103,6 +105,44 @@ def test_what_stood_at_the_target_is_overwritten(source: Path, target: Path, cop
     target.write_bytes(bytes(20 * BLOCK))
     assert copy(source, target, expected=hashes_of(source)) == hashes_of(target)
     assert target.stat().st_size == source.stat().st_size
+
+
+@given(
+    states=st.lists(st.sampled_from(["right", "wrong", "zeros"]), min_size=8, max_size=8),
+    there=st.integers(0, 10 * 1000),
+    known=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_interrupted_copy_is_continued_whatever_it_left(
+    tmp_path: Path, step: ProgressStep, states: list[str], there: int, known: bool
+) -> None:
+    """The bytes are the source's; blocks that are here and right are kept, and where their hashes are known the source
+    is not read for them."""
+    block, source, target = 1000, tmp_path / "source.bin", temp_beside(tmp_path / "target.bin")
+    content = random_bytes(7 * block + 123)
+    left = {
+        "right": lambda at: content[at : at + block],
+        "wrong": lambda at: bytes([255 - content[at]]) + content[at + 1 : at + block],
+        "zeros": lambda at: bytes(len(content[at : at + block])),
+    }
+    target.write_bytes(b"".join(left[one](at * block) for at, one in enumerate(states)).ljust(10 * block, b"x")[:there])
+    whole = [state == "right" and min((at + 1) * block, len(content)) <= there for at, state in enumerate(states)]
+    ranges = block_ranges(len(content), block)
+    expected = [hash_block(content[at : at + length]) for at, length in ranges] if known else None
+    # What is known to be right need not be right at the source any more.
+    stored = bytearray(content)
+    for (at, length), is_here in zip(ranges, whole, strict=True):
+        if known and is_here:
+            stored[at : at + length] = bytes(length)
+    source.write_bytes(stored)
+    copied = copy_blocks(
+        source, target, size=len(content), block_bytes=block, expected=expected, step=step,
+        cancellation=Cancellation(), policy=POLICY, resume=True,
+    )  # fmt: skip
+    assert target.read_bytes() == content
+    assert copied.hashes == [hash_block(content[at : at + length]) for at, length in ranges]
+    assert copied.kept_bytes == sum(length for (_, length), is_here in zip(ranges, whole, strict=True) if is_here)
+    target.unlink()
 
 
 def test_what_is_not_of_colabstage_is_not_emptied(source: Path, tmp_path: Path, copy: Callable[..., list[str]]) -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from colabstage.io.files import hash_block
 from colabstage.sources.identity import (
     SourceIdentity,
+    Verdict,
     as_one_of_many,
     compare_states,
+    identify_archive,
     identify_by_times,
     identify_many,
     identify_tree,
 )
 from colabstage.trees.folder import FolderTree
+from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +33,7 @@ WEB = SourceIdentity("archive", 1, 100, address="https://e.org/a.zip", version='
 DISK = SourceIdentity("archive", 1, 100, address="/a.zip", mtime_ns=5, ends="ff")
 DRIVE = replace(DISK, address="drive:MyDrive/a.zip")
 MD5 = replace(DRIVE, md5="m")
+ZIP = replace(DISK, digest="zip:1")
 FOLDER = SourceIdentity("folder", 2, 9, address="/f", listing="l", times="t", stamps={"": 1})
 SHARED = replace(FOLDER, address="gdrive:1A")
 BOTH = identify_many([WEB, FOLDER], address="list:1")
@@ -58,6 +65,12 @@ def test_anything_else_is_none(raw: object) -> None:
         (MD5, replace(MD5, mtime_ns=10**10, ends="fe", digest="zip:2"), True),
         (MD5, replace(MD5, md5="n"), False),
         (MD5, replace(MD5, md5="", ends="fe"), False),
+        (ZIP, replace(ZIP, mtime_ns=6, ends="fe"), True),
+        (ZIP, replace(ZIP, digest="zip:2"), False),
+        (ZIP, replace(ZIP, digest="sha256:1"), True),
+        (ZIP, replace(ZIP, digest="sha256:1", mtime_ns=6), False),
+        (replace(FOLDER, digest="sha256:1"), replace(FOLDER, digest="sha256:1", times="u"), True),
+        (replace(FOLDER, digest="sha256:1"), replace(FOLDER, digest="sha256:2"), False),
         (FOLDER, replace(FOLDER, times="u"), False),
         (replace(FOLDER, address="drive:f", md5="m"), replace(FOLDER, address="drive:f", md5="m", times="u"), True),
         (replace(FOLDER, address="drive:f", md5="m"), replace(FOLDER, address="drive:f", md5="n"), False),
@@ -72,9 +85,124 @@ def test_anything_else_is_none(raw: object) -> None:
     ],
 )
 def test_what_counts_as_the_same(recorded: SourceIdentity, now: SourceIdentity, same: bool) -> None:
-    """A version decides alone; times count where they can be trusted; parts are compared one by one."""
+    """A version decides alone, and what stands for every byte; times count where they can be trusted; parts are
+    compared one by one."""
     assert (compare_states(recorded, now) != "changed") is same
     assert (recorded.fingerprint == now.fingerprint) is same or recorded.trusts_times
+
+
+@pytest.mark.parametrize(
+    ("clock", "files", "verdict"),
+    [
+        ("1" * 16, 300, "same"),
+        ("1" * 8 + "2" * 8, 300, "changed"),
+        ("2" * 16, 300, "unproved"),
+        ("2" * 16, 256, "changed"),
+        ("1" * 8, 300, "unproved"),
+    ],
+)
+def test_times_of_a_folder_on_drive_count_to_the_second_and_in_groups(clock: str, files: int, verdict: str) -> None:
+    """Other times of some groups are somebody's work; of all groups, of many files, those of a remount."""
+    recorded = replace(FOLDER, address="drive:f", files=files, clock="1" * 16)
+    assert compare_states(recorded, replace(recorded, times="u", clock=clock)) == verdict
+
+
+def marks(what: str) -> st.SearchStrategy[str]:
+    """Nothing, or one of two marks that look like no other kind's."""
+    return st.sampled_from(["", f"{what}1", f"{what}2"])
+
+
+STATES = st.builds(
+    SourceIdentity,
+    st.sampled_from(["archive", "folder"]),
+    st.just(1),
+    st.just(100),
+    st.sampled_from(["/a", "https://e.org/a", "drive:a", "gdrive:1A", "kaggle:a/b"]),
+    mtime_ns=st.sampled_from([0, 5, 6, 10**10]),
+    ends=marks("ends"),
+    version=marks("version"),
+    digest=st.sampled_from(["", "zip:1", "zip:2", "sha256:1"]),
+    md5=marks("md5"),
+    listing=marks("listing"),
+    times=marks("times"),
+    clock=st.sampled_from(["", "1" * 8, "2" * 8, "1" * 16]),
+)
+
+
+@settings(max_examples=300)
+@given(one=STATES, other=STATES)
+def test_one_fingerprint_is_never_of_two_states(one: SourceIdentity, other: SourceIdentity) -> None:
+    """Interrupted work goes on under it, so what it does not tell apart is not known to have changed."""
+    # A service has versions, Drive's client MD5s.
+    one, other = (replace(state, version="") if state.md5 else state for state in (one, other))
+    other = replace(other, address=one.address, kind=one.kind)
+    if one.fingerprint == other.fingerprint != "":
+        assert compare_states(one, other) != "changed"
+
+
+def test_an_md5_that_is_no_longer_told_is_no_change() -> None:
+    """A client may tell it or not; then all else that is known counts."""
+    assert compare_states(MD5, replace(MD5, md5="")) == compare_states(replace(MD5, md5=""), MD5) == "same"
+
+
+@settings(max_examples=200)
+@given(parts=st.lists(st.tuples(STATES, STATES), min_size=1, max_size=3), again=st.sets(st.integers(0, 2)))
+def test_a_state_is_never_changed_from_itself_and_many_are_as_the_worst_of_them(
+    parts: list[tuple[SourceIdentity, SourceIdentity]], again: set[int]
+) -> None:
+    """Whatever is known of each; and who is compared with whom makes no difference."""
+    first = [one for one, _ in parts]
+    second = [
+        replace(one if number in again else other, address=one.address) for number, (one, other) in enumerate(parts)
+    ]
+    verdicts = [compare_states(one, other) for one, other in zip(first, second, strict=True)]
+    assert [compare_states(other, one) for one, other in zip(first, second, strict=True)] == verdicts
+    assert "changed" not in [verdict for number, verdict in enumerate(verdicts) if number in again]
+    both = compare_states(identify_many(first, address="x"), identify_many(second, address="x"))
+    assert both == max(verdicts, key=get_args(Verdict).index)
+
+
+class WatchedBytes(LocalBytes):
+    """Counts what is read."""
+
+    taken = 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        found = super().pread(length, offset)
+        self.taken += len(found)
+        return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 131_072, 1_000_000])
+def test_one_file_is_known_by_its_ends(tmp_path: Path, size: int) -> None:
+    """By the first and the last 64 KiB, and no more of it is read."""
+    file = tmp_path / "x.npy"
+    file.write_bytes(bytes(size))
+    with WatchedBytes(file) as source:
+        before = identify_archive(source, 5)
+        assert source.taken <= 2 * 65_536
+    assert before.nbytes == size
+    for place in sorted({0, 65_535, size - 65_536, size - 1} & set(range(size))):
+        changed = bytearray(size)
+        changed[place] = 1
+        file.write_bytes(changed)
+        with LocalBytes(file) as source:
+            assert identify_archive(source, 5).ends != before.ends
+
+
+def test_a_zip_is_known_by_its_directory(tmp_path: Path) -> None:
+    """With each member's checksum, it stands for all bytes; of no other file is there such a thing."""
+    digests = []
+    for content in (b"1", b"1", b"2"):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+            made.writestr(zipfile.ZipInfo("a.txt"), content)
+        with LocalBytes(tmp_path / "a.zip") as source:
+            digests.append(identify_archive(source, 5).digest)
+    assert digests[0].startswith("zip:")
+    assert digests[0] == digests[1] != digests[2]
+    (tmp_path / "a.txt").write_bytes(b"1")
+    with LocalBytes(tmp_path / "a.txt") as source:
+        assert identify_archive(source, 5).digest == ""
 
 
 def test_nothing_known_is_nothing_to_go_on_with() -> None:

@@ -213,7 +213,7 @@ def test_stl10(tmp_path: Path) -> None:
 
 def test_svhn(tmp_path: Path) -> None:
     """MATLAB's last axis counts samples; its tenth class is the digit 0, as torchvision has it."""
-    matlab = pytest.importorskip("scipy.io")
+    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
     x = pixels(4, 5, 6, 3)
     for split in ("train", "test", "extra"):
         y = np.array([[1], [9], [10], [2]], np.uint8)
@@ -225,7 +225,7 @@ def test_svhn(tmp_path: Path) -> None:
 
 def test_matlab_5_is_read_as_matlab_73(tmp_path: Path) -> None:
     """Other names and types, chosen by `array_rows`; a damaged file is one error."""
-    matlab = pytest.importorskip("scipy.io")
+    matlab = pytest.importorskip("scipy.io", reason="needs scipy: pip install 'colabstage[matlab]'")
     x = RNG.normal(size=(6, 4))
     matlab.savemat(tmp_path / "a.mat", {"spectra": x, "age": LABELS[:, None].astype(np.int16), "note": "text"})
     table = detect_layout(FolderTree(tmp_path), array_rows(x="spectra", y="age"))

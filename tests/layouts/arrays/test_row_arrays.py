@@ -52,7 +52,7 @@ def labels(count: int = COUNT) -> NDArray[np.int64]:
 
 def read_back(source: Path, out: Path, **options: Any) -> dict[str, tuple[Any, Any]]:
     """Pack a source and read all samples by key through the Dataset."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     report = pack_dataset(source, out, progress=False, **options)
     found: dict[str, tuple[Any, Any]] = {}
     for split in report.samples:

@@ -103,7 +103,7 @@ def boxes_in(found: SampleTable, key: str) -> dict[str, NDArray[Any]]:
 
 def packed(folder: Path, out: Path, **options: Any) -> dict[str, tuple[Any, dict[str, NDArray[Any]]]]:
     """Pack a folder and read all of it back, by key."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     report = pack_dataset(folder, out, progress=False, **options)
     found: dict[str, Any] = {}
     for split in report.samples:

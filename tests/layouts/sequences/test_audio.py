@@ -68,7 +68,7 @@ def commands(tmp_path: Path) -> Path:
 def test_wav_is_read_as_soundfile_reads_it(soundfile: Any, subtype: str, form: str, channels: int) -> None:
     """Every kind of number, exactly; kinds that need soundfile go through it."""
     if not soundfile.check_format(form, subtype):
-        pytest.skip(f"libsndfile writes no {subtype} in {form}")
+        pytest.skip(f"needs a libsndfile that writes {subtype} in {form}: pip install -U soundfile")
     buffer = io.BytesIO()
     soundfile.write(buffer, tone(1, 1017, channels), RATE, subtype=subtype, format=form)
     wanted, rate = soundfile.read(io.BytesIO(buffer.getvalue()), dtype="float32", always_2d=True)
@@ -104,7 +104,7 @@ def test_flac_and_others_go_through_soundfile(soundfile: Any, form: str, subtype
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_folders_of_classes_become_rows(tmp_path: Path, commands: Path, dtype: Any) -> None:
     """From the folder to the Dataset: the very numbers of the files, with their classes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     assert detect_layout(FolderTree(commands)).layout == "audio"
     layout = functools.partial(read_audio, options=AudioOptions(dtype=dtype))
     report = pack_dataset(commands, tmp_path / "out.h5", layout=layout, progress=False)

@@ -49,7 +49,7 @@ def stream(found: SampleTable, split: str | None = None) -> tuple[NDArray[Any], 
 @pytest.mark.parametrize("in_zip", [False, True])
 def test_nanogpt_files_are_taken_as_they_are(tmp_path: Path, in_zip: bool) -> None:
     """train.bin and val.bin of uint16: every token in its place, from file to Dataset, the next as its target."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder = tmp_path / "shakespeare"
     tokens = {"train": np.arange(5000) * 13 % 50257, "val": np.arange(700) % 50257}
     for split, values in tokens.items():

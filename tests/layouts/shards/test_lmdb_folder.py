@@ -275,7 +275,7 @@ def test_other_files_are_not_claimed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_databases_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that the lmdb package reads."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder = write(tmp_path / "d" / "test", ocr(8, ["0", "1", "2"]))
     pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
     theirs = read_back(folder)

@@ -153,7 +153,7 @@ def test_records_of_tensorflow_are_packed(
     tmp_path: Path, by_tensorflow: tuple[Path, dict[str, Any]], kind: str, encoding: str
 ) -> None:
     """End to end: the pixels and labels that are read from the pack are those that TensorFlow decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     folder, theirs = by_tensorflow
     pack_dataset(folder / kind, tmp_path / "out.h5", encoding=encoding, progress=False)
     packed = dataset_h5(tmp_path / "out.h5", split="validation")
@@ -311,7 +311,7 @@ def test_a_cut_message_is_no_example() -> None:
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_records_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that the package tfrecord reads and Pillow decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     path = write(tmp_path / "d" / "test.tfrecord", [{"image": picture(n), "label": n % 3} for n in range(8)])
     pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
     packed = dataset_h5(tmp_path / "out.h5", split="test")

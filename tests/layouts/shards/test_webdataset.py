@@ -412,7 +412,7 @@ def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]]
 @pytest.mark.parametrize("encoding", ["pixels", "encoded"])
 def test_shards_are_packed(tmp_path: Path, encoding: str) -> None:
     """End to end: the packed pixels and labels are those that WebDataset decodes."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     paths = [write(tmp_path / "d" / f"test-{n}.tar", samples(4 * n, 4)) for n in range(3)]
     pack_dataset(tmp_path / "d", tmp_path / "out.h5", encoding=encoding, progress=False)
     theirs = read_back(paths)

@@ -113,13 +113,18 @@ def test_a_state_of_other_windows_is_refused(make_file: Callable[..., Any]) -> N
 def test_images_of_their_own_sizes_and_transforms(make_encoded: Callable[..., Path]) -> None:
     """Lists of images, and what a transform makes of each, come out of windows too."""
     dataset = dataset_h5(make_encoded(17), return_index=True)
+    rows = []
     for (x, _), index in make_loader(
         dataset, 3, strategy="direct", shuffle="window", memory_budget="50kB", prefetch_factor=1
     ):
+        rows += index.tolist()
         for image, row in zip(x, index.tolist(), strict=True):
             np.testing.assert_array_equal(image.permute(1, 2, 0), dataset[row][0][0])
+    assert sorted(rows) == list(range(17))
     summed = dataset_h5(make_encoded(17), lambda x: int(x.sum()), return_index=True)
-    for (x, _), index in make_loader(summed, 3, strategy="direct", shuffle="window"):
+    batches = list(make_loader(summed, 3, strategy="direct", shuffle="window"))
+    assert [len(index) for _, index in batches] == [3, 3, 3, 3, 3, 2]
+    for (x, _), index in batches:
         assert x.tolist() == [summed[row][0][0] for row in index.tolist()]
 
 

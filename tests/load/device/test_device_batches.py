@@ -91,9 +91,9 @@ def test_blocks_join_to_the_split(tmp_path: Path) -> None:
         file["X_train"], file["Y_train"] = values, np.arange(150)
     dataset = dataset_h5(tmp_path / "large.h5")
     loader = make_loader(dataset, 64, device="cpu", strategy="device", shuffle=False)
-    for number, (x, y) in enumerate(loader):
-        np.testing.assert_array_equal(x.permute(0, 2, 3, 1), values[64 * number : 64 * (number + 1)])
-        assert y.tolist() == list(range(64 * number, 64 * number + len(y)))
+    batches = list(loader)
+    np.testing.assert_array_equal(np.concatenate([x.permute(0, 2, 3, 1) for x, _ in batches]), values)
+    assert [y.tolist() for _, y in batches] == [[*range(64)], [*range(64, 128)], [*range(128, 150)]]
 
 
 def test_an_empty_split_has_no_batches(make_file: Callable[..., Any]) -> None:

@@ -185,7 +185,7 @@ def test_two_spellings_of_one_name_are_refused(tmp_path: Path, names: tuple[str,
 @pytest.mark.torch
 def test_names_of_ones_own(tmp_path: Path) -> None:
     """Inputs and targets under any name, also in groups; what is not there is named with what is."""
-    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch").dataset_h5
+    dataset_h5 = pytest.importorskip("colabstage.load.dataset", reason="needs torch: pip install torch").dataset_h5
     x, y = values(1, (3, 5)), values(2, ())
     for name in ("a.h5", "b.h5"):
         with h5py.File(tmp_path / name, "w") as file:

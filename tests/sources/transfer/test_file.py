@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from colabstage.errors import (
     CancelledError,
@@ -22,10 +24,12 @@ from colabstage.errors import (
     SourceReadError,
     TargetExistsError,
 )
-from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges
+from colabstage.io.files import RetryPolicy, block_ranges, hash_block, hash_ranges
 from colabstage.io.progress import Cancellation
 from colabstage.io.workspace import temp_beside
 from colabstage.sources.remote import Checksum, TransientError
+from colabstage.sources.transfer import partial_file
+from colabstage.sources.transfer.partial_file import BlockHashes
 from colabstage.sources.transfer.whole_file import fetch_file
 from tests.sources import remotes
 from tests.sources.remotes import MemoryFile, changed, random_bytes
@@ -67,6 +71,40 @@ def fetch(target: Path, step: Any) -> Callable[..., FetchedFile]:
         return fetch_file(source, place, **options)
 
     return run
+
+
+@given(
+    size=st.integers(1, 45),
+    runs=st.lists(st.tuples(st.integers(0, 44), st.lists(st.integers(1, 25), min_size=1, max_size=4)), max_size=6),
+    known=st.booleans(),
+)
+@example(size=45, runs=[(0, [5]), (17, [3, 25])], known=True)
+def test_a_block_is_hashed_when_all_of_it_came_in_order(
+    size: int, runs: list[tuple[int, list[int]]], known: bool
+) -> None:
+    """Wherever pieces begin and end; a connection that goes on elsewhere hashes nothing across the gap."""
+    content = random_bytes(size, SEED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partial_file, "BLOCK_BYTES", 10)
+        hashes = BlockHashes(size if known else None)
+        found: list[tuple[int, str]] = []
+        expected: list[tuple[int, str]] = []
+        begin = position = -1
+        for start, lengths in runs:
+            if start != position:
+                begin = position = start
+            for length in lengths:
+                piece = content[position : position + length]
+                found += hashes.feed(memoryview(piece), position).items()
+                for number, (offset, width) in enumerate(block_ranges(size, 10)):
+                    end = offset + width
+                    if begin <= offset and position < end <= position + len(piece) and (known or width == 10):
+                        expected.append((number, hash_block(content[offset:end])))
+                position += len(piece)
+        assert found == expected
+        whole = BlockHashes(None)
+        told = [*whole.feed(memoryview(content), 0).values(), *whole.finish()]
+        assert told == [hash_block(content[at : at + length]) for at, length in block_ranges(size, 10)]
 
 
 def sha256(content: bytes) -> Checksum:

@@ -230,7 +230,7 @@ def test_the_tab_key_knows_what_is_kept(
     assert offered(monkeypatch, ask, "colabstage cache purge ") == [staged.path.stem]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash: apt-get install bash")
 def test_bash_completes_with_the_script_that_is_installed(tmp_path: Path) -> None:
     """The script that `--show-completion` prints, in a real bash."""
     installed = tmp_path / "colabstage"
