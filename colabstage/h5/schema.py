@@ -36,6 +36,7 @@ SKIPPED = "skipped"
 BYTES = "bytes"
 OFFSETS = "offsets"
 BOXES = "boxes"
+LABELS = "labels"
 
 # In the order in which people name them.
 FAMILIAR_SPLITS = ("train", "dev", "val", "valid", "validation", "test")

@@ -36,6 +36,7 @@ from colabstage.errors import DecodeError
 from colabstage.images.geometry import ImageOptions, place_image, reduction_factor, turn_upright
 from colabstage.images.headers import count_pixels, is_jpeg, read_jpeg_header, read_orientation
 from colabstage.images.resample import resample
+from colabstage.io.stand_ins import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +55,7 @@ _FEW_PIXELS = 8_000_000
 # Larger memory is not kept for the next image.
 _MOST_KEPT_BYTES = 256 * 1024 * 1024
 _LOOK_S = 1.0
+_HEAD_BYTES = 1024
 # Where Pillow itself refuses by default: about half a gigabyte as RGB, more than any photograph.
 MAX_PIXELS = 178_956_970
 # What Pillow's plugins let through when a file is broken, over and above the documented OSError.
@@ -451,6 +453,10 @@ def _open_pillow(data: bytes) -> Image.Image:
         # What most downloads that went wrong are.
         if data[:256].lstrip()[:1] == b"<":
             found = "The file is a web page or an SVG drawing:"
+        instead = stand_in(data[:_HEAD_BYTES])
+        if instead:
+            msg = f"The file is no image but {instead}."
+            raise DecodeError(msg) from error
         missing = ""
         # Where Pillow knows the format, it is the file that is damaged.
         if _is_heic(data) and "HEIF" not in Image.OPEN:

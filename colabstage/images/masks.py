@@ -9,6 +9,7 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.decode import open_upright
 from colabstage.images.geometry import VOID, MaskOptions, place_image
+from colabstage.io.units import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,7 +101,14 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
         # Of a palette the indices, which are the classes; its colours are for people.
         if image.mode in _INDEX_MODES:
             return np.asarray(image)
-        red, green, blue = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+        colours = np.asarray(image.convert("RGB"))
+        if "A" in image.mode and np.ptp(colours) == 0 and np.ptp(np.asarray(image.getchannel("A"))) > 0:
+            msg = (
+                "The mask has one colour, and its pixels differ in how transparent they are. Write what is transparent "
+                "as class indices: 0 and 255, or 0, 1, 2, …"
+            )
+            raise DecodeError(msg)
+        red, green, blue = colours.transpose(2, 0, 1)
         if not (np.array_equal(red, green) and np.array_equal(green, blue)):
             msg = (
                 f"The mask is an image of colours ({image.mode}), expected one whose pixels are class indices. Painted "
@@ -130,9 +138,9 @@ def _look_up(values: NDArray[Any], colors: tuple[tuple[int, int, int], ...]) -> 
         row, column = (int(part) for part in np.argwhere(strange)[0])
         red, green, blue = (int(part) for part in values[row, column])
         msg = (
-            f"The mask's pixel in row {row}, column {column} has the colour ({red}, {green}, {blue}), and "
-            f"{int(strange.sum()):,} pixels in all have one that belongs to no class. Add it to the classes' colours; "
-            "a mask saved as JPEG has lost them."
+            f"The mask's pixel in row {row}, column {column} has the colour ({red}, {green}, {blue}), and in all "
+            f"{counted(int(strange.sum()), 'pixels', 'have')} one that belongs to no class. Add it to the classes' "
+            "colours; a mask saved as JPEG has lost them."
         )
         raise DecodeError(msg)
     return indices.astype(np.uint8)

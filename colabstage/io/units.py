@@ -90,13 +90,26 @@ def format_count(count: int, things: str) -> str:
     return f"{count:,} {_singular(things) if count == 1 else things}"
 
 
+_OF_ONE = {"are": "is", "have": "has", "were": "was", "match": "matches"}
+
+
+def counted(count: int, things: str, verb: str, *, of: int | None = None, which: str = "") -> str:
+    """Write how many of `things` there are, and which, as a subject with its verb, which is given as of several.
+
+    >>> counted(2, "boxes", "are"), counted(1, "images", "have", of=7, which="that were examined")
+    ('2 boxes are', '1 of 7 images that were examined has')
+    """
+    subject = format_count(count, things) if of is None else f"{count:,} of {format_count(of, things)}"
+    return f"{subject}{f' {which}' if which else ''} {_OF_ONE[verb] if count == 1 else verb}"
+
+
 def left_out(count: int, things: str, which: str = "") -> str:
     """Write that some of `things` were left out, and which.
 
     >>> left_out(1, "images", "without a mask"), left_out(2, "clips")
     ('1 image without a mask was left out', '2 clips were left out')
     """
-    return f"{format_count(count, things)}{f' {which}' if which else ''} {'was' if count == 1 else 'were'} left out"
+    return f"{counted(count, things, 'were', which=which)} left out"
 
 
 def _singular(things: str) -> str:

@@ -158,13 +158,16 @@ class _CocoFile(NamedTuple):
                 x, y, width, height = (float(value) for value in box.bbox)
                 # Most exports leave the area out; COCO's own is that of the outline, which is smaller than the box.
                 area = float(width * height if box.area is None else box.area)
+                # Some tools write numbers as texts, and a text that is not empty would count as true.
+                crowd = bool(float(box.iscrowd or 0))
             except (TypeError, ValueError) as error:
-                raise self.broken(place, box.number, f"has a bbox {str(box.bbox)[:60]}") from error
+                said = f"has a bbox {str(box.bbox)[:60]}, area {box.area!r:.20} and iscrowd {box.iscrowd!r:.20}"
+                raise self.broken(place, box.number, said) from error
             # Boxes of no width are in COCO itself, and are kept; negative ones mean corners in place of width and
             # height.
             if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
                 raise self.broken(place, box.number, f"has a bbox {box.bbox}")
-            row = [x, y, x + width, y + height, float(numbers[box.category]), float(bool(box.iscrowd)), area]
+            row = [x, y, x + width, y + height, float(numbers[box.category]), float(crowd), area]
             rows.setdefault(box.image, []).append(row)
         return rows
 

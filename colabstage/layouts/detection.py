@@ -16,6 +16,7 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.units import counted, format_count
 from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file, xml_parser
 from colabstage.layouts.coco import read_coco
 from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
@@ -316,7 +317,7 @@ def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]
     for number, line, words in _lines_of_words(content):
         values = _numbers(words[1:])
         # A sixteenth is the score, which results have and labels have not.
-        if len(values) not in (14, 15) or not np.isfinite(values).all():
+        if len(values) not in _KITTI_NUMBERS or not np.isfinite(values).all():
             msg = (
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is not a KITTI object; expected its type and "
                 "fourteen numbers."
@@ -333,7 +334,9 @@ _SNIFFED = 8
 # Fewer lines than this may agree by chance.
 _FEW_POSES = 4
 _BOX_POINTS = 4
-_POLYGON_ROW = 7
+_POLYGON_ROW = 8
+# KITTI's objects: a word and fourteen numbers, or fifteen with a score.
+_KITTI_NUMBERS = (14, 15)
 
 
 def read_yolo(tree: Tree) -> SampleTable:
@@ -370,25 +373,34 @@ def read_yolo(tree: Tree) -> SampleTable:
     # tools.
     looked_at = [file for file in files if file.size][:_SNIFFED]
 
-    def is_right(file: FileEntry, content: bytes) -> bool:
+    def trouble(file: FileEntry, content: bytes) -> tuple[BrokenDatasetError, bool] | None:
         try:
             parse(file, content)
-        except BrokenDatasetError:
-            return False
-        return True
+        except BrokenDatasetError as error:
+            return error, any(_may_be_box(words) for _, _, words in _lines_of_words(content))
+        return None
 
-    if looked_at and not any(read_files(tree, looked_at, is_right).values()):
-        msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form (first '{files[0].name}')."
+    wrong = [one for one in read_files(tree, looked_at, trouble).values() if one is not None]
+    if wrong and len(wrong) == len(looked_at):
+        # Rows of numbers where YOLO has its boxes are meant to be boxes, and words are not.
+        error = next((error for error, are_boxes in wrong if are_boxes), None)
+        if error is not None:
+            raise error
+        msg = f"The text files of the images in '{tree.label}' have no lines of YOLO's form: {wrong[0][0]}"
         raise LayoutError(msg)
     parsed = read_files(tree, files, parse)
     every = [row for found in parsed.values() for row in found]
-    # As many points in every line, all of them inside the box that its first numbers are: what may be poses as well.
-    if not pose and len(every) >= _FEW_POSES and all(len(row) == _POLYGON_ROW and row[6] for row in every):
+    # As many numbers in every line: what may be poses as well, where the first four are a box that holds all points, or
+    # every third number behind a box may say whether a point is visible.
+    if not pose and len(every) >= _FEW_POSES and all(len(row) == _POLYGON_ROW for row in every):
         counts = {int(row[5]) for row in every}
-        if len(counts) == 1 and min(counts) > _BOX_POINTS:
+        holds, has_visible = (all(row[place] for row in every) for place in (6, 7))
+        if len(counts) == 1 and ((holds and min(counts) > _BOX_POINTS) or has_visible):
+            count = 1 + 2 * min(counts)
+            shape = f"[{(count - 5) // 3}, 3]" if has_visible else f"[{(count - 5) // 2}, 2]"
             msg = (
-                f"The lines of '{files[0].name}' and all others have {1 + 2 * min(counts)} numbers: polygons, or boxes "
-                "with keypoints inside. For poses, say kpt_shape: [COUNT, 2] in data.yaml."
+                f"The lines of '{files[0].name}' and all others have {count} numbers: polygons, or boxes with "
+                f"keypoints inside. For poses, say kpt_shape: {shape} in data.yaml."
             )
             raise BrokenDatasetError(msg)
     rows = {name: [row[:5] for row in found] for name, found in parsed.items()}
@@ -406,12 +418,14 @@ def read_yolo(tree: Tree) -> SampleTable:
     ]
     notes = without_boxes_note(len(images) - len(files), "label file")
     if pose:
-        notes.append(f"The {keypoints[0]} keypoints of each box were left out.")
+        notes.append(f"Of each box {counted(keypoints[0], 'keypoints', 'were')} left out.")
     polygons = [row for row in every if len(row) > 5]
     if polygons:
         # Oriented boxes look like polygons of four points; their angle is lost, which is said.
-        four = "four points, as oriented boxes have" if all(row[5] == 4 for row in polygons) else "polygons"
-        notes.append(f"{len(polygons):,} boxes are those around {four}; their own outlines were left out.")
+        four = (
+            "outlines of four points, as oriented boxes have," if all(row[5] == 4 for row in polygons) else "polygons"
+        )
+        notes.append(f"Boxes around {four} are kept without these: {len(polygons):,}.")
     return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
 
 
@@ -426,11 +440,13 @@ def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
 
 
 def _parse_yolo(file: FileEntry, content: bytes, *, pose: int = 0) -> list[list[float]]:
-    """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, and whether they all lie
-    in the box that its first four numbers would be."""
+    """Return x0, y0, x1, y1 and the class of each box; of a polygon also its number of points, whether they all lie in
+    the box that its first four numbers would be, and whether the others may be keypoints that are visible or not."""
     rows = []
     for number, line, words in _lines_of_words(content):
-        values = _numbers(words)
+        # One or the other: in a line that has both, commas may be those of decimals.
+        parts = [part.strip() for part in line.split(",")] if "," in line else words
+        values = _numbers(parts)
         # Keypoints are left out, and the box is before them.
         if pose and len(values) == 5 + pose:
             values = values[:5]
@@ -440,14 +456,56 @@ def _parse_yolo(file: FileEntry, content: bytes, *, pose: int = 0) -> list[list[
             shape = f", {pose} further ones as kpt_shape says" if pose else ", or a polygon of at least three points"
             msg = (
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is not a YOLO box; expected a class and four "
-                f"numbers from 0 to 1 (centre x, centre y, width, height){shape}."
+                f"numbers from 0 to 1 (centre x, centre y, width, height){shape}.{_remedy(parts)}"
             )
             raise BrokenDatasetError(msg)
         row = [*_to_corners(values[1:]), values[0]]
         if len(values) > 5:
-            row += [len(values) // 2, float(_holds_rest(values[1:]))]
+            row += [len(values) // 2, float(_holds_rest(values[1:])), float(_has_visible(values))]
         rows.append(row)
     return rows
+
+
+def _may_be_box(words: list[str]) -> bool:
+    """Tell whether a line is of numbers, a box among them, whatever is wrong with it."""
+    parts = [part for word in words for part in word.split(",") if part]
+    return len(_numbers(parts) or _numbers(parts[1:])) >= 4
+
+
+def _remedy(words: list[str]) -> str:
+    """Return what a line looks like that is no YOLO box, and what to do, behind a blank; "" where that cannot be told.
+
+    >>> _remedy("0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.6 1".split())
+    ' It looks like a box with 2 keypoints: say kpt_shape: [2, 3] in data.yaml.'
+    """
+    values, rest = _numbers(words), _numbers(words[1:])
+    points = format_count((len(values) - 5) // 3, "keypoints")
+    told = (
+        (not values and len(rest) in _KITTI_NUMBERS, "It looks like KITTI's, whose folders are image_2 and label_2."),
+        (
+            not values and len(rest) >= 4,
+            f"In place of '{words[0]}' write its number in the names of data.yaml, from 0.",
+        ),
+        (len(values) == 4, "Four numbers are a box alone: write its class before them."),
+        (
+            len(values) == 6,
+            "A sixth number is a confidence, or an angle, which labels have not; of a confidence, keep the others.",
+        ),
+        (
+            _has_visible(values) and max(values[1:5]) <= 1 + _SLACK,
+            f"It looks like a box with {points}: say kpt_shape: [{points.split()[0]}, 3] in data.yaml.",
+        ),
+        (
+            len(values) >= 5 and min(values) >= 0 and max(values[1:]) > 1 + _SLACK,
+            "These may be pixels: divide x and width by the image's width, y and height by its height.",
+        ),
+    )
+    return next((f" {text}" for fits, text in told if fits), "")
+
+
+def _has_visible(values: Sequence[float]) -> bool:
+    """Tell whether numbers may be a class, a box, and x, y and 0, 1 or 2 of keypoints."""
+    return len(values) > 5 and (len(values) - 5) % 3 == 0 and all(value in (0, 1, 2) for value in values[7::3])
 
 
 def _is_box(values: Sequence[float]) -> bool:

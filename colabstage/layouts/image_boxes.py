@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.io.units import format_count
+from colabstage.io.units import counted, format_count
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
@@ -23,6 +23,7 @@ from colabstage.layouts.table import (
     known_splits,
     offsets_of,
 )
+from colabstage.trees.strings import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,7 +71,17 @@ def detection_table(
     """Put the boxes of all images into one table, the images in their order.
 
     Splits are those of the images where each has one.
+
+    Raises:
+        BrokenDatasetError: two classes have one name, or a box cannot be one.
     """
+    twice = first_repeated(classes)
+    if twice is not None:
+        msg = (
+            f"Two classes of '{tree.label}' are called '{twice}'. Call one of them something else; or, where they are "
+            "one, give its boxes one number."
+        )
+        raise BrokenDatasetError(msg)
     width = 5 + sum(column.width for column in columns)
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
     offsets = offsets_of([len(image.rows) for image in images])
@@ -169,8 +180,7 @@ def without_boxes_note(count: int, what: str) -> list[str]:
     """Return a note on images that nothing is known of; empty where there are none."""
     if not count:
         return []
-    some = "1 image has" if count == 1 else f"{count:,} images have"
-    return [f"{some} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
+    return [f"{counted(count, 'images', 'have')} no {what}, and {'is' if count == 1 else 'are'} kept without boxes."]
 
 
 Form = Literal["corners", "corner and size", "centre and size"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import posixpath
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -164,17 +165,18 @@ _IMAGE_ENDS = (
     ("images",), ("image",), ("imgs",), ("img",), ("jpegimages",), ("jpeg", "images"), ("photos",), ("pictures",),
     ("inputs",), ("input",), ("left", "img", "8", "bit"), ("leftimg", "8", "bit"), ("original",),
 )  # fmt: skip
-# What is behind the stem of a mask whose image has none; the longest first.
-_MASK_SUFFIXES = (
-    "_gtFine_labelTrainIds", "_gtFine_labelIds", "_segmentation", "_labelIds", "_labels", "_masks", "_label", "_mask",
-    "-mask", "_annot", "_seg", "_gt", "_L", "_P",
+# What is behind the stem of a mask whose image has none, in any case. Without a joint only behind a number.
+_MASK_WORDS = (
+    "gtFine_labelTrainIds", "gtFine_labelIds", "labelTrainIds", "segmentation", "labelIds", "labels", "masks", "label",
+    "mask", "annot", "seg", "gt",
 )  # fmt: skip
+_MASK_SUFFIX = re.compile(rf"(?<=.)(?:(?i:(?:[ ._-]|(?<=\d)(?=mask))(?:{'|'.join(_MASK_WORDS)}))|_[LP])$")
+_IMAGE_SUFFIX = re.compile(r"(?<=.)(?i:[ ._-](?:leftImg8bit|image|img|sat))$")
 _OBJECTS = frozenset({"instances", "instance", "panoptic", "segmentationobject", "segmentation_object"})
 # A line of CVAT's labelmap.txt: label:color_rgb:parts:actions. Its first line, a comment, has no numbers.
 _PAINTED = re.compile(
     r"^[ \t]*([^#:\n][^:\n]*):[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*,[ \t]*(\d+)[ \t]*(?::.*)?$", re.MULTILINE
 )
-_IMAGE_SUFFIXES = ("_leftImg8bit", "_image", "_img", "_sat", "-image")
 
 
 class _PairKey(NamedTuple):
@@ -275,10 +277,10 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     of_images = np.array([any(map(is_image_folder, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
     # Of a million names few or none have such an ending, and are looked at.
-    ended = files.names.containing(*(f"{suffix}.".encode() for suffix in _MASK_SUFFIXES))
+    ends = (*_MASK_WORDS, "_L", "_P")
+    ended = files.names.containing(*(f"{end}.".lower().encode() for end in ends), any_case=True)
     for number in np.flatnonzero(ended & ~of_images[of_files]).tolist():
-        stem = stem_of(files.names[number])
-        are_masks[number] |= _without_suffix(stem, _MASK_SUFFIXES) != stem
+        are_masks[number] |= _MASK_SUFFIX.search(stem_of(files.names[number])) is not None
     masks = files.take(np.flatnonzero(are_masks))
     images = files.take(np.flatnonzero(~are_masks)).ending_in(IMAGE_EXTENSIONS) if masks else masks
     if wanted is not None:
@@ -291,15 +293,15 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
         )
         raise LayoutError(msg)
     return _Sides(
-        {image: _pair_key(image.name.split("/")[depth:], _IMAGE_SUFFIXES) for image in images},
-        {mask: _pair_key(mask.name.split("/")[depth:], _MASK_SUFFIXES) for mask in masks},
+        {image: _pair_key(image.name.split("/")[depth:], _IMAGE_SUFFIX) for image in images},
+        {mask: _pair_key(mask.name.split("/")[depth:], _MASK_SUFFIX) for mask in masks},
     )
 
 
-def _pair_key(parts: list[str], suffixes: tuple[str, ...]) -> _PairKey:
+def _pair_key(parts: list[str], suffix: re.Pattern[str]) -> _PairKey:
     *folders, base = parts
     left = (_without_role(folder) for folder in folders)
-    return _PairKey(tuple(folder for folder in left if folder), _without_suffix(posixpath.splitext(base)[0], suffixes))
+    return _PairKey(tuple(folder for folder in left if folder), suffix.sub("", posixpath.splitext(base)[0]))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -323,13 +325,6 @@ def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | N
         if words[-len(end) :] == end:
             return words[: -len(end)]
     return None
-
-
-def _without_suffix(stem: str, suffixes: tuple[str, ...]) -> str:
-    # Nearly all names have none of them, which one call tells.
-    if not stem.endswith(suffixes):
-        return stem
-    return next((stem.removesuffix(end) for end in suffixes if stem.endswith(end) and len(stem) > len(end)), stem)
 
 
 def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
@@ -395,6 +390,8 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
 
 # The one form that is not anybody's guess: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
+# A last word of a name that is not just a number.
+_AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 # Files that hold no labels.
 _HARMLESS = frozenset(
     {*IMAGE_EXTENSIONS, "", ".gif", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"}
@@ -537,7 +534,38 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
             f"colabstage.options, for what comes before the last number. {without}"
         )
         raise NearMissError(msg)
+    pair = _pair_by_name(images.names)
+    if pair is not None:
+        msg = (
+            f"The images of '{tree.label}' come in twos by their names: '{pair[1]}' may be the mask of '{pair[0]}', or "
+            "another part of the sample. Put one kind into a folder called images and the other into one called masks; "
+            f"or, where each is a sample, {without}"
+        )
+        raise NearMissError(msg)
     return read_images(tree)
+
+
+def _pair_by_name(names: Sequence[str]) -> tuple[str, str] | None:
+    """Return an image and one that is called after it, where most images are one or the other; else nothing."""
+    by_stem: dict[str, list[str]] = {}
+    for name in names:
+        by_stem.setdefault(posixpath.splitext(name)[0], []).append(name)
+    ends: dict[str, tuple[str, str]] = {}
+    counts: Counter[str] = Counter()
+    for stem, same in by_stem.items():
+        found = _AFTER_STEM.search(stem)
+        after = stem[: found.start()] if found is not None else ""
+        # Called alike but for the extension, as MSRA10K has a.jpg and a.png; or with a word behind: a_manual.
+        if len(same) > 1:
+            end, pair = "", (same[0], same[1])
+        elif found is not None and after in by_stem:
+            end, pair = found[0], (by_stem[after][0], same[0])
+        else:
+            continue
+        counts[end] += 1
+        ends.setdefault(end, pair)
+    end, count = next(iter(counts.most_common(1)), ("", 0))
+    return ends[end] if count > 1 and 4 * count > len(names) else None
 
 
 def _beginnings(names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError
+from colabstage.io.units import counted
 from colabstage.layouts.names import folder_of, is_image, required
 from colabstage.layouts.shards import (
     IMAGE_HEADS,
@@ -401,7 +402,7 @@ def _labels_of_values(scanned: Sequence[_ScannedDatabase], names: Sequence[str],
     texts = [found.labels.get(name) for found in scanned for name in found.images]
     missing = [name for name, text in zip(names, texts, strict=True) if text is None]
     if missing:
-        msg = f"{len(missing):,} of {len(names):,} images have no label (first '{missing[0]}')."
+        msg = f"{counted(len(missing), 'images', 'have', of=len(names))} no label (first '{missing[0]}')."
         raise BrokenDatasetError(msg)
     words = [text or b"" for text in texts]
     labels: list[Label] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from colabstage.errors import EmptySourceError
-from colabstage.io.units import format_count, left_out
+from colabstage.io.units import counted, format_count, left_out
 from colabstage.layouts.reading import read_texts
 from colabstage.layouts.table import BrokenDatasetError, Masks, TreeFiles, Values
 from colabstage.trees.entries import FileEntries, files_ending_in, parent_folders
@@ -444,7 +444,10 @@ def _with_listed_splits(found: SampleTable, lists: list[_SplitList]) -> SampleTa
             of[sample] = number
     files = " and ".join(f"'{one.file}'" for one in lists)
     notes = [f"Splits are those of {files}."]
-    notes += [f"{one.missing:,} names in '{one.file}' match no file." for one in lists if one.missing]
+    for one in lists:
+        if one.missing:
+            which = f"in '{one.file}'"
+            notes.append(f"{counted(one.missing, 'names', 'match', which=which)} no file.")
     rest = np.flatnonzero(of < 0)
     names = [one.split for one in lists]
     if len(rest) and "train" not in number_of:

@@ -13,7 +13,8 @@ from colabstage.errors import CorruptArchiveError, DecodeError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
-from colabstage.layouts.table import TreeFiles
+from colabstage.io.stand_ins import stand_in
+from colabstage.layouts.table import BrokenDatasetError, TreeFiles
 from colabstage.machine.resources import check_space, free_space
 from colabstage.trees.decompress import unpack_into
 from colabstage.trees.entries import DEFAULT_LIMITS
@@ -90,8 +91,17 @@ def read_file(tree: Tree, entry: FileEntry) -> bytes:
 
     Raises:
         As `Tree.read`.
+        BrokenDatasetError: something else lies in its place: a pointer of Git LFS, a web page.
     """
-    return read_with_retry(lambda: tree.read(entry), entry.name)
+    return _in_place(entry.name, read_with_retry(lambda: tree.read(entry), entry.name))
+
+
+def _in_place(name: str, content: bytes) -> bytes:
+    instead = stand_in(content[:HEAD_BYTES])
+    if instead:
+        msg = f"'{name}' is {instead}."
+        raise BrokenDatasetError(msg)
+    return content
 
 
 def decode_text(content: bytes) -> str:
@@ -196,12 +206,13 @@ def read_files(tree: Tree, entries: Sequence[FileEntry], make: Callable[[FileEnt
     where they are slow.
 
     Raises:
-        As `read_each`, and CorruptArchiveError: a file is damaged.
+        As `read_each`, and CorruptArchiveError, BrokenDatasetError: a file is damaged, or something else lies in its
+            place.
     """
     source = TreeFiles(tree, entries)
 
     def use(index: int, content: Content) -> T:
-        return make(source.entries[index], bytes(content))
+        return make(source.entries[index], _in_place(source.name(index), bytes(content)))
 
     return dict(zip(source.entries.names, read_each(source, range(len(source)), use), strict=True))
 

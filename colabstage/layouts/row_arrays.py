@@ -20,7 +20,16 @@ from colabstage.layouts.names import SPLIT_NAMES, split_of_word
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head
 from colabstage.layouts.stored_arrays import NPY, HeldRows, StoredArray, hdf5_arrays, join_sources, npz_arrays, read_npy
-from colabstage.layouts.table import Arrays, Images, NearMissError, SampleTable, Values, known_splits, stamp_of
+from colabstage.layouts.table import (
+    Arrays,
+    Images,
+    NearMissError,
+    SampleTable,
+    Values,
+    known_splits,
+    left_out_notes,
+    stamp_of,
+)
 from colabstage.trees.entries import files_ending_in
 from colabstage.trees.tree import SourceFile
 
@@ -302,9 +311,8 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     missing = "there are no targets for all of them" if ys else "there are no targets"
     which = f"targets those of {listed(told)}" if len(ys) == len(xs) else missing
     notes = [f"Inputs are the rows of {listed(used)}{',' if len(ys) == len(xs) else ';'} {which}."]
-    notes += [
-        f"The {stored[one.x].shape[0]:,} rows of '{one.x}', which has no targets, were left out." for one in unlabelled
-    ]
+    lost = [(stored[one.x].shape[0], "rows", f"of '{one.x}', which has no targets,") for one in unlabelled]
+    notes += left_out_notes(*lost)
     used += [one.x for one in unlabelled]
     rest = [name for name in stored if name not in {*used, *told} and not is_class_names(name)]
     if rest:

@@ -18,6 +18,7 @@ from colabstage.errors import SourceReadError
 from colabstage.io.files import read_with_retry
 from colabstage.io.pipeline import PipelineLimits, run_pipeline
 from colabstage.io.progress import Cancellation
+from colabstage.io.units import counted
 from colabstage.layouts.label_cells import check_kept_apart, class_numbers
 from colabstage.layouts.names import SPLIT_NAMES
 from colabstage.layouts.reading import open_from_start
@@ -71,7 +72,8 @@ def make_labels(
     if len(without) == len(labels):
         return Labels(None, ())
     if without:
-        msg = f"{len(without):,} of {len(labels):,} samples have no label (first '{without[0]}'); expected all or none."
+        lacking = counted(len(without), "samples", "have", of=len(labels))
+        msg = f"{lacking} no label (first '{without[0]}'); expected all or none."
         raise BrokenDatasetError(msg)
     kinds = {(str if isinstance(label, str) else float if isinstance(label, float) else int) for label in labels}
     if kinds == {str}:

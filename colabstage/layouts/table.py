@@ -374,6 +374,17 @@ class SampleTable:
                 "annotations, or take these out."
             )
             raise BrokenDatasetError(msg)
+        # Pixels that small would be whole numbers.
+        flat = boxes.boxes.reshape(-1)
+        if not boxes.relative and len(flat) and flat.max() <= 1 and (flat != np.rint(flat)).any():
+            sample = int(np.searchsorted(boxes.offsets, 0, side="right")) - 1
+            corners = ", ".join(f"{edge:.6g}" for edge in boxes.boxes[0].tolist())
+            msg = (
+                f"Box 1 of '{self.keys[sample]}' is {corners} (x0, y0, x1, y1), and no box reaches beyond 1: they look "
+                "like parts of the image's width and height, and these are in pixels. Multiply them; a layout of your "
+                "own may also say Boxes(relative=True)."
+            )
+            raise BrokenDatasetError(msg)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -15,6 +15,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
+from colabstage.io.units import counted
 from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.names import required
 from colabstage.layouts.shards import (
@@ -557,7 +558,7 @@ def _targets_of_records(
         # A feature of no values is often not written at all.
         if with_boxes < len(records):
             notes.append(
-                f"{len(records) - with_boxes:,} records have no features of boxes; they are kept without boxes."
+                f"{counted(len(records) - with_boxes, 'records', 'have')} no features of boxes: kept without boxes."
             )
         boxes = [box for record in records for box in record.boxes or []]
         box_labels = [box.label for box in boxes]

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.io.units import left_out
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
@@ -289,7 +290,7 @@ def read_webdataset(tree: Tree, *, sound: AudioOptions = _AS_THEY_ARE) -> Sample
     targets, classes = _masks(samples, shards, names, notes) or _make_labels(samples, names)
     without = sum(found.without for _, found in scanned)
     if without:
-        notes.append(f"{without:,} samples of the shards have no image, array or clip, and were left out.")
+        notes.append(f"{left_out(without, 'samples', 'of the shards without an image, array or clip')}.")
     left = sorted(frozenset().union(*(found.left for _, found in scanned)))
     if left:
         notes.append(f"Other files of the samples were left out: {', '.join(left)}.")

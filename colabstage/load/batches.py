@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from colabstage.h5.schema import BOXES
+from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.calling import apply_transform, collate_results
 from colabstage.load.prefetch import HEARTBEAT, Heartbeat
@@ -411,11 +411,19 @@ def pad_targets(targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
     """Pad boxes of B rows, of M at most, to tensors of one shape.
 
     Returns:
-        Every column as `(B, M, …)`, filled up with 0 for boxes and other floats and with -1 for integers, and
-        `lengths`, int64 `(B,)`: how many of each row are real.
+        Every column as `(B, M, …)`, filled up with -1 for signed integers and with 0 for everything else, and
+        `lengths`, int64 `(B,)`: how many of each row are real. Labels become int64 where their type has no -1, since 0
+        is a class.
     """
-    padded = {name: _pad_rows([target[name] for target in targets]) for name in targets[0]}
+    padded = {
+        name: _pad_rows([_as_int64(target[name]) if name == LABELS else target[name] for target in targets])
+        for name in targets[0]
+    }
     return {**padded, LENGTHS: torch.tensor([len(target[BOXES]) for target in targets])}
+
+
+def _as_int64(labels: torch.Tensor) -> torch.Tensor:
+    return labels if labels.is_floating_point() or labels.dtype in _SIGNED else labels.long()
 
 
 def pad_values(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from colabstage.images.resample import TorchKernel, UnusableTorchError
 from colabstage.io.files import RetryPolicy, typed_write_errors
 from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
-from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
+from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
 from colabstage.layouts.table import Boxes, Images, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
@@ -40,7 +40,7 @@ from colabstage.pack.journal import (
     SampleFacts,
     Spool,
 )
-from colabstage.pack.plan import LISTS, pack_content, plan_pack
+from colabstage.pack.plan import image_options, pack_content, plan_pack, why_kept
 from colabstage.pack.repeated import repeated_notes
 from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
@@ -117,7 +117,7 @@ class PackReport:
         if self.resizer == "torch":
             lines.append("resized by torch, within one grey level of Pillow")
         if self.resumed:
-            lines.insert(1, f"{self.resumed:,} of them were already in place")
+            lines.insert(1, f"{self.resumed:,} of them {'was' if self.resumed == 1 else 'were'} already in place")
         if self.skipped:
             lines.append(f"{len(self.skipped):,} left out: " + "; ".join(self.skipped[:3]))
         return "\n".join(map(printable, lines))
@@ -190,7 +190,7 @@ def keeps_files(job: PackJob) -> PackJob:
     `"auto"` does this when an image differs in size from the few that were examined.
     """
     encoded = plan_pack(job.table, replace(job.options, encoding="encoded"), facts=(), free_bytes=None)
-    plan = replace(encoded, reason=f"the images have many sizes, so they are kept as they are{LISTS}")
+    plan = replace(encoded, reason=why_kept(image_options(job.table, job.options)))
     return replace(job, plan=plan)
 
 
@@ -198,8 +198,8 @@ def animation_notes(names: Sequence[str]) -> tuple[str, ...]:
     """Return a note about images that have further frames or pages."""
     if not names:
         return ()
-    have = f"{format_count(len(names), 'images')} {'has' if len(names) == 1 else 'have'} several frames or pages"
-    return (f"{have} (first '{names[0]}'): the first of each counts",)
+    have = counted(len(names), "images", "have")
+    return (f"{have} several frames or pages (first '{names[0]}'): the first of each counts",)
 
 
 class ShardName(NamedTuple):

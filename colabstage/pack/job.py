@@ -24,6 +24,7 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
 from colabstage.io.files import RetryPolicy, read_with_retry
 from colabstage.io.progress import Cancellation, NullProgress
+from colabstage.io.units import counted
 from colabstage.io.workspace import open_spool
 from colabstage.layouts.detect import TableFile, detect_layout, is_table_file
 from colabstage.layouts.items import read_dataset
@@ -289,14 +290,15 @@ def _notes_on_images(table: SampleTable, options: PackOptions, facts: Sequence[I
         if len(empty):
             does = "stops at the first" if options.skip_share is None else "leaves such out"
             notes.append(
-                f"{len(empty):,} of {len(part.source):,} {what} are files of 0 bytes, the first "
+                f"{counted(len(empty), what, 'have', of=len(part.source))} 0 bytes, the first "
                 f"'{part.source.name(int(empty[0]))}'; packing {does}. Bring them again, or take them out"
             )
     with_alpha = sum(one.channels in (2, 4) for one in facts)
     if with_alpha and image_options(table, options).color_mode != "keep":
+        have = counted(with_alpha, "images", "have", of=len(facts), which="that were examined")
         notes.append(
-            f"{with_alpha:,} of {len(facts):,} images that were examined have an alpha channel, which is left out: "
-            "what is transparent has the colour that is stored behind it. Pass color_mode='keep' to keep the channel"
+            f"{have} an alpha channel, which is left out: what is transparent has the colour that is stored behind it. "
+            "Pass color_mode='keep' to keep the channel"
         )
     peaks = [one.peak for one in facts if one.peak is not None]
     bits = max(peaks, default=0).bit_length()

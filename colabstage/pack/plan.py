@@ -278,7 +278,8 @@ _PIXELS_OF_A_BYTE = 2
 TORCH_SAMPLES = 2_000
 TORCH_BYTES = 4_096
 # Said beforehand, because a list surprises people who expect `x.to(device)` to work.
-LISTS = "; a batch of them is a list, and with image_size=(height, width) it is a tensor"
+LISTS = "; a batch of them is a list, and with {} it is a tensor"
+_ONE_SIZE, _ONE_FORM = "image_size=(height, width)", "color_mode='rgb'"
 # Part of the reason in a file that another machine, or the same one with more free space, would have stored as pixels.
 _NO_ROOM = "are free, so they are kept as they are"
 
@@ -548,12 +549,12 @@ def _plan_images(  # noqa: PLR0917  # what one decision needs, each passed on on
             msg = f"The layout '{table.layout}' gives decoded arrays, no image files to keep. Use encoding='pixels'."
             raise OptionError(msg)
         return encoded("encoding='encoded' was asked for")
-    shape, dtype, trouble = _row_shape(image_options(table, options), facts)
+    shape, dtype, trouble, remedy = _row_shape(image_options(table, options), facts)
     if shape is None:
         if options.encoding == "pixels" or not _has_files(images, table):
-            msg = f"{trouble}, so they cannot be pixels. Give image_size=(height, width), or encoding='encoded'."
+            msg = f"{trouble}, so they cannot be pixels. Give {remedy}, or encoding='encoded'."
             raise LayoutError(msg)
-        return encoded(f"{trouble}, so they are kept as they are{LISTS}")
+        return encoded(f"{trouble}, so they are kept as they are{LISTS.format(remedy)}")
     x = StoredField("x", shape, dtype)
     pixels = PackPlan("pixels", "", x, _plan_target(table, options, shape), splits)
     if options.encoding == "pixels":
@@ -611,25 +612,36 @@ def _has_files(images: Images, table: SampleTable) -> bool:
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)
 
 
+def why_kept(image: ImageOptions) -> str:
+    """Return why images are kept as files that do not have the form of the few that were examined, and the remedy."""
+    sizes, forms = image.size is None, image.color_mode == "keep"
+    what = " or ".join(["many sizes"] * sizes + ["different channels"] * forms)
+    remedy = " and ".join([_ONE_SIZE] * sizes + [_ONE_FORM] * forms)
+    return f"the images have {what}, so they are kept as they are{LISTS.format(remedy)}"
+
+
 def _row_shape(
     image: ImageOptions, facts: Sequence[ImageFacts]
-) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str]:
-    """Return the common shape and dtype of the images that `facts` describe; or no shape, with the reason."""
+) -> tuple[tuple[int, int, int] | None, np.dtype[Any], str, str]:
+    """Return the common shape and dtype of the images that `facts` describe; or no shape, with the reason and the
+    options that give them one."""
     uint8 = np.dtype(np.uint8)
     channels = {"rgb": 3, "grayscale": 1}.get(image.color_mode)
     if image.size is not None and channels is not None:
-        return (*image.size, channels), uint8, ""
+        return (*image.size, channels), uint8, "", ""
     sizes = {image.size or (fact.height, fact.width) for fact in facts}
     depths = {channels or fact.channels for fact in facts}
     dtypes = {uint8 if channels else np.dtype(fact.dtype) for fact in facts}
     # Rows of one shape are what makes reading fast; several shapes would need padding, or a size that nobody asked for.
+    several = len(depths) > 1 or len(dtypes) > 1
     if len(sizes) > 1:
         (a, b), (c, d) = min(sizes), max(sizes)
-        return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})"
-    if len(depths) > 1 or len(dtypes) > 1:
+        remedy = f"{_ONE_SIZE} and {_ONE_FORM}" if several else _ONE_SIZE
+        return None, uint8, f"the images have many sizes ({a}x{b} to {c}x{d})", remedy
+    if several:
         kinds = ", ".join(sorted({f"{fact.channels} x {np.dtype(fact.dtype)}" for fact in facts}))
-        return None, uint8, f"the images have different channels ({kinds})"
+        return None, uint8, f"the images have different channels ({kinds})", _ONE_FORM
     if not facts:
-        return None, uint8, "no image could be looked at"
+        return None, uint8, "no image could be looked at", _ONE_SIZE
     height, width = sizes.pop()
-    return (height, width, depths.pop()), dtypes.pop(), ""
+    return (height, width, depths.pop()), dtypes.pop(), "", ""

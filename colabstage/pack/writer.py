@@ -156,10 +156,11 @@ class SampleCoder:
             raise BrokenSampleError(inputs.source.name(index), error) from error
         # A row of another length would overwrite its neighbour, which may be written already.
         if pixels.shape != place.shape or pixels.dtype != place.dtype:
+            is_size = place.shape is None or pixels.shape[:2] != place.shape[:2]
+            remedy = "image_size=(height, width)" if is_size else "color_mode='rgb'"
             msg = (
                 f"'{inputs.source.name(index)}' has shape {pixels.shape} and dtype {pixels.dtype} among images of "
-                f"shape {place.shape} and dtype {place.dtype}; give image_size=(height, width) and a color_mode, or "
-                "encoding='encoded'"
+                f"shape {place.shape} and dtype {place.dtype}; give {remedy}, or encoding='encoded'"
             )
             raise MixedImagesError(msg)
         return pixels.data.cast("B"), size

@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 from colabstage.errors import OptionError, SourceAccessError, SourceError, SourceNotFoundError, SourceReadError
 from colabstage.io.redaction import is_signed_address
+from colabstage.io.stand_ins import is_html
 from colabstage.sources.remote import Checksum, TransientError, parse_checksum
-from colabstage.trees.tree import is_html
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

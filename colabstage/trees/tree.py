@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from colabstage.errors import CorruptArchiveError, SourceNotFoundError, SourceReadError
 from colabstage.io.files import Closing, block_ranges, pread_exactly, punch_hole
 from colabstage.io.missing import whereabouts
+from colabstage.io.stand_ins import stand_in
 from colabstage.io.units import left_out
 
 if TYPE_CHECKING:
@@ -488,14 +489,8 @@ _KNOWN: tuple[tuple[bytes, str], ...] = (
     (b"%PDF", "a PDF document"),
 )
 _SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18.{4}", re.DOTALL)
-_HTML = re.compile(rb"(?is)\A(?:\xef\xbb\xbf)?\s*(?:<!--.{0,400}?-->\s*)?<(?:!doctype\s+html|html|head|body)\b")
 # Characters that text does not contain.
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-
-
-def is_html(head: bytes) -> bool:
-    """Tell whether the bytes begin a web page."""
-    return _HTML.match(head) is not None
 
 
 def compression_of(head: bytes) -> Compression | None:
@@ -545,7 +540,7 @@ def describe_contents(head: bytes) -> str:
     guesses = (
         (not head, "an empty file"),
         (not head.strip(b"\0"), "a file of zeros, as a copy or an upload leaves that was cut"),
-        (is_html(head), "a web page (HTML) saved under this name, as a download leaves that wanted a confirmation"),
+        (bool(stand_in(head)), stand_in(head)),
         (is_tar_head(head), "a tar archive"),
         *((head.startswith(magic), what) for magic, what in _KNOWN),
         (head.lstrip()[:1] in (b"{", b"["), "a JSON file"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
+from colabstage.errors import DecodeError
 from colabstage.images.geometry import MaskOptions
 from colabstage.images.masks import read_mask
 from colabstage.layouts.image_files import meaning_of, read_pairs, two_foregrounds
@@ -204,3 +206,19 @@ def test_masks_of_0_and_1_among_those_of_0_and_255_are_an_error(tmp_path: Path) 
             image.save(tmp_path / place / f"{number}.png")
     with pytest.raises(BrokenDatasetError, match=r"masks/0\.png' have the values 0 and 1, others .* 'masks/1\.png' 0"):
         read_pairs(FolderTree(tmp_path))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_a_mask_that_is_all_transparency_is_refused(mode: str) -> None:
+    """Its colours say nothing, and were read as one class; where they say something, alpha does not count."""
+    alpha = shapes(2, void=False, seed=0)[0] * 255
+    for colours, is_read in ((np.zeros_like(alpha), False), (alpha, True)):
+        image = Image.fromarray(colours).convert(mode)
+        image.putalpha(Image.fromarray(alpha))
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        if is_read:
+            np.testing.assert_array_equal(read_mask(file.getvalue(), MaskOptions()), colours)
+        else:
+            with pytest.raises(DecodeError, match="how transparent"):
+                read_mask(file.getvalue(), MaskOptions())

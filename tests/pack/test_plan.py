@@ -12,7 +12,15 @@ from colabstage.images.decode import ImageFacts
 from colabstage.layouts.table import Images, SampleTable, TreeFiles, Values
 from colabstage.pack import plan as plan_module
 from colabstage.pack.options import PackOptions
-from colabstage.pack.plan import TORCH_BYTES, TORCH_SAMPLES, gains_by_torch, needs_facts, pack_content, plan_pack
+from colabstage.pack.plan import (
+    TORCH_BYTES,
+    TORCH_SAMPLES,
+    gains_by_torch,
+    needs_facts,
+    pack_content,
+    plan_pack,
+    why_kept,
+)
 from colabstage.trees.tree import FileEntry
 
 if TYPE_CHECKING:
@@ -67,11 +75,30 @@ def test_encoding_follows_from_facts_and_space(
     assert (plan.x.shape is None) == (encoding == "encoded")
 
 
-@pytest.mark.parametrize("facts", [MANY, _facts((4, 5)) + _facts((4, 5), channels=4), ()])
-def test_pixels_that_cannot_be_are_refused_with_the_remedy(facts: tuple[ImageFacts, ...]) -> None:
+@pytest.mark.parametrize(
+    ("facts", "remedy"),
+    [
+        (MANY, r"Give image_size=\(height, width\), or"),
+        (_facts((4, 5)) + _facts((4, 5), channels=4), "Give color_mode='rgb', or"),
+        (_facts((4, 5)) + _facts((4, 9), channels=4), r"Give image_size=\(height, width\) and color_mode='rgb', or"),
+        ((), "Give image_size"),
+    ],
+)
+def test_pixels_that_cannot_be_are_refused_with_the_remedy(facts: tuple[ImageFacts, ...], remedy: str) -> None:
     """Asked for pixels of images that have no one shape, the plan says why not and what to give."""
-    with pytest.raises(LayoutError, match="image_size"):
+    with pytest.raises(LayoutError, match=remedy):
         plan_pack(_table(), _options("pixels", color_mode="keep"), facts=facts, free_bytes=None)
+
+
+def test_what_is_given_is_not_advised() -> None:
+    """Images of mixed channels need no size beside the one that they have, whenever they are met."""
+    mixed = _facts((4, 5)) + _facts((9, 5), channels=4)
+    options = PackOptions(image_size=(4, 4), color_mode="keep")
+    plan = plan_pack(_table(), options, facts=mixed, free_bytes=None)
+    for reason in (plan.reason, why_kept(options.image)):
+        assert "different channels" in reason
+        assert "with color_mode='rgb' it is a tensor" in reason
+        assert "image_size" not in reason
 
 
 def test_deep_images_keep_their_dtype_only_when_asked() -> None:

@@ -93,7 +93,7 @@ def test_empty_files_are_told_before_they_stop_the_work(tmp_path: Path) -> None:
     for name in ("8.png", "9.png"):
         (photos / "cat" / name).touch()
     places: dict[str, Any] = {"local_dir": tmp_path / "here", "cache_dir": None}
-    told = "2 of 6 images are files of 0 bytes, the first 'cat/8.png'; packing"
+    told = "2 of 6 images have 0 bytes, the first 'cat/8.png'; packing"
     assert [note for note in plan_stage(photos, **places).reasons if f"{told} stops" in note]
     assert [note for note in plan_stage(photos, on_error="skip", **places).reasons if f"{told} leaves" in note]
     with pytest.raises(DecodeError, match=r"8\.png|9\.png"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from colabstage.errors import OptionError
-from colabstage.h5.schema import BOXES
+from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.arguments import refuse_argument, takes
 from colabstage.io.pipeline import SOLO
 from colabstage.load.arrival import facts_of, order_of
@@ -433,16 +433,17 @@ def pad_boxes(targets: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]
     """Pad the boxes of B rows, each with at most M boxes, to arrays of one shape.
 
     Returns:
-        Every column as `(B, M, …)`, padded with 0 for floats and bytes and with -1 for other integers, and `lengths`,
-        int64 `(B,)`: the number of boxes in each row.
+        Every column as `(B, M, …)`, padded with -1 for signed integers and with 0 for everything else, and `lengths`,
+        int64 `(B,)`: the number of boxes in each row. Labels become int64 where their type has no -1, since 0 is a
+        class.
     """
     lengths = np.array([len(target[BOXES]) for target in targets], np.int64)
     most = int(lengths.max(initial=0))
     padded: dict[str, NDArray[Any]] = {}
     for name, first in targets[0].items():
-        # -1 is not a class; a byte cannot hold it.
-        filler = -1 if first.dtype.kind in "iu" and first.dtype != np.uint8 else 0
-        padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, first.dtype)
+        dtype = np.dtype(np.int64) if name == LABELS and first.dtype.kind in "bu" else first.dtype
+        filler = -1 if dtype.kind == "i" else 0
+        padded[name] = np.full((len(targets), most, *first.shape[1:]), filler, dtype)
         for row, target in enumerate(targets):
             padded[name][row, : lengths[row]] = target[name]
     return {**padded, "lengths": lengths}

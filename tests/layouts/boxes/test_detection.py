@@ -280,6 +280,51 @@ class TestYolo:
         with pytest.raises(BrokenDatasetError, match=r"'labels/val/05\.txt', line 3"):
             detect_layout(FolderTree(tmp_path))
 
+    @pytest.mark.parametrize(
+        ("line", "says"),
+        [
+            ("1 0.5 0.5 0.1", "write its class"),
+            ("dog 0.5 0.5 0.1 0.1", "In place of 'dog'"),
+            ("1 20 15 10 10", "may be pixels"),
+            ("1 20 15 30 15 30 25", "may be pixels"),
+            ("1 .5 .5 .1 .1 .9", "confidence"),
+            ("1 .5 .5 .2 .2 .5 .5 2", r"1 keypoint: say kpt_shape: \[1, 3\]"),
+            (f"1 .5 .5 .2 .2{17 * ' .5 .5 2'}", r"17 keypoints: say kpt_shape: \[17, 3\]"),
+            ("Car 0 0 0 1 2 3 4" + 7 * " 0", "label_2"),
+            ("1 0,5 0,5 0,1 0,1", "expected a class"),
+            ("-1 .5 .5 .1 .1", "expected a class"),
+            ("nan .5 .5 .1 .1", "expected a class"),
+        ],
+    )
+    @pytest.mark.parametrize("every", [False, True])
+    def test_what_a_line_looks_like_is_said(self, tmp_path: Path, line: str, says: str, *, every: bool) -> None:
+        """Also where all files are so: rows of numbers in this place are meant to be boxes."""
+        self.write(tmp_path, "{kind}/{split}/{stem}")
+        for file in sorted(tmp_path.glob("labels/*/*.txt")) if every else [tmp_path / "labels/val/05.txt"]:
+            put(file, f"\n{line}\n")
+        with pytest.raises(
+            BrokenDatasetError, match=rf"\.txt', line 2: {re.escape(repr(line)[:90])}.* is not .*{says}"
+        ):
+            detect_layout(FolderTree(tmp_path))
+
+    def test_commas_separate_as_blanks_do(self, tmp_path: Path) -> None:
+        """In whole lines; a line with both is a broken one, as a comma may be that of a decimal."""
+        for number, form in enumerate(("{} {} {} {} {}", "{},{},{},{},{}", "{}, {}, {}, {}, {}")):
+            put_image(tmp_path / f"images/{number}.jpg", number)
+            put(tmp_path / f"labels/{number}.txt", form.format(1, 0.5, 0.25, 0.5, 0.25))
+        found = read(tmp_path)
+        for key in found.keys:
+            got = boxes_in(found, key)
+            assert (got["boxes"].tolist(), got["labels"].tolist()) == ([[0.25, 0.125, 0.75, 0.375]], [1])
+
+    def test_poses_of_points_that_are_visible_or_not_are_no_polygons(self, tmp_path: Path) -> None:
+        """With an even number of points, and none marked with 2, a line has as many numbers as a polygon."""
+        for number in range(4):
+            put_image(tmp_path / f"images/{number}.jpg", number)
+            put(tmp_path / f"labels/{number}.txt", f"0 .5 .5 .2 .2 .4 .{number + 4} 1 .5 .5 0")
+        with pytest.raises(BrokenDatasetError, match=r"11 numbers.*kpt_shape: \[2, 3\]"):
+            read(tmp_path)
+
     def test_a_class_without_a_name_is_named(self, tmp_path: Path) -> None:
         """A label beyond the list of names is a mistake in one of the two."""
         self.write(tmp_path, "{kind}/{split}/{stem}")
@@ -643,3 +688,46 @@ def test_boxes_outside_of_the_image_or_without_area_are_counted(tmp_path: Path) 
         "1 box partly or wholly outside of the image (first in 'b.png') is kept as written.",
         "1 box without any width or height (first in 'c.png') is kept as written.",
     )
+
+
+def _one_coco(folder: Path, categories: dict[int, str] | None = None, **said: Any) -> Path:
+    """One image with one annotation."""
+    put_image(folder / "a.png", 0)
+    annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 8, 9], "iscrowd": 0} | said
+    kinds = [{"id": key, "name": name} for key, name in (categories or {1: "dog"}).items()]
+    document = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [annotation], "categories": kinds}
+    put(folder / "a.json", json.dumps(document))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("said", "crowd"),
+    [(0, 0), (1, 1), (True, 1), (False, 0), (None, 0), ("0", 0), ("1", 1), ("", 0), ("no", None)],
+    ids=repr,
+)
+def test_iscrowd_is_what_is_written(tmp_path: Path, said: Any, crowd: int | None) -> None:
+    """Some tools write numbers as texts; the text 0 was taken for true."""
+    folder = _one_coco(tmp_path, iscrowd=said)
+    if crowd is None:
+        with pytest.raises(BrokenDatasetError, match="iscrowd 'no'"):
+            read(folder)
+        return
+    assert boxes_in(read(folder), "a.png")["iscrowd"].tolist() == [crowd]
+
+
+def test_two_classes_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Of any format: a person counts one class, and the labels were two."""
+    with pytest.raises(BrokenDatasetError, match="called 'dog'"):
+        read(_one_coco(tmp_path / "coco", {1: "dog", 7: "dog"}))
+    put_image(tmp_path / "yolo/images/a.jpg", 0)
+    put(tmp_path / "yolo/labels/a.txt", "1 .5 .5 .1 .1")
+    put(tmp_path / "yolo/data.yaml", "names: [dog, cat, dog]")
+    with pytest.raises(BrokenDatasetError, match="called 'dog'"):
+        read(tmp_path / "yolo")
+
+
+def test_parts_of_the_image_are_no_pixels(tmp_path: Path) -> None:
+    """Boxes that were meant as parts of the sides were packed as if smaller than a pixel; one of a pixel is kept."""
+    with pytest.raises(BrokenDatasetError, match=r"Box 1 of 'a\.png' is 0\.1, 0\.2, 0\.4, 0\.7.*Multiply"):
+        read(_one_coco(tmp_path / "parts", bbox=[0.1, 0.2, 0.3, 0.5]))
+    assert boxes_in(read(_one_coco(tmp_path / "pixel", bbox=[0, 0, 1, 1])), "a.png")["boxes"].tolist() == [[0, 0, 1, 1]]

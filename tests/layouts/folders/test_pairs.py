@@ -52,6 +52,10 @@ def both(found: SampleTable) -> list[tuple[str, str]]:
         ("{}.png", "{}_L.png"),
         ("701_StillsRaw/images/{}.png", "701_StillsRaw/labels/{}_L.png"),
         ("{}_sat.jpg", "{}_mask.png"),
+        ("{}.jpg", "{}_Mask.png"),
+        ("{}.jpg", "{}-SEG.png"),
+        ("{}.jpg", "{}.label.png"),
+        ("{}.jpg", "{}mask.png"),
     ],
 )
 @pytest.mark.parametrize("layout", ["pairs", "auto"])
@@ -148,3 +152,20 @@ def test_classes_that_are_called_like_masks_stay_classes(pairs: Callable[..., Sa
     """A folder 'label' among other classes is a class."""
     found = pairs("label/1.jpg", "cat/1.jpg", "dog/1.jpg", layout="auto")
     assert (found.layout, found.classes) == ("image_folder", ("cat", "dog", "label"))
+
+
+@pytest.mark.parametrize(("mask", "count"), [("{}_manual1.gif", 3), ("{} vessels.png", 3), ("{}.png", 5)])
+def test_images_that_come_in_twos_are_no_images_without_labels(
+    pairs: Callable[..., SampleTable], mask: str, count: int
+) -> None:
+    """Masks would be samples beside their images; whoever says so gets all of them."""
+    names = [form.format(f"x{number}") for number in range(count) for form in ("{}.jpg", mask)]
+    with pytest.raises(LayoutError, match=r"come in twos.*called masks"):
+        pairs(*names, layout="auto")
+    assert len(pairs(layout="images")) == 2 * count
+
+
+@pytest.mark.parametrize("names", [("a.jpg", "b.jpg", "a_2.jpg", "b_2.jpg"), ("a.jpg", "a_b.jpg", "c.jpg", "d.jpg")])
+def test_other_names_are_images_without_labels(pairs: Callable[..., SampleTable], names: tuple[str, ...]) -> None:
+    """Numbers are no word, and one image may be called after another."""
+    assert pairs(*names, layout="auto").layout == "images"

@@ -330,7 +330,7 @@ def test_one_record_without_boxes_takes_them_from_no_other(tmp_path: Path) -> No
     )
     assert isinstance(table.targets, Boxes)
     assert table.targets.offsets.tolist() == [0, 1, 1]
-    assert any("1 records have no features of boxes" in note for note in table.notes)
+    assert any("1 record has no features of boxes" in note for note in table.notes)
 
 
 _SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False, width=32)] * 4).map(

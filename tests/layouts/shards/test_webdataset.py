@@ -346,7 +346,7 @@ def test_samples_without_an_image_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.tar", [*samples(0, 2), {"__key__": "z", "cls": 1}])
     table = detect_layout(FolderTree(tmp_path / "d"))
     assert len(table) == 2
-    assert any("1 samples" in note for note in table.notes)
+    assert any("1 sample of the shards without" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
         ([("1.jpg", b""), ("1.cls", b"0"), ("1.jpg", b"")], "'1.jpg' twice"),
         ([("1.jpg", b""), ("1.json", b"{")], r"1\.json' is not JSON"),
         ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is not text"),
-        ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples have no label"),
+        ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples has no label"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),
         ([("1.jpg", b""), ("1.cls", b"9" * 30)], "64-bit"),
     ],

@@ -256,6 +256,24 @@ def test_padded_boxes() -> None:
     assert padded["hard"].tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int32", "int64", "bool"])
+def test_labels_are_never_padded_with_a_class(kind: str) -> None:
+    """Of any integers, and by torch's padding as by numpy's; other unsigned numbers are filled up with 0."""
+    targets: list[dict[str, Any]] = [
+        {"boxes": np.ones((n, 4), np.float32), "labels": np.ones(n, kind), "n": np.ones(n, "uint16")} for n in (2, 1)
+    ]
+    import torch
+
+    from colabstage.load.batches import pad_targets
+
+    by_torch = pad_targets([{name: torch.from_numpy(part) for name, part in one.items()} for one in targets])
+    for padded in (pad_boxes(targets), by_torch):
+        assert {name: part.tolist() for name, part in padded.items() if name != "boxes"} == {
+            "labels": [[1, 1], [1, -1]], "n": [[1, 1], [1, 0]], "lengths": [2, 1],
+        }  # fmt: skip
+
+
 @pytest.mark.parametrize(("size", "drop_last", "first"), [(5, False, None), (5, True, 5), (23, False, 23)])
 def test_specs_say_what_batches_are(
     make_file: Callable[..., Any], size: int, drop_last: bool, first: int | None
