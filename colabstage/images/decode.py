@@ -12,7 +12,7 @@ What happens to the rarer kinds:
 - `"grayscale"` of a colour JPEG is the luma that the file stores, which Pillow gets after `draft("L")`; other formats
   use Pillow's weights (ITU-R 601-2).
 - 16-bit grayscale keeps its 16 bits for `"keep"`; otherwise its upper 8 are used (Pillow would clip instead). Floating
-  point and 32-bit grayscale come as float32 for `"keep"`, and have no agreed range to make 8 bits of: an error.
+  point and 32-bit grayscale come as float32 for `"keep"`, with no agreed range for a conversion to 8 bits: an error.
 - Animations give their first frame.
 
 Faulting fresh pages takes a tenth of the time of decoding, so each thread keeps what it decodes into. But decoding
@@ -255,7 +255,7 @@ def _recolored(values: NDArray[Any], color_mode: ColorMode) -> NDArray[Any]:
         return values
     if values.dtype != np.uint8:
         if values.shape[2] != 1 or values.dtype != np.uint16:
-            msg = f'{values.dtype} pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
+            msg = f'{values.dtype} pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
             raise DecodeError(msg)
         # The upper eight bits, as for files.
         values = (values >> 8).astype(np.uint8)
@@ -523,7 +523,7 @@ def _to_array(image: Image.Image, color_mode: ColorMode) -> NDArray[Any]:
         if color_mode == "keep":
             return values.astype(dtype)[..., None]
         if dtype != np.uint16:
-            msg = f'{image.mode}-mode pixels have no agreed range to make 8 bits of. Pass color_mode="keep".'
+            msg = f'{image.mode}-mode pixels have no agreed range for a conversion to 8 bits. Pass color_mode="keep".'
             raise DecodeError(msg)
         gray = (values.astype(np.uint16) >> 8).astype(np.uint8)[..., None]
         return gray if color_mode == "grayscale" else np.repeat(gray, 3, axis=2)

@@ -68,7 +68,7 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
 
     Raises:
         DecodeError: it is damaged, or no sound of a kind known here.
-        MissingDependencyError: it is no WAV of plain numbers, and soundfile is not installed.
+        MissingDependencyError: it is not an uncompressed WAV, and soundfile is not installed.
     """
     wav = _parse_wav(content) if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else None
     if wav is None:
@@ -147,7 +147,7 @@ def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
         import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except (ImportError, OSError) as error:  # OSError: the package is there, the library it wraps is not
         msg = (
-            "This sound is not a WAV of plain numbers, so soundfile is needed to decode it. Install it with: "
+            "This sound is not an uncompressed WAV, so soundfile is needed to decode it. Install it with: "
             "pip install soundfile"
         )
         raise MissingDependencyError(msg) from error
@@ -321,7 +321,7 @@ class _ClipDecoder:
         if clip.rate != self.rate or values.shape[1] != self.channels:
             msg = (
                 f"The clip has {clip.rate:,} Hz and {values.shape[1]} channels; expected {self.rate:,} Hz and "
-                f"{self.channels}, as the others."
+                f"{self.channels}, like the others."
             )
             raise DecodeError(msg)
         if self.options.length is None and len(values) != self.length:

@@ -292,8 +292,8 @@ def _numbered_note(classes: list[str]) -> list[str]:
     if odd is None:
         return []
     note = (
-        "The folders are called by numbers, and the labels are others: places in the order of text, in which "
-        f"'{odd[0]}' is {odd[1]}. classes[label] is the folder's name."
+        "The folders have numbers as names, and labels are other numbers: positions in the text order of these names, "
+        f"in which '{odd[0]}' is {odd[1]}. classes[label] is the folder's name."
     )
     return [note]
 

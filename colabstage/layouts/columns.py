@@ -75,7 +75,9 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
             table = parquet.read_table(io.BytesIO(data))
         # Of damage in the pages pyarrow says as an OSError that it could not read them.
         except (ArrowException, OSError) as error:
-            msg = f"'{entry.name}' is truncated, damaged or no parquet file ({error}). Copy it again, or move it away."
+            msg = (
+                f"'{entry.name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
+            )
             raise CorruptArchiveError(msg) from error
         columns = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in table.columns]
         return TableRows([list(table.column_names), *(list(row) for row in zip(*columns, strict=True))])
@@ -94,15 +96,15 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         rows.extend([cell.strip() for cell in row] for row in reader if any(row))
     except csv.Error as error:
-        return TableRows(rows, f"'{entry.name}' cannot be read as a table behind row {len(rows)}: {error}.")
+        return TableRows(rows, f"'{entry.name}' cannot be read as a table after row {len(rows)}: {error}.")
     width = len(rows[0]) if rows else 0
     # A row that is too long or too short shifts its cells into other columns.
     odd = next((number for number, row in enumerate(rows) if len(row) != width), None)
     if odd is None:
         return TableRows(rows)
     fault = (
-        f"'{entry.name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. Cells "
-        'that hold the delimiter need "quotes".'
+        f"'{entry.name}' has {len(rows[odd])} cells in row {odd + 1} and {width} in the first; expected as many. "
+        'Cells that hold the delimiter need "quotes".'
     )
     return TableRows(rows, fault)
 

@@ -81,13 +81,13 @@ def check_spellings(found: SampleTable) -> None:
             form = " (the same letters in two forms of Unicode)" if _composed(other) == _composed(name) else ""
             msg = (
                 f"Two classes of the {found.unit} are called '{other}' and '{name}'{form}, which look like one class "
-                f'spelled in two ways. Spell it in one way; layout="{found.layout}" takes them for two.'
+                f'spelled in two ways. Spell it in one way; layout="{found.layout}" takes them as two.'
             )
             raise BrokenDatasetError(msg)
 
 
 def check_split_names(found: SampleTable) -> None:
-    """Refuse splits that are one part of the dataset, called in two ways: folders, cells of a column, names of files.
+    """Refuse splits that are one part of the dataset under two names: folders, cells of a column, names of files.
 
     Raises:
         BrokenDatasetError: two of val, valid and validation are there.
@@ -96,8 +96,8 @@ def check_split_names(found: SampleTable) -> None:
     several = sorted({"val", "valid", "validation"} & set(found.splits or ()))
     if len(several) > 1:
         msg = (
-            f"The {found.unit} are in the splits {listed(several)}, which look like one split called in two ways. Call "
-            f'it by one name; layout="{found.layout}" takes them for {len(several)} splits.'
+            f"The {found.unit} are in the splits {listed(several)}, which look like one split with two names. Use "
+            f'one name; layout="{found.layout}" takes them as {len(several)} splits.'
         )
         raise BrokenDatasetError(msg)
 

@@ -146,7 +146,7 @@ def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     whole = _whole_cells(cells) or []
     large = next((number for number in whole if not -(2**63) <= number < 2**63), None)
     if large is not None:
-        msg = f"'{name}' has the label {large}, which no 64-bit number can be. Write such labels as words."
+        msg = f"'{name}' has the label {large}, which does not fit into 64 bits. Write such labels as words."
         raise LayoutError(msg)
     return np.array(whole, np.int64)
 
@@ -168,8 +168,8 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
     if len(merged):
         one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
         msg = (
-            f"'{name}' has the numbers {one} and {other}, which would be one number in float32. Take it as the "
-            "only label, with digits alone in its cells, or write smaller numbers."
+            f"'{name}' has the numbers {one} and {other}, which would become the same number in float32. Take it as "
+            "the only label, with digits alone in its cells, or write smaller numbers."
         )
         raise LayoutError(msg)
 

@@ -85,7 +85,7 @@ def make_labels(
     if kinds == {int}:
         large = next((at for at, label in enumerate(labels) if not -(2**63) <= int(label or 0) < 2**63), None)
         if large is not None:
-            msg = f"The label of '{samples[large]}' is {labels[large]}, which no 64-bit number can be."
+            msg = f"The label of '{samples[large]}' is {labels[large]}, which does not fit into 64 bits."
             raise BrokenDatasetError(msg)
         return _whole_numbers(np.array(labels, np.int64), names or {})
     if int in kinds:

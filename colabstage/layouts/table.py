@@ -354,7 +354,7 @@ class SampleTable:
         # Splits and the order of rows follow from keys, so two of one name would be one sample in two places.
         twice = first_repeated(self.keys)
         if twice is not None:
-            msg = f"Two samples have the key {twice!r}; expected a name for each that no other has."
+            msg = f"Two samples have the key {twice!r}; expected a unique name for each."
             raise LayoutError(msg)
         if isinstance(self.targets, Boxes):
             self._check_corners(self.targets)

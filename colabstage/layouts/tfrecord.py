@@ -145,7 +145,7 @@ def parse_example(data: bytes) -> dict[str, Feature]:
                     name, feature = _entry(data, entry)
                     found[name] = feature
     except (IndexError, struct.error, UnicodeDecodeError) as error:
-        msg = f"it is cut, or no protobuf message ({error})"
+        msg = f"it is cut off, or not a protobuf message ({error})"
         raise BadMessageError(msg) from error
     return found
 

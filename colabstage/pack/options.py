@@ -61,12 +61,12 @@ def remedies_for_batches(loader: str) -> dict[str, str]:
     Args:
         loader: the call that makes one, without its last bracket.
     """
-    remedies = {name: f"It is about batches: {loader}, {name}=…)." for name in _FOR_BATCHES}
-    remedies["batch_size"] = f"It is about batches: {loader})."
+    remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
+    remedies["batch_size"] = f"It is an argument of the loader: {loader})."
     for name in ("augment", "augmentation", "transform", "transforms"):
         remedies[name] = (
-            f"What is done once, when the data is packed, is prepare=; what each epoch draws again is {loader}, "
-            "batch_transform=…)."
+            f"Write prepare= for what is done once, when the data is packed, and {loader}, batch_transform=…) for what "
+            "is random in each epoch."
         )
     return remedies
 

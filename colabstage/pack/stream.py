@@ -85,9 +85,11 @@ class PackStream:
         """Return why rows of a pack cannot be read before all of them are packed; `None` where they can."""
         # In each case readers would wait for the end anyway, or see values that still change.
         if job.plan.x.is_open:
-            return f"with encoding='{job.plan.encoding}' lengths, and so places, are known when all is encoded"
+            return (
+                f"with encoding='{job.plan.encoding}' lengths and positions are known only when everything is encoded"
+            )
         if isinstance(job.table.targets, Boxes):
-            return "where boxes lie is known when all images have been seen"
+            return "the positions of boxes are known only when all images have been read"
         if job.tree is None:
             return "samples of Python objects are read in the thread that asks for them"
         return None

@@ -231,7 +231,7 @@ class SampleCoder:
         # A truncated JPEG opens without complaint and shows grey below the cut.
         facts = self.complete.check(content)
         if needs_range and facts.dtype.kind == "f":
-            msg = f"{facts.format} pixels of floating point have no agreed range to make 8 bits of."
+            msg = f"{facts.format} pixels of floating point have no agreed range for a conversion to 8 bits."
             msg += ' Pass color_mode="keep".'
             raise DecodeError(msg)
         # One byte too many would overwrite its neighbour.

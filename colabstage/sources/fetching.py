@@ -296,9 +296,9 @@ class _FetchCall:
         look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
         # A source that has disappeared is not a change: what was made of it stays usable, and the report says so.
         if look.state == "gone":
-            return f"The source cannot be reached now; what was fetched before is as it was. {look.detail}"
+            return f"The source cannot be reached now; what was fetched before is unchanged. {look.detail}"
         if look.state == "silent":
-            return f"Whether the source has changed is not known ({look.detail}); what was fetched is as it was."
+            return f"Whether the source has changed is not known ({look.detail}); what was fetched is unchanged."
         if look.state == "unsure":
             return self._compared(recorded)
         return "" if look.state == "same" else None
@@ -314,7 +314,7 @@ class _FetchCall:
                 now = source.identity
         # As above: a source that cannot be read now does not count as changed.
         except (SourceError, DriveError) as error:
-            return f"The source cannot be read now ({error}); what was fetched before is as it was."
+            return f"The source cannot be read now ({error}); what was fetched before is unchanged."
         verdict = compare_states(recorded, now)
         if verdict == "unproved" and not self.thorough:
             return "Names and sizes are those that were fetched, but all times differ, as after a remount."

@@ -418,7 +418,7 @@ def _page_error(label: str, head: bytes) -> WebPageError:
     title = page_title(head)
     named = f" with the title “{title}”" if title else ""
     msg = (
-        f"'{label}' gives a web page{named} in place of data: perhaps a login, a confirmation, a preview or an error. "
+        f"'{label}' returns a web page{named} instead of data: perhaps a login, a confirmation, a preview or an error. "
         "Open it in a browser, and copy the link of the download itself."
     )
     return WebPageError(msg)

@@ -242,9 +242,9 @@ def _reason_of(error: BaseException, inner: BaseException) -> str:
     if isinstance(
         inner, http.client.IncompleteRead | urllib3.exceptions.IncompleteRead | http.client.RemoteDisconnected
     ):
-        return "it was closed before everything had come"
+        return "it was closed before everything had arrived"
     if isinstance(inner, http.client.HTTPException | urllib3.exceptions.HTTPError):
-        return "what it answered is not understood"
+        return "its answer is not understood"
     return (isinstance(inner, OSError) and inner.strerror) or "it broke"
 
 

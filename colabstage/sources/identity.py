@@ -36,7 +36,7 @@ _GROUPS = 256
 _GROUP_DIGITS = 8
 
 # What a quick look and an opened source say alike.
-MD5_PROOF = "the MD5 that Drive's client tells of all content is the recorded one"
+MD5_PROOF = "the MD5s that Drive's client reports are unchanged"
 
 Verdict = Literal["same", "unproved", "changed"]
 
@@ -263,7 +263,7 @@ def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
     if recorded.version or now.version:
-        return "its service names the recorded version"
+        return "its service reports the recorded version"
     if recorded.md5 and now.md5:
         return MD5_PROOF
     if any(_deciding_facts(recorded, now)):

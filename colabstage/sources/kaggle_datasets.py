@@ -388,8 +388,8 @@ def _stalled(dataset: KaggleDataset, log: Path) -> SourceReadError:
             "restart the session."
         )
     return SourceReadError(
-        f"Nothing more arrived of '{dataset.label}' from Kaggle. Run again to continue where it stopped; if it happens "
-        "again, look whether https://www.kaggle.com can be reached from here."
+        f"No more of '{dataset.label}' arrived from Kaggle. Run again to continue where it stopped; if it happens "
+        "again, check whether https://www.kaggle.com can be reached from here."
     )
 
 

@@ -151,7 +151,7 @@ def _ask_mounted(place: Path, recorded: SourceIdentity, workers: int, heard: Hea
     if stamps is None or stamps != recorded.stamps:
         return Look("unsure")
     if not recorded.md5:
-        seen = "the times of its folders are unchanged; a file rewritten under its name would not show"
+        seen = "the times of its folders are unchanged; a file rewritten under its name would not be noticed"
         return Look("same", seen)
     with Md5Questions(workers=workers, heard=heard) as questions:
         # Both wait for the client, and its answers are all that is wanted.
@@ -171,7 +171,7 @@ def _untold(why: str) -> str:
 
 def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> Look:
     if recorded.kind != "archive":
-        seen = "its address; of a list of single files none is asked again, and another would not show"
+        seen = "its address; of a list of single files none is asked again, and another would not be noticed"
         return Look("same", seen) if recorded.kind == "file" else Look("unsure")
     # One try: a look is under a deadline, and what is here can be used without it.
     file = open_remote(source, policy=_ONE_TRY)
@@ -184,12 +184,12 @@ def _ask_service(source: WebSource | ObjectSource, recorded: SourceIdentity) -> 
     # Where only one of them has a version, the service speaks otherwise than it did: another state, or another server.
     if facts.version or recorded.version:
         same = facts.version == recorded.version
-        return Look("same", "its service names the recorded version") if same else Look("changed")
+        return Look("same", "its service reports the recorded version") if same else Look("changed")
     if facts.mtime_ns or facts.ranges:
         same = bool(facts.mtime_ns) and facts.mtime_ns == recorded.mtime_ns
         return Look("same", "its size and time are unchanged") if same else Look("unsure")
     # A server that tells neither a version nor a time and gives no parts could only be asked for everything again.
-    return Look("same", "its server reports neither a version nor a time, so new content would not show")
+    return Look("same", "its server reports neither a version nor a time, so new content would not be noticed")
 
 
 def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
@@ -201,10 +201,10 @@ def _ask_shared(source: ShareSource, recorded: SourceIdentity) -> Look:
     if facts.version != recorded.version:
         return Look("changed")
     if not facts.version:
-        return Look("same", "Drive reports no version of it, so new content would not show")
+        return Look("same", "Drive reports no version of it, so new content would not be noticed")
     if facts.size is None:
-        return Look("same", "the same files are shared; one that was replaced in place would not show")
-    return Look("same", "Drive names the recorded version")
+        return Look("same", "the same files are shared; one that was replaced in place would not be noticed")
+    return Look("same", "Drive reports the recorded version")
 
 
 def _ask_kaggle(source: KaggleSource, recorded: SourceIdentity, workers: int, heard: Heard) -> Look:

@@ -94,7 +94,7 @@ _NAMES: dict[Judgement, frozenset[str]] = {
         }
     ),
 }
-_OUTSIDE_CODE = "Give the login by the environment, not in the notebook:"
+_OUTSIDE_CODE = "Provide the login through the environment, not in the notebook:"
 _S3_LOGIN = (
     f"{_OUTSIDE_CODE} AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (on Colab from its Secrets panel), or a profile in "
     "~/.aws/credentials."
@@ -107,7 +107,9 @@ _AZ_LOGIN = (
     f"{_OUTSIDE_CODE} AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or "
     "AZURE_STORAGE_CONNECTION_STRING."
 )
-_HF_LOGIN = "Accept the dataset's terms on its page if it has any, and give the login by the environment: HF_TOKEN."
+_HF_LOGIN = (
+    "Accept the dataset's terms on its page if it has any, and provide the login through the environment: HF_TOKEN."
+)
 _SSH_LOGIN = f"{_OUTSIDE_CODE} a key in ~/.ssh or an agent, or FSSPEC_SFTP_USERNAME and FSSPEC_SFTP_PASSWORD."
 _FTP_LOGIN = f"{_OUTSIDE_CODE} FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD."
 _LOGINS = {
@@ -439,7 +441,7 @@ class ObjectStore:
             answer = self._ask(question)
         except SourceAccessError:
             raise refused from None
-        self.notes = (f"'{self.label}' was read without a login, as anybody may: none was found that it accepts.",)
+        self.notes = (f"'{self.label}' was read anonymously: no login was found that it accepts.",)
         return answer
 
     def _walk(self, workers: int) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ class ObjectFile(RemoteFile):
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
                 at += len(piece)
                 if end is not None and at > end:
-                    msg = f"'{self.facts.label}' gave more than was asked for: its service has no range requests."
+                    msg = f"'{self.facts.label}' sent more than was requested: its service has no range requests."
                     raise SourceReadError(msg)
                 if held:
                     yield held

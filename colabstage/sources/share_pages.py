@@ -1,6 +1,6 @@
 """Google Drive's links and pages, read without a connection: what people paste, and what Drive answers with.
 
-Drive reports most failures as a page in place of the file, so the text of every answer that is not data is checked.
+Drive reports most failures as a page instead of the file, so the text of every answer that is not data is checked.
 """
 
 from __future__ import annotations
@@ -194,8 +194,7 @@ def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
 def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
     if _QUOTA.search(answer.text):
         return DriveQuotaError(
-            f"Google Drive does not hand out '{label}' for now: too many users have viewed or downloaded it. "
-            f"{_OWN_COPY}"
+            f"Google Drive currently refuses '{label}': too many users have viewed or downloaded it. {_OWN_COPY}"
         )
     # That page asks for proof of a human, which a program cannot give.
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
@@ -233,7 +232,7 @@ def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
     found = _TITLE.search(answer.text)
     title = f" titled '{found[1].strip()[:80]}'" if found else ""
     return WebPageError(
-        f"Google Drive answered '{label}' with a web page{title} in place of the file. Open the link in a browser to "
+        f"Google Drive answered '{label}' with a web page{title} instead of the file. Open the link in a browser to "
         "see what it says; make a copy in your own Drive, mount it and stage the path there if the file itself is fine."
     )
 

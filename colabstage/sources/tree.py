@@ -110,7 +110,7 @@ def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
     if second:
         reasons.append(f"The mount keeps a second copy of {format_bytes(second)} on this disk meanwhile.")
     if facts.kept_bytes:
-        reasons.append(f"An interrupted run holds {format_bytes(facts.kept_bytes)} of the room already.")
+        reasons.append(f"An interrupted run already takes {format_bytes(facts.kept_bytes)} of that.")
     return TransferPlan(
         nbytes=nbytes,
         limits=PipelineLimits(readers=readers, max_readers=max_readers, workers=facts.cores),

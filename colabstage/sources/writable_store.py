@@ -196,7 +196,7 @@ class WritableStore(ObjectStore):
         return all("mode" in inspect.signature(getattr(self._class, name)).parameters for name in methods)
 
     def _occupied(self, path: str) -> TargetExistsError:
-        msg = f"'{path}' at '{self.label}' came there meanwhile, so nothing was written. Try again."
+        msg = f"'{path}' at '{self.label}' appeared there meanwhile, so nothing was written. Try again."
         return TargetExistsError(msg)
 
     def _do(self, work: Callable[[Any], None], path: str) -> None:

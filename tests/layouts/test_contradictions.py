@@ -289,13 +289,13 @@ def test_whole_labels_stay_exact(tmp_path: Path, base: int) -> None:
 
 def test_labels_that_would_merge_are_refused(tmp_path: Path) -> None:
     """No 64-bit number, one of several columns, or written as floats: an error, and no float32 of both."""
-    with pytest.raises(LayoutError, match=f"has the label {2**63}, which no 64-bit number"):
+    with pytest.raises(LayoutError, match=f"has the label {2**63}, which does not fit into 64 bits"):
         _read(tmp_path, _column("label", *(str(2**63 - 1 + number % 2) for number in range(6))), "table")
     ids = [str(2**24 + number) for number in range(6)]
-    merged = "has the numbers 16777216 and 16777217, which would be one number"
+    merged = "has the numbers 16777216 and 16777217, which would become the same number"
     with pytest.raises(LayoutError, match=merged):
         _read(tmp_path, _column("a,b", *ids, beside=("0.5",) * 6), table_rows(labels=["a", "b"]))
-    with pytest.raises(LayoutError, match="which would be one number in float32"):
+    with pytest.raises(LayoutError, match="which would become the same number in float32"):
         _read(tmp_path, _column("label", *(f"{2**53 + 2 * number}.0" for number in range(6))), "table")
 
 

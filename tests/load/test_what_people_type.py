@@ -216,7 +216,7 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ("stage_dataset('photos', force=True)", TypeError, "Did you mean 'refresh'"),
     ("stage_dataset('photos', batch_size=4)", OptionError, 'data.loader("train", 64).'),
     ("stage_dataset('photos', num_workers=4)", OptionError, 'data.loader("train", 64, num_workers=…).'),
-    ("stage_dataset('photos', transform=abs)", OptionError, "is prepare="),
+    ("stage_dataset('photos', transform=abs)", OptionError, "Write prepare="),
     ("colabstage.pack_dataset('photos', 'a.h5', batch_size=4)", OptionError, 'make_loader(dataset_h5("file.h5"), 64).'),
     ("transforms.RandomFlip(p=0.5)", TypeError, "Did you mean 'horizontal'"),
     (

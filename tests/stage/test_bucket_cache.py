@@ -175,7 +175,7 @@ def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: Bucke
     for thread in threads:
         thread.join()
     assert len(failed) < len(threads)
-    assert all("came there meanwhile" in str(error) for error in failed)
+    assert all("appeared there meanwhile" in str(error) for error in failed)
     assert objects(s3)["cache/photos.h5"] == pack.read_bytes()
     assert json.loads(objects(s3)["cache/photos.h5.json"])["size"] == pack.stat().st_size
 

@@ -507,7 +507,7 @@ class TestToldByDrive:
         assert (staged.report.origin, colours_of(staged)["cat/1.bmp"]) == ("source", 250)
         staged = stage(my_drive / "colours")
         assert staged.report.origin == "local"
-        assert "a file rewritten under its name would not show" in look_of(staged)
+        assert "a file rewritten under its name would not be noticed" in look_of(staged)
 
     def test_a_client_that_tells_no_more(self, drive: SimulatedDrive, my_drive: Path, tmp_path: Path) -> None:
         """Names, sizes and times are compared, and the report says so, with the reason."""
@@ -558,7 +558,7 @@ class TestOnDrive:
         stage(my_drive / "colours")
         staged = stage(my_drive / "colours")
         assert staged.report.origin == "local"
-        assert "a file rewritten under its name would not show" in staged.report.steps[0].note
+        assert "a file rewritten under its name would not be noticed" in staged.report.steps[0].note
 
     @pytest.mark.parametrize("verify", ["fast", "full"])
     def test_the_middle_of_an_array(self, drive: SimulatedDrive, my_drive: Path, verify: str) -> None:

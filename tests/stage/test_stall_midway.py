@@ -106,7 +106,7 @@ def left_in_the_middle(
                 stall()
 
     began = time.monotonic()
-    with pytest.raises(SourceReadError, match=r"blocks \d+ are here .* when you go on, they are not fetched"):
+    with pytest.raises(SourceReadError, match=r"blocks \d+ are here .* when you continue, they are not fetched"):
         train()
     assert time.monotonic() - began < DEADLINE_S
     here, fetched = part.file.here, part.figures["fetched"]

@@ -408,8 +408,8 @@ class BlockwiseFile:
             # What is unfinished has a name that tells a person nothing.
             place = next(folder for folder in (self._folder, *self._folder.parents) if not is_own(folder))
             words = (
-                f"The disk of '{place}' is full, or cannot be written to any more: not even the reason for the "
-                "failure could. Free some space there"
+                f"The disk of '{place}' is full, or can no longer be written to, so the reason for the failure could "
+                "not be recorded. Free some space there"
             )
             return self._with_what_is_here(NotEnoughSpaceError(words))
         kind, words = error_from_json(raw, SourceReadError)
@@ -419,7 +419,7 @@ class BlockwiseFile:
         here, size = len(self.here), format_bytes(self.figures["here"])
         if self.limit is not None:
             # Under a limit whoever reads goes on by reading.
-            words = f"are here ({size}); when you go on, they are not fetched again."
+            words = f"are here ({size}); when you continue, they are not fetched again."
         elif isinstance(error, KEPT_AFTER):
             words = f"are here ({size}), and stay. {_remedy_of(type(error))}"
         else:

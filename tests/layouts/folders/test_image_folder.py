@@ -370,6 +370,6 @@ def test_folders_whose_numbers_are_not_the_labels_are_noted(
 ) -> None:
     """Because a list of names that somebody has would be shifted; where they are, there is nothing to say."""
     found = table(*(f"{folder}/a.jpg" for folder in folders))
-    notes = [note for note in found.notes if "called by numbers" in note]
+    notes = [note for note in found.notes if "numbers as names" in note]
     assert len(notes) == (said is not None)
     assert all(said is not None and said in note for note in notes)

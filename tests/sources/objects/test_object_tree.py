@@ -213,7 +213,7 @@ def test_a_public_folder_needs_no_login(s3: BucketService, monkeypatch: pytest.M
     use_login(monkeypatch, s3, known=False)
     with ObjectTree("s3://data/set") as tree:
         assert read_all(tree) == {"x": b"for all"}
-        assert "without a login" in tree.notes[0]
+        assert "anonymously" in tree.notes[0]
 
 
 def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(ftp: FolderService) -> None:

@@ -302,7 +302,7 @@ def test_a_public_object_needs_no_login(s3: BucketService, monkeypatch: pytest.M
     use_login(monkeypatch, s3, known=False)
     file = open_object("s3://data/open.bin")
     assert whole(file) == b"for all"
-    assert "without a login" in file.notes[0]
+    assert "anonymously" in file.notes[0]
     file.close()
 
 
