@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 from colabstage.io.arguments import refuse_argument
+from colabstage.io.given import is_frame, path_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -244,14 +245,17 @@ def check_files(files: object) -> None:
     Raises:
         OptionError: it is something else; an open file's message has its path.
     """
-    # An open h5py.File is a mapping, whose names would be taken for files; and bytes are numbers.
-    is_list = isinstance(files, Collection) and not isinstance(files, str | bytes | Mapping)
+    # An open h5py.File is a mapping, whose names would be taken for files, as would the columns of a table; and bytes
+    # are numbers.
+    is_list = isinstance(files, Collection) and not isinstance(files, str | bytes | Mapping) and not is_frame(files)
     given: Collection[object] = files if is_list else (files,)  # type: ignore[assignment]
     for one in given:
         if isinstance(one, str | os.PathLike):
             continue
         opened = getattr(one, "filename", None)
-        remedy = f"Of an open file pass its path: {opened!r}." if isinstance(opened, str) else ""
+        remedy = path_for(one, several=True) or "stage_dataset and pack_dataset make such files."
+        if isinstance(opened, str):
+            remedy = f"Of an open file pass its path: {opened!r}."
         if isinstance(getattr(one, "path", None), os.PathLike):
             remedy = "What stage_dataset returns has its splits already, data['train'], and a .path."
         refuse_argument("path", one, "the path of a file, or a list of them", remedy=remedy)

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from colabstage.errors import ArgumentError, OptionError
+from colabstage.io.given import instead_of, show_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -87,8 +88,6 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "workers": ("num_workers",),
 }
 
-# Characters of a value in a message.
-_SHOWN = 100
 
 # Where a dataset_h5 is wanted, this is what people pass instead.
 ONE_SPLIT = "Of what stage_dataset returns pass one split, data['train']; of a file's path make one, dataset_h5(path)."
@@ -155,7 +154,7 @@ def read_options(kind: type[_Options], options: object, given: Mapping[str, Any]
     if options is None:
         return kind(**given)
     if not isinstance(options, kind):
-        msg = f"options={options!r} cannot work; expected a {kind.__name__}(…) of colabstage.options."
+        msg = f"options={show_value(options)} cannot work; expected a {kind.__name__}(…) of colabstage.options."
         raise OptionError(msg)
     return replace(options, **given) if given else options  # type: ignore[type-var]  # a dataclass, as every `kind` is
 
@@ -174,7 +173,7 @@ def check_argument(name: str, given: object, kind: Kind, *, remedy: str = "") ->
     """
     fits, words = _KINDS[kind]
     if not fits(given):
-        refuse_argument(name, given, words, remedy=remedy)
+        refuse_argument(name, given, words, remedy=instead_of(given, otherwise=remedy) if kind == "path" else remedy)
 
 
 def refuse_argument(name: str, given: object, expected: str, *, remedy: str = "") -> NoReturn:
@@ -189,9 +188,7 @@ def refuse_argument(name: str, given: object, expected: str, *, remedy: str = ""
     Raises:
         OptionError: always.
     """
-    plain = given is None or isinstance(given, (Real, str, bytes, list, tuple, dict, os.PathLike))
-    shown = repr(given) if plain else f"{type(given).__name__}(…)"
-    msg = f"{name}={shown[:_SHOWN]}{'…' * (len(shown) > _SHOWN)} cannot work; expected {expected}."
+    msg = f"{name}={show_value(given)} cannot work; expected {expected}."
     raise OptionError(f"{msg} {remedy}".rstrip())
 
 

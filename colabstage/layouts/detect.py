@@ -185,7 +185,14 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     is_packed = bool(archives) and len(archives) == len(others)
     if is_packed or all(isinstance(error, EmptySourceError) for _, error in declined):
         msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
-        return EmptySourceError(" ".join((msg, *_how_to_open(tree, archives), *tree.notes)))
+        opening = _how_to_open(tree, archives)
+        if not opening and files_ending_in(tree.entries, TABLE_EXTENSIONS):
+            remedy = (
+                "A table is read with the images or clips that it names: give the folder that holds both. Of a table "
+                "that is the data itself save arrays, numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
+            )
+            opening = (remedy,)
+        return EmptySourceError(" ".join((msg, *opening, *tree.notes)))
     first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
     return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, LayoutError, OptionError, ended
 from colabstage.io.files import read_with_retry
+from colabstage.io.given import instead_of, is_frame, show_value
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
 from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
@@ -68,12 +69,24 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         DecodeError: the first item raises an error.
     """
     kind = type(dataset).__name__
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    is_one = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    # A table's items are its columns, those of bytes are numbers, and a class has none.
+    if not is_one or isinstance(dataset, bytes | bytearray | type) or is_frame(dataset):
+        is_iterator = isinstance(dataset, Iterator) and not hasattr(dataset, "read")
+        remedy = "For an iterator, list(…)." if is_iterator else instead_of(dataset)
         msg = (
-            f"The source is a {kind}, which has no length or no items by number; expected a path, or a dataset with "
-            "both (for an iterator, list(...))."
+            f"source={show_value(dataset)} has no samples by number; expected a path, or a dataset with a length and "
+            f"items (x, y). {remedy}"
         )
-        raise OptionError(msg)
+        raise OptionError(msg.rstrip())
+    if isinstance(dataset, tuple) and len(dataset) == 2:
+        x, y = (np.shape(part) if hasattr(part, "shape") else () for part in dataset)
+        if x and y and x[0] == y[0] > 2:
+            msg = (
+                f"The source is two arrays of {x[0]:,} rows each, which would be two samples. Give their rows as "
+                "samples: pack_dataset(list(zip(x, y)), …). If they are two samples, give a list of them."
+            )
+            raise OptionError(msg)
     # A list of sources is what stage_dataset takes, and errors about archives beside a table recommend one.
     if isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
         msg = (

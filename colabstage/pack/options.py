@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
 # what was packed under older rules is never served as if it had been packed under these.
-RULES_VERSION = 4
+RULES_VERSION = 5
 
 # Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are
 # what they were before the two were told apart.

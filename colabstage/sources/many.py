@@ -11,6 +11,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from colabstage.errors import LayoutError
 from colabstage.io.files import Closing
 from colabstage.io.pipeline import DaemonPool
 from colabstage.machine.mounts import is_slow_mount, require_answer
@@ -30,6 +31,22 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
     from colabstage.trees.tree import Tree
 
+_TABLES = (".csv", ".tsv")
+# What a list may have beside a folder, rather than single files.
+_ARCHIVES = (
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tar",
+    ".tgz",
+    ".tbz2",
+    ".txz",
+    ".tzst",
+    ".tar.gz",
+    ".tar.bz2",
+    ".tar.xz",
+    ".tar.zst",
+)
 # Sources of a list that are opened at once.
 _OPENERS = 8
 
@@ -67,6 +84,7 @@ class OpenList(Closing):
         return part
 
     def _open_archives(self) -> None:
+        _refuse_table(self._source)
         first, *others = self._source.parts
         self.parts.append(self._open(first))
         opened = self.parts[0]
@@ -280,6 +298,34 @@ class OpenList(Closing):
         """Release handles; what has arrived stays for the next run."""
         self._closed = True
         self._stack.close()
+
+
+def _refuse_table(source: ManySource) -> None:
+    """Refuse a table in a list of folders or archives, wherever in the list it is, with the list that reads both.
+
+    Raises:
+        LayoutError: there is one.
+        DriveDisconnectedError: the mount of a source is dead, or does not answer.
+    """
+    tables = [part for part in source.parts if isinstance(part, LocalSource) and part.path.suffix in _TABLES]
+    others = [part for part in source.parts if part not in tables]
+    if not tables or not others:
+        return
+    require_answer(*paths_of(source))
+    folders = [part.path for part in others if isinstance(part, LocalSource) and part.path.is_dir()]
+    opened = [part for part in others if part.label.lower().endswith(_ARCHIVES) or part.label in map(str, folders)]
+    if not opened:
+        return
+    places = list(dict.fromkeys(part.path.parent for part in tables))
+    # A folder is read with all that is below it, but for archives.
+    inside = {str(folder) for folder in folders if any(folder.is_relative_to(place) for place in places)}
+    wanted = [*map(str, places), *(part.label for part in others if part.label not in inside)]
+    written = repr(wanted if len(wanted) > 1 else wanted[0])
+    msg = (
+        f"'{tables[0].label}' is a table in a list of folders or archives (first '{opened[0].label}'). A table is read "
+        f"from the folder that it is in. Give that folder in its place: {written}."
+    )
+    raise LayoutError(msg)
 
 
 def _unopened(source: SingleSource, opening: Opening) -> SourcePart:

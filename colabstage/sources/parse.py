@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 
 from colabstage.errors import OptionError, SourceNotFoundError
 from colabstage.io.arguments import check_argument
+from colabstage.io.given import instead_of, show_value
 from colabstage.io.missing import whereabouts
 from colabstage.io.redaction import names_secret, show_address
 from colabstage.io.workspace import short_digest
@@ -182,7 +183,12 @@ def _parse_one(source: object) -> SingleSource:
         digest = _content_digest(tree)
         address = f"tree:{tree.label}" + (f"?{digest}" if digest else "")
         return TreeSource(address, readable_name(tree.label), tree.label, tree, digest)
-    msg = f"source={source!r} is a {type(source).__name__}; expected {_EXPECTED}."
+    remedy = instead_of(source, several=True)
+    msg = (
+        f"source={show_value(source)} cannot work; {remedy[:1].lower()}{remedy[1:]}"
+        if remedy
+        else (f"source={show_value(source)} cannot work; expected {_EXPECTED}.")
+    )
     raise OptionError(msg)
 
 
@@ -267,8 +273,9 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
         remedy: what takes an address, or what to do first; a sentence without its full stop.
 
     Raises:
-        OptionError: it is an address.
+        OptionError: it is an address, or no path at all.
     """
+    check_argument(argument, path, "path")
     if "://" in os.fspath(path):
         msg = (
             f"{argument}={show_address(os.fspath(path))!r} is an address, and only paths of this machine are taken "

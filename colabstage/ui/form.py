@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from colabstage.errors import CancelledError, ColabstageError, MissingDependencyError, NotStagedError, OptionError
 from colabstage.images.geometry import ColorMode, Resize
-from colabstage.io.arguments import defaults, takes
+from colabstage.io.arguments import check_argument, defaults, takes
 from colabstage.io.page import COLOURS, STYLE, Board, panel_html
 from colabstage.io.progress import Cancellation
 from colabstage.io.redaction import hide_secrets
@@ -344,6 +344,8 @@ def stage_form(source: SourceArgument = "", **arguments: Unpack[FormArguments]) 
             "stage_dataset does the same without it."
         )
         raise MissingDependencyError(msg) from error
+    for part in source if isinstance(source, list | tuple) else (source,):
+        check_argument("source", part, "path")
     start = {"source": source, **defaults(make_request, FormArguments), **arguments}
     # As the fields write them; invalid values are refused here already.
     fractions = split_fractions(arguments.get("splits"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import shutil
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -132,3 +135,33 @@ def test_a_file_of_arrays_is_no_archive(tmp_path: Path) -> None:
         extract_archive(tmp_path / "a.npy", tmp_path / "out", progress=False)
     with pytest.raises(ArchiveError, match=r"not an archive.*\.npy"):
         stage_dataset(tmp_path / "a.xyz", **QUIET)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("beside", ["train.zip", "images"])
+def test_a_table_in_a_list_is_answered_by_the_source_that_works(
+    tmp_path: Path, beside: str, *, backwards: bool
+) -> None:
+    """Wherever in the list it is; that source is then read with its labels."""
+    folder = tmp_path / "contest"
+    (folder / "images").mkdir(parents=True)
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        for number in range(4):
+            Image.new("RGB", (4, 4)).save(folder / "images" / f"{number}.png")
+            archive.write(folder / "images" / f"{number}.png", f"{number}.png")
+    if beside == "train.zip":
+        shutil.rmtree(folder / "images")
+        (tmp_path / "train.zip").rename(folder / "train.zip")
+    (folder / "train.csv").write_text("image,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(4)))
+    several = [folder / "train.csv", folder / beside]
+    with pytest.raises(LayoutError, match=r"a table in a list.*Give that folder in its place: (.*)\.$") as caught:
+        plan_stage(several[::-1] if backwards else several, cache_dir=None)
+    meant = ast.literal_eval(str(caught.value).rpartition("in its place: ")[2].removesuffix("."))
+    assert stage_dataset(meant, cache_dir=None, **QUIET).classes == ("a", "b")
+
+
+def test_tables_alone_are_answered_by_what_they_need(tmp_path: Path) -> None:
+    """A table of passengers is no dataset of images."""
+    (tmp_path / "train.csv").write_text("PassengerId,Survived\n1,0\n2,1\n")
+    with pytest.raises(LayoutError, match=r"the folder that holds both.*numpy\.savez"):
+        plan_stage(tmp_path, cache_dir=None)

@@ -1,0 +1,95 @@
+"""Say in a few words what was given for a path, and what to write instead: a message never holds a whole table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from numbers import Number
+from typing import Any
+
+from colabstage.io.redaction import hide_secrets
+
+_LONGEST = 80
+_MOST_PARTS = 20
+_SCALARS = (str, bytes, Number, os.PathLike, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def show_value(value: object) -> str:
+    """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
+    # The representation of a table, an array or a dataset of others is as long as they like, and may take as long.
+    parts = [value]
+    if isinstance(value, _CONTAINERS) and len(value) <= _MOST_PARTS:
+        items = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [*value]
+        parts = [part for item in items for part in (item if isinstance(item, list | tuple) else (item,))]
+    if all(isinstance(part, _SCALARS) for part in parts):
+        text = hide_secrets(repr(value))
+        if len(text) <= _LONGEST:
+            return text
+        if isinstance(value, str | bytes):
+            return f"{text[: _LONGEST - 1]}…"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
+
+
+def is_frame(value: object) -> bool:
+    """Tell whether a value is a table in memory, as of pandas or polars."""
+    return hasattr(value, "columns") and (hasattr(value, "to_csv") or hasattr(value, "write_csv"))
+
+
+def instead_of(value: object, *, several: bool = False, otherwise: str = "") -> str:
+    """Return what to write where a path was wanted, in a sentence.
+
+    Args:
+        value: what was given.
+        several: whether a list of paths is taken as well.
+        otherwise: the sentence for what has a path of its own, and for what nothing is known of.
+    """
+    own = None
+    # A property may be anybody's code.
+    with suppress(Exception):
+        own = value.path  # type: ignore[attr-defined]
+    if isinstance(own, str | os.PathLike):
+        return otherwise or f"Give its path: {os.fspath(own)!r}."
+    return path_for(value, several=several) or _file_for(value) or otherwise
+
+
+def path_for(value: object, *, several: bool = False) -> str:
+    """Return how to write a path that was given in another form; "" for what is none. The rest as `instead_of`."""
+    given: Any = value
+    named = getattr(given, "name", None)
+    if isinstance(given, bytes | bytearray):
+        return f"Give it as text: {os.fsdecode(bytes(given))!r}." if len(given) <= _LONGEST else "Give a file's path."
+    if hasattr(given, "read") and isinstance(named, str):
+        return f"Of an open file give the path: {named!r}."
+    # pandas' column of paths, and numpy's array of them.
+    is_column = hasattr(given, "to_list") or getattr(getattr(given, "dtype", None), "kind", "") in ("U", "S", "O")
+    if isinstance(given, list | tuple | set | frozenset | Iterator) or (is_column and not isinstance(given, type)):
+        return "Give a list of paths: list(…)." if several else "Give one path, and call once for each."
+    return ""
+
+
+def _file_for(given: Any) -> str:
+    """Return what to do with values that are in memory."""
+    table = (
+        "Save the table beside the files that it names, table.to_csv('FOLDER/labels.csv', index=False), and give the "
+        "path of that: 'FOLDER/labels.csv'."
+    )
+    ways = (
+        (isinstance(given, type), "Give what the class makes, and not the class."),
+        (is_frame(given), table),
+        (
+            hasattr(given, "shape") and hasattr(given, "dtype"),
+            "Save arrays as a file, numpy.savez('data.npz', x=…, y=…), and give the path of that: 'data.npz'.",
+        ),
+        (isinstance(given, Mapping), "Give one of its values."),
+        (
+            hasattr(given, "dataset") and hasattr(given, "batch_size"),
+            "pack_dataset(loader.dataset, 'data.h5') packs what a loader reads.",
+        ),
+        (
+            hasattr(given, "__getitem__") and hasattr(given, "__len__"),
+            "pack_dataset(dataset, 'data.h5') packs an object whose items are (x, y).",
+        ),
+    )
+    return next((what for applies, what in ways if applies), "")

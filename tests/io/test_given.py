@@ -1,0 +1,175 @@
+"""What is given where a path is expected: the message is short, typed, and has the line that works."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import colabstage
+from colabstage.errors import OptionError
+from colabstage.io.given import instead_of, show_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+
+
+class Items:
+    """A dataset, as torch has them; with a name that tables have as well."""
+
+    columns = ("x", "y")
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if index >= 3:
+            raise IndexError
+        return np.full((4, 4), index, np.uint8), index
+
+
+class Frame:
+    """A table as polars has them."""
+
+    columns = ("image", "label")
+
+    def write_csv(self, path: str) -> None: ...
+
+
+class Opened(io.BytesIO):
+    """An open file, which nobody has to close."""
+
+    name = "/data/photos.zip"
+
+
+def _frame() -> Any:
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install pandas")
+    return pandas.DataFrame({"image": [f"{number}.png" for number in range(5000)], "label": "cat"})
+
+
+# What it is, and what the line to write has, or what is expected.
+GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "table": (_frame, r"table\.to_csv\('FOLDER/labels\.csv', index=False\)"),
+    "polars": (Frame, r"table\.to_csv"),
+    "column": (lambda: _frame()["image"], r"list\(…\)|one path"),
+    "array": (lambda: np.zeros((100, 28, 28)), r"numpy\.savez\('data\.npz'"),
+    "names": (lambda: np.array(["a.zip", "b.zip"]), r"list\(…\)|one path"),
+    "tensor": (lambda: torch.zeros(50, 3, 4, 4), r"numpy\.savez\('data\.npz'"),
+    "dataset": (Items, r"pack_dataset\(dataset"),
+    "loader": (lambda: torch.utils.data.DataLoader(Items()), r"pack_dataset\(loader\.dataset"),
+    "splits": (lambda: {"train": Items(), "test": Items()}, r"one of (its values|them)"),
+    "class": (lambda: Items, r"what the class makes"),
+    "file": (Opened, r"open file give the path: '/data/photos\.zip'"),
+    "bytes": (lambda: b"/data/photos.zip", r"text: '/data/photos\.zip'"),
+    "generator": (lambda: (name for name in ("a", "b")), r"list\(…\)|one path"),
+    "set": (lambda: {"a.zip"}, r"list\(…\)|one path"),
+    "nothing": (lambda: None, "expected|needs"),
+    "number": (lambda: 5, "=5 .*expected"),
+}
+CALLS: dict[str, Callable[[Any, Path], Any]] = {
+    "stage_dataset": lambda value, at: colabstage.stage_dataset(value, local_dir=at, cache_dir=None, progress=False),
+    "plan_stage": lambda value, at: colabstage.plan_stage(value, local_dir=at, cache_dir=None),
+    "fetch_files": lambda value, at: colabstage.fetch_files(value, at, progress=False),
+    "extract_archive": lambda value, at: colabstage.extract_archive(value, at, progress=False),
+    "publish_file": lambda value, at: colabstage.publish_file(value, at, progress=False),
+    "restore_file": lambda value, at: colabstage.restore_file(value, at, progress=False),
+    "compare_sources": lambda value, at: colabstage.compare_sources(value, local_dir=at, progress=False),
+    "doctor": lambda value, at: colabstage.doctor(value),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", GIVEN)
+def test_what_is_no_path_is_answered_in_a_line(tmp_path: Path, call: str, kind: str) -> None:
+    """By every call that reads one, before anything is made."""
+    make, says = GIVEN[kind]
+    if (call, kind) == ("doctor", "nothing"):  # which looks at the machine then
+        return
+    with pytest.raises(OptionError, match=says) as caught:
+        CALLS[call](make(), tmp_path / "out")
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "kind", [kind for kind in GIVEN if kind not in ("column", "array", "names", "tensor", "dataset")]
+)
+def test_what_has_no_samples_is_answered_by_packing(tmp_path: Path, kind: str) -> None:
+    """Arrays and datasets are packed, also one with an attribute that tables have."""
+    make, says = GIVEN[kind]
+    with pytest.raises(OptionError, match=says.replace("one path", "one path|For an iterator")) as caught:
+        colabstage.pack_dataset(make(), tmp_path / "out.h5", progress=False)
+    assert len(str(caught.value)) < 300
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+def test_a_dataset_with_columns_of_its_own_is_packed(tmp_path: Path) -> None:
+    """It is no table."""
+    assert dict(colabstage.pack_dataset(Items(), tmp_path / "out.h5", progress=False).samples) == {"train": 3}
+
+
+@pytest.mark.torch
+def test_two_arrays_of_rows_are_no_two_samples(tmp_path: Path) -> None:
+    """The line packs their rows, and a list of two images is two samples."""
+    x, y = np.zeros((5, 4, 4), np.uint8), np.ones((5, 4, 4), np.uint8)
+    with pytest.raises(OptionError, match=r"pack_dataset\(list\(zip\(x, y\)\)"):
+        colabstage.pack_dataset((x, y), tmp_path / "out.h5", progress=False)
+    for source, count in ((list(zip(x, y, strict=True)), 5), ([x, y], 2)):
+        report = colabstage.pack_dataset(source, tmp_path / f"{count}.h5", progress=False)
+        assert dict(report.samples) == {"train": count}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", [kind for kind in GIVEN if kind not in ("names", "column", "set")])
+def test_a_pack_is_not_opened_by_what_is_no_path(kind: str) -> None:
+    """A table's columns are no files."""
+    with pytest.raises(OptionError, match="expected the path of a file") as caught:
+        colabstage.dataset_h5(GIVEN[kind][0]())
+    assert len(str(caught.value)) < 300
+
+
+_PARTS = st.text(max_size=9) | st.integers() | st.none() | st.binary(max_size=9) | st.builds(pathlib.PurePosixPath)
+
+
+@given(
+    value=st.recursive(_PARTS, lambda part: st.lists(part, max_size=40) | st.dictionaries(st.text(max_size=3), part))
+)
+def test_whatever_is_given_is_shown_on_one_short_line(value: Any) -> None:
+    """As Python writes it, or by its type; and no line to write is long either."""
+    shown = show_value(value)
+    assert len(shown) <= 80
+    assert "\n" not in shown
+    assert "\n" not in instead_of(value)
+
+
+def test_what_cannot_be_written_is_named_by_its_type() -> None:
+    """A representation is anybody's code."""
+
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+        @property
+        def path(self) -> str:
+            raise RuntimeError
+
+    assert show_value(Odd()) == "Odd(…)"
+    assert show_value([Odd()]) == "list(…)"
+    assert instead_of(Odd()) == ""
+
+
+def test_no_secret_is_shown() -> None:
+    """In whatever an address is."""
+    assert "hunter2" not in show_value({"url": "https://me:hunter2@example.org/a.zip"})
