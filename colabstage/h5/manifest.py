@@ -201,8 +201,15 @@ def claim_manifest(file: Path, manifest: Manifest) -> bool:
     except FileExistsError:
         return False
     with open(handle, "w", encoding="utf-8") as written:
-        written.write(json_text(asdict(manifest)))
-    sync_file(beside)
+        made = os.fstat(handle)
+        try:
+            written.write(json_text(asdict(manifest)))
+            written.flush()
+            sync_file(beside)
+        except BaseException:
+            # On a full disk it stays empty. Whatever has its name by now, if it is another file, stays.
+            remove_vouched(beside, lambda path: os.path.samestat(path.stat(), made))
+            raise
     return True
 
 

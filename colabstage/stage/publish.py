@@ -475,9 +475,18 @@ def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
         write_manifest(previous, there)
         # Another process may have put its own version there meanwhile.
         move_vouched(target, previous, lambda file: is_as_written(file) and read_manifest(file) == there)
-    _claim(target, manifest, there, workspace=temp.parent)
-    # A reader that comes between these two finds a manifest without a file, which does not count.
-    put_file(temp, target, replaces=lambda _: False)
+    try:
+        _claim(target, manifest, there, workspace=temp.parent)
+        # A reader that comes between these two finds a manifest without a file, which does not count.
+        put_file(temp, target, replaces=lambda _: False)
+    except BaseException:
+        # The disk is full, for example. Renaming takes no room, so the version that was there gets its name again.
+        if there is not None and not os.path.lexists(target):
+            with contextlib.suppress(OSError):
+                remove_manifest(target)
+                move_vouched(manifest_path(previous), manifest_path(target), is_manifest)
+                move_vouched(previous, target, lambda _: read_manifest(target) == there)
+        raise
 
 
 def _claim(target: Path, manifest: Manifest, before: Manifest | None, *, workspace: Path) -> None:

@@ -42,6 +42,8 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Keep = Literal["pack", "files", "both"]
 Verify = Literal["fast", "full"]
 RECORD_NAME = "stage.json"
+# Of less than this no limit is worth a word.
+_LEAST_LIMIT_BYTES = 10_000
 SOURCE_REMEDIES = {
     **remedies_for_batches('data.loader("train", 64'),
     "source": 'Write the dataset\'s path or address first: "photos.zip".',
@@ -318,7 +320,8 @@ def less_room(request: StageRequest, free_bytes: int) -> str:
     """Return what takes less space on the local disk than the whole dataset, as the end of a sentence."""
     larger = "give local_dir= on a larger disk"
     # Plain files are here whole, and so is what has to be downloaded whole before it is packed.
-    if request.keep != "pack" or request.disk_limit is not None or comes_whole(request.source):
+    unavoidable = request.keep != "pack" or comes_whole(request.source)
+    if unavoidable or request.disk_limit is not None or free_bytes < _LEAST_LIMIT_BYTES:
         return larger
     # Not all of the space: other files need some. Without a blank, which a shell would take for the next argument.
     limit = format_bytes(int(0.8 * free_bytes)).replace(" ", "")
