@@ -20,5 +20,8 @@ def main() -> None:
         # would flush at its very end, where nothing can be caught, and complain (docs.python.org, "Note on SIGPIPE").
         try:
             sys.stdout.flush()
-        except BrokenPipeError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                print(f"colabstage: {error.strerror}.", file=sys.stderr)
+                sys.exit(1)

@@ -6,7 +6,9 @@ that `--help` answers at once.
 
 from __future__ import annotations
 
+import codecs
 import inspect
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARK = "Examples:"
+# Marks of reports, for terminals without them (LANG=C).
+_PLAIN = {"✓": "+", "✗": "x", "–": "-", "→": "->", "…": "...", "×": "x", "“": '"', "”": '"'}
 _HELP = {"help_option_names": ["-h", "--help"]}
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Stage a dataset": (stage, plan),
@@ -62,10 +66,14 @@ def _escape_markup(text: str) -> str:
 
 def run() -> None:
     """Run the command line and exit."""
-    for stream in (sys.stdout, sys.stderr):
+    codecs.register_error("in_ascii", _in_ascii)
+    for name in ("stdout", "stderr"):
+        # A service may start programs without them; the next file that is opened would get what is printed.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         # The terminal may not be able to show every file name.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="in_ascii")
     try:
         # Typer prints errors in boxes of several lines; ours take one line, which scripts can read.
         code = app(prog_name="colabstage", standalone_mode=False)
@@ -78,6 +86,13 @@ def run() -> None:
         say_usage_error(error)
         code = WRONG_ARGUMENTS
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write what a terminal cannot show: our own marks by others, the rest as its number."""
+    if isinstance(error, UnicodeEncodeError) and (mark := _PLAIN.get(error.object[error.start])):
+        return mark, error.start + 1
+    return codecs.backslashreplace_errors(error)
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from colabstage.errors import ColabstageError, OptionError, printable
+from colabstage.errors import ColabstageError, OptionError, printable, said_by
 from colabstage.io.arguments import NOTHING_DONE
 from colabstage.io.redaction import hide_secrets
 
@@ -87,7 +87,8 @@ def exit_codes(*, debug: bool, kept: str = GOES_ON) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:  # the reader of our output has gone; typer then ends quietly
             raise
-        _exit(str(error), FAILED, debug)
+        place = f"'{error.filename}': " if error.filename else ""
+        _exit(f"{place}{said_by(error)}.", FAILED, debug)
     # The exception's own text is empty.
     except MemoryError:
         _exit("This needs more memory than there is.", FAILED, debug)

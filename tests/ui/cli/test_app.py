@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -395,3 +396,39 @@ def test_a_place_is_what_was_typed(run: Run, photos: Path, tmp_path: Path, words
     before = sorted(tmp_path.rglob("*"))
     assert told.replace("{here}", str(tmp_path)) in reason(run(*words.split()), code)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_terminal_without_our_marks_gets_others(tmp_path: Path) -> None:
+    """Whatever a name holds, it is shown, and nothing fails for it."""
+    write_images(tmp_path / "phötos", each=2)
+    (tmp_path / "phötos" / "cat").rename(tmp_path / "phötos" / "chién")
+    environment = practice_environment(tmp_path) | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    places: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "timeout": 60}
+    done = subprocess.run([*COMMAND, "pack", "phötos", "ö.h5"], check=True, **places)
+    assert b"Written to '\\xf6.h5'" in done.stdout
+    done = subprocess.run([*COMMAND, "doctor", "phötos"], check=True, **places)
+    assert b"\n+ disk " in done.stdout
+    assert b"\\u" not in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_program_without_streams_does_its_work(tmp_path: Path, photos: Path, closed: str) -> None:
+    """As a service may start it; the pack is not what was to be printed."""
+    line = f"{shlex.join([*COMMAND, 'pack', 'photos', 'a.h5'])} {closed}"
+    environment = practice_environment(tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert h5py.is_hdf5(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("buffering", ["PYTHONUNBUFFERED", ""])
+def test_output_that_cannot_be_written_is_told(tmp_path: Path, buffering: str) -> None:
+    """In words, without the system's number for it."""
+    line = f"{shlex.join([*COMMAND, 'cache', 'list', '--cache-dir', 'none'])} > /dev/full"
+    environment = {name: value for name, value in practice_environment(tmp_path).items() if name != buffering}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "colabstage: No space left on device.\n")
