@@ -1,7 +1,7 @@
-"""Parquet and Arrow files whose rows are samples, as `datasets` writes them; read by pyarrow, in batches.
+"""Parquet and Arrow files whose rows are samples, as `datasets` writes them, read by pyarrow in batches.
 
-Images in an Arrow file are stored unchanged, so only their places are noted. Those in parquet are compressed by pages:
-they are unpacked once, to the local disk.
+Images in an Arrow file are stored unchanged, so only their positions are noted. Those in parquet are compressed in
+pages, so they are unpacked once to the local disk.
 """
 
 from __future__ import annotations
@@ -56,37 +56,37 @@ if TYPE_CHECKING:
 # Rows of a parquet file that are in memory at once; as many as `datasets` writes into a batch of images.
 _ROWS = 100
 _COLUMN_BUFFER_BYTES = 1 << 20
-# How a stream ends; the second is that of streams that do not begin with the first half of it.
+# The ends of streams; the second is for streams that do not begin with its first half.
 _END, _OLD_END = b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"
 _PARQUET, _FEATHER = b"PAR1", b"ARROW1"
-# Types whose numbers all are int64 as well.
+# Types whose values all fit into int64.
 _WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
-# How the places of values are stored, by the type of a column.
+# The types of the stored offsets of values, by the type of a column.
 _OFFSETS = {"binary": np.int32, "large_binary": np.int64}
 
 
 class FileFacts(NamedTuple):
-    """What a file says before its rows are read."""
+    """The facts about a file before its rows are read."""
 
     schema: Any
     """pyarrow's."""
     unpacked_bytes: int
-    """About what its images take when they have to be unpacked, 0 where they are in the file unchanged."""
+    """Approximate size of its unpacked images; 0 if they are in the file unchanged."""
 
 
 class FoundRows(NamedTuple):
-    """Where the image of each of N rows lies, and its label."""
+    """The position of the image and the label of each of N rows."""
 
     images: NDArray[np.int64]
     """int64 `(N, 3)`, each a `Part`: the images' bytes, in the file or in the spool."""
     labels: list[Any] | NDArray[np.int64]
-    """The label of each row, as the file has it; an array of int64 where it has whole numbers for all."""
+    """The label of each row, as in the file; an int64 array if all are integers."""
     spooled: bool
-    """Whether the images were unpacked, and `images` counts in the spool."""
+    """Whether the images were unpacked, so that `images` refers to the spool."""
 
 
 class ImageSpool:
-    """Images that were unpacked, one after the other in one file; from several threads."""
+    """Unpacked images, one after the other in one file; may be used from several threads."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -94,7 +94,7 @@ class ImageSpool:
         self._lock = threading.Lock()
 
     def append(self, image: bytes) -> int:
-        """Keep an image; where it begins."""
+        """Store an image; return its offset."""
         with self._lock:
             start, self._end = self._end, self._end + len(image)
             self._out.write(image)
@@ -118,7 +118,7 @@ def import_arrow(name: str) -> Any:
 
 
 def read_facts(shard: ShardFile) -> FileFacts:
-    """Look at a file's schema, and at how much its images take.
+    """Read a file's schema and the size of its images.
 
     Raises:
         CorruptArchiveError: it is truncated or damaged, or neither parquet nor Arrow.
@@ -137,9 +137,9 @@ def read_facts(shard: ShardFile) -> FileFacts:
             )
         if opened.head.startswith(_FEATHER):
             return FileFacts(ipc.open_file(opened.file).schema, 2 * shard.content.size)
-        # A stream nearly always has its values unchanged, and they are read from where they are.
+        # Nearly all streams store values unchanged, so they are read in place.
         facts = FileFacts(ipc.open_stream(opened.file).schema, 0)
-        # Refuse a stream that stops between two batches, which pyarrow takes for its end.
+        # Refuse a stream that is cut between two batches, which pyarrow takes as its end.
         end = _END if opened.head.startswith(_END[:4]) else _OLD_END
         size = shard.content.size
         if read_with_retry(lambda: shard.content.pread(len(end), size - len(end)), shard.name) != end:
@@ -153,13 +153,13 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
 
     Args:
         shard: the file.
-        number: which of the shards it is.
+        number: its number among the shards.
         image: the column of images: bytes, or a struct with `bytes` as `datasets` writes it.
         label: the column of labels.
-        spool: takes the images that are not in the file as they are.
+        spool: receives the images that are not stored unchanged in the file.
 
     Raises:
-        BrokenDatasetError: a row has no image; it is named.
+        BrokenDatasetError: a row, which the message names, has no image.
         CorruptArchiveError: the file is truncated or damaged.
     """
     with _ArrowFile(shard) as opened:
@@ -179,7 +179,7 @@ def find_rows(shard: ShardFile, number: int, image: str, label: str | None, spoo
 
 
 class _RowColumns:
-    """Rows as they are found: memory holds two numbers for the image of each, and one for most labels."""
+    """Collect rows with two numbers in memory for each image, and one for most labels."""
 
     def __init__(self, number: int, label: str | None) -> None:
         """Take the shard's number, and the column of labels."""
@@ -193,7 +193,7 @@ class _RowColumns:
         return len(self._places) // 2
 
     def add_image(self, start: int, size: int) -> None:
-        """Note where the image of the next row is."""
+        """Note the position of the next row's image."""
         self._places.extend((start, size))
 
     def add_labels(self, batch: Any) -> None:
@@ -206,12 +206,12 @@ class _RowColumns:
             self._labels.append(column.to_numpy(zero_copy_only=False).astype(np.int64))
             return
         values = column.to_pylist()
-        # A word that a thousand rows have is kept once.
+        # A word shared by a thousand rows is stored once.
         known = self._words
         self._labels.append([known.setdefault(value, value) if type(value) is str else value for value in values])
 
     def found(self, *, spooled: bool) -> FoundRows:
-        """Return all rows; `spooled` as there."""
+        """Return all rows; `spooled` as in `FoundRows`."""
         images = np.empty((len(self), 3), np.int64)
         images[:, 0] = self._number
         images[:, 1:] = np.frombuffer(self._places, np.int64).reshape(-1, 2)
@@ -219,7 +219,7 @@ class _RowColumns:
 
 
 def _joined_labels(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] | NDArray[np.int64]:
-    """Return the labels of all parts, as an array where they all are."""
+    """Return the labels of all parts, as an array if all parts are arrays."""
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if parts and len(arrays) == len(parts):
         return np.concatenate(arrays)
@@ -227,7 +227,7 @@ def _joined_labels(parts: Sequence[list[Any] | NDArray[np.int64]]) -> list[Any] 
 
 
 class _ArrowFile:
-    """A file as pyarrow reads it; what goes wrong inside becomes one typed error."""
+    """A file opened by pyarrow; its errors become one typed error."""
 
     def __init__(self, shard: ShardFile) -> None:
         self.arrow = arrow = import_arrow(shard.name)
@@ -241,9 +241,9 @@ class _ArrowFile:
         return self.arrow.parquet.ParquetFile(self.file, pre_buffer=False, buffer_size=_COLUMN_BUFFER_BYTES)
 
     def batches(self, image: str, label: str | None) -> Iterator[Any]:
-        """Yield the rows, some at a time."""
+        """Yield the rows in batches."""
         if self.head.startswith(_PARQUET):
-            # Other columns may be far larger than the images, such as embeddings and captions in ten languages.
+            # Other columns, such as embeddings or captions in ten languages, may be far larger than the images.
             columns = [image, label] if label else [image]
             yield from self.parquet().iter_batches(batch_size=_ROWS, columns=columns, use_threads=False)
         elif self.head.startswith(_FEATHER):
@@ -258,15 +258,15 @@ class _ArrowFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # One handle at a time: a dataset may have thousands of files.
         rest_shard(self.shard)
-        # What a mount answers has a number, and what we raise is typed; all else is pyarrow's word on what it read.
+        # A mount's errors have a number, and ours are typed; all others are pyarrow's errors about the content.
         of_arrow = isinstance(error, self.arrow.ArrowException) or (isinstance(error, OSError) and error.errno is None)
         if of_arrow and not isinstance(error, ColabstageError):
             msg = f"'{self.shard.name}' is truncated, damaged or of an unknown kind: {error}. Copy or upload it again."
             raise CorruptArchiveError(msg) from error
 
     def rows_in_place(self, number: int, image: str, label: str | None) -> FoundRows | None:
-        """Find the rows of an Arrow stream by their places in the file; `None` where images are compressed or of a type
-        of their own."""
+        """Find the rows of an Arrow stream by their offsets in the file; `None` if images are compressed or have a
+        special type."""
         ipc = self.arrow.ipc
         reader = ipc.MessageReader.open_stream(self.file)
         schema = ipc.read_schema(reader.read_next_message())
@@ -315,18 +315,18 @@ EXTENSIONS = (".parquet", ".arrow")
 _IMAGES = ("image", "img", "jpg", "png", "picture", "photo")
 _OBJECTS, _BOX = ("objects", "annotations"), "bbox"
 _BOX_LABELS = ("category", "categories", "category_id", "label", "labels", "class", "class_id")
-# So many images with boxes are looked at to tell what their four numbers are.
+# Number of images with boxes that are examined to find the meaning of the four numbers.
 _LOOKED_AT = 64
 _LABELS = ("label", "labels", "class", "fine_label", "target", "category", "class_id", "class_name", "y")
 
 
 class _ColumnRoles(NamedTuple):
-    """The columns of a file, by what they are for."""
+    """The columns of a file by purpose."""
 
     image: str
     label: str | None
     classes: tuple[str, ...]
-    """Names of the classes, where the file has them."""
+    """Names of the classes, if the file has them."""
     others: list[str]
     """Columns that are left out."""
 
@@ -349,19 +349,19 @@ def read_arrow(tree: Tree) -> SampleTable:
     entries = [
         entry
         for entry in files_ending_in(tree.entries, EXTENSIONS)
-        # What `datasets` computes and keeps beside the data.
+        # Files that `datasets` computes and stores beside the data.
         if not posixpath.basename(entry.name).startswith(("cache-", "indices"))
     ]
     required(entries, tree, "parquet or Arrow files")
     if files_ending_in(tree.entries, IMAGE_EXTENSIONS):
         msg = f"'{tree.label}' holds separate image files beside its parquet or Arrow files."
         raise LayoutError(msg)
-    # Before any file is opened: what is missing is told at once, not after a minute of reading.
+    # Before any file is opened, so that a missing package is reported at once.
     import_arrow(entries[0].name)
     shards = scan_each(entries, lambda _, entry: open_shard(tree, entry))
     facts = scan_each(shards, lambda _, shard: read_facts(shard))
     columns = _find_columns(tree, facts[0])
-    # Another schema would show as a missing column in the middle of a pack.
+    # A different schema would otherwise appear as a missing column in the middle of packing.
     wanted = [name for name in (columns.image, columns.label) if name is not None]
     for other, one in zip(shards, facts, strict=True):
         missing = [name for name in wanted if name not in one.schema.names]
@@ -431,7 +431,7 @@ def _find_columns(tree: Tree, facts: FileFacts) -> _ColumnRoles:
 
 
 def _box_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of the classes of boxes, in whichever of its forms `datasets` has written them."""
+    """Return the names of the classes of boxes, in any of the forms that `datasets` writes."""
     if isinstance(feature, list):
         return next((names for one in feature if (names := _box_names(one))), ())
     if not isinstance(feature, dict):
@@ -447,14 +447,14 @@ def _boxes_of_rows(
     """Return the boxes of all images, and the names of their classes.
 
     Raises:
-        BrokenDatasetError: an image's boxes are not like the others; or their numbers may mean two things, or nothing.
+        BrokenDatasetError: an image's boxes differ in form, or their numbers are ambiguous or invalid.
     """
     rows: list[list[Sequence[float]]] = []
     labels: list[Label] = []
     owners: list[str] = []
     for number, value in enumerate(values):
         name = source.name(number)
-        # `datasets` keeps a list of objects as a list of each of their fields.
+        # `datasets` stores a list of objects as one list for each field.
         one = value or {}
         if isinstance(one, list):
             one = {key: [each.get(key) for each in one] for key in (one[0] if one else ())}
@@ -478,10 +478,10 @@ def _boxes_of_rows(
 def _boxes_as_corners(
     boxes: NDArray[np.float64], offsets: NDArray[np.int64], source: ShardParts
 ) -> NDArray[np.float64]:
-    """Return boxes as corners, whether they are written so or as a corner and a size.
+    """Return boxes as corners, whether they are stored as corners or as a corner and a size.
 
     Raises:
-        BrokenDatasetError: all boxes may be either, or some are neither.
+        BrokenDatasetError: all boxes fit both forms, or some fit neither.
     """
     are_corners, are_sizes = possible_forms(boxes)
     for number in np.flatnonzero(np.diff(offsets))[:_LOOKED_AT].tolist() if are_sizes else ():
@@ -499,26 +499,26 @@ def _boxes_as_corners(
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """Return what `datasets` notes of each column; nothing where another tool wrote the file."""
+    """Return the features that `datasets` stores for each column; nothing if another tool wrote the file."""
     try:
         found = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return {}
     if not isinstance(found, dict):
         return {}
-    # A list of objects is written as a list of what one is.
+    # A list of objects is written as a list with the feature of one.
     lists = {name: {"feature": one} for name, one in found.items() if isinstance(one, list)}
     return lists | {name: one for name, one in found.items() if isinstance(one, dict)}
 
 
 def _is_binary(kind: Any) -> bool:
-    # By its name as pyarrow writes it, so that this module needs no pyarrow to be imported.
+    # By its name in pyarrow, so that importing this module does not need pyarrow.
     text = str(kind)
     return text in ("binary", "large_binary") or text.startswith(("struct<bytes: binary", "struct<bytes: large_binary"))
 
 
 def _is_label(kind: Any) -> bool:
-    # As pandas writes a column of the type category.
+    # As pandas writes a categorical column.
     kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary") else kind
     return str(kind).startswith(("int", "uint", "float", "double", "halffloat", "string", "large_string", "bool"))
 
@@ -527,12 +527,12 @@ def _find_images(
     tree: Tree, shards: list[ShardFile], facts: Sequence[FileFacts], columns: _ColumnRoles
 ) -> tuple[list[FoundRows], list[ShardFile]]:
     """Return the rows of each file, and the files to read their images from."""
-    # Images in a parquet file are compressed together, so one alone cannot be read from it.
+    # Images in a parquet file are compressed together, so a single one cannot be read.
     folder = spool_folder(sum(one.unpacked_bytes for one in facts), f"The unpacked images of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-") as out:
         spool = ImageSpool(out.file)
         found = scan_each(shards, lambda number, shard: find_rows(shard, number, columns.image, columns.label, spool))
-        # What is still in Python's buffer would be missing for who opens the file again.
+        # Data in Python's buffer would be missing when the file is opened again.
         out.flush()
         content = LocalBytes(Path(out.name), label=tree.label)
     return found, [

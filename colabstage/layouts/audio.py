@@ -34,12 +34,12 @@ SoundDtype = Literal["float32", "int16"]
 SOUND_EXTENSIONS = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".aif", ".aiff")
 
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-# What a program writes that does not know the length yet, and then never does.
+# What a program writes if it does not know the length yet and never corrects it.
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 
 
 class Clip(NamedTuple):
-    """The samples of a clip of sound."""
+    """The samples of an audio clip."""
 
     values: NDArray[Any]
     """`(N, channels)`, float32 from -1 to 1, or int16."""
@@ -48,26 +48,26 @@ class Clip(NamedTuple):
 
 
 class _Wav(NamedTuple):
-    """What the header says, and where the samples are."""
+    """The contents of the header, and where the samples are."""
 
     code: int
-    """How samples are stored, by the number of the format."""
+    """The number of the format in which samples are stored."""
     channels: int
     rate: int
-    """Samples in a second, of each channel."""
+    """Samples per second, of each channel."""
     bits: int
-    """Bits of a sample."""
+    """Bits per sample."""
     data: memoryview
 
 
 def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
     """Decode a whole file.
 
-    Whole numbers become floats by dividing by the largest of their kind (a power of two), and lose their lower bits
-    where int16 is asked for; floats become int16 by rounding 32,767 times their value, cut at -1 and 1.
+    Integers become floats by dividing by their full scale (a power of two), and lose their lower bits if int16 is
+    requested; floats become int16 by rounding 32,767 times their value, clipped to -1 and 1.
 
     Raises:
-        DecodeError: it is damaged, or no sound of a kind known here.
+        DecodeError: it is damaged, or not audio of a known kind.
         MissingDependencyError: it is not an uncompressed WAV, and soundfile is not installed.
     """
     wav = _parse_wav(content) if content[:4] == b"RIFF" and content[8:12] == b"WAVE" else None
@@ -78,10 +78,10 @@ def read_clip(content: bytes, dtype: SoundDtype) -> Clip:
 
 
 def _parse_wav(content: bytes) -> _Wav | None:
-    """Return what a WAV holds; `None` where its samples are packed, or of another kind."""
+    """Return the contents of a WAV; `None` if its samples are compressed or of another kind."""
     code = channels = rate = align = bits = at = 0
     at = 12
-    # Chunks come in any order, and editors put their own before the samples.
+    # Chunks can have any order, and editors put their own before the samples.
     while at + 8 <= len(content):
         name, size = struct.unpack_from("<4sI", content, at)
         at += 8
@@ -111,8 +111,8 @@ def _parse_wav(content: bytes) -> _Wav | None:
 
 
 def _unpacked_24(data: memoryview) -> NDArray[np.int32]:
-    """Return the numbers of 24 bits as the upper part of int32."""
-    # numpy has no whole numbers of 24 bits; as the upper three bytes of 32 their scale is right.
+    """Return 24-bit numbers as the upper part of int32."""
+    # numpy has no 24-bit integers; as the upper three bytes of 32 bits their scale is right.
     wide = np.zeros((len(data) // 3, 4), np.uint8)
     wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
     return wide.view("<i4").reshape(-1).astype(np.int32, copy=False)
@@ -145,7 +145,7 @@ def _convert(values: NDArray[Any], dtype: SoundDtype) -> NDArray[Any]:
 def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
     try:
         import soundfile  # type: ignore[import-untyped, import-not-found, unused-ignore]
-    except (ImportError, OSError) as error:  # OSError: the package is there, the library it wraps is not
+    except (ImportError, OSError) as error:  # OSError: the package is installed, but not the library that it wraps
         msg = (
             "This sound is not an uncompressed WAV, so soundfile is needed to decode it. Install it with: "
             "pip install soundfile"
@@ -168,13 +168,13 @@ def _by_soundfile(content: bytes, dtype: SoundDtype) -> Clip:
 
 NAME = "audio"
 
-# Clips that are looked at to learn rate, channels and length, the shortest and the longest file among them.
+# Number of clips examined for rate, channels and length, including the shortest and the longest file.
 _PROBES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class AudioOptions:
-    """How clips become rows: what `audio_clips` takes, and says of each what it is; lengths in samples."""
+    """How clips become rows: the options of `audio_clips`, with lengths in samples."""
 
     length: int | None = None
     dtype: SoundDtype = "float32"
@@ -197,11 +197,11 @@ def read_audio(
     options: AudioOptions = AudioOptions(),
     labels: Sequence[str] | None = None,
 ) -> SampleTable:
-    """Make a table of a tree with clips of sound, in folders of classes or named by a table of paths and labels.
+    """Make a table of a tree with audio clips, in class folders or named by a table of paths and labels.
 
     Args:
         tree: the dataset's files.
-        options: what the rows are.
+        options: the form of the rows.
         labels: the columns of a table that hold the labels; found by name and content where `None`.
 
     Raises:
@@ -214,7 +214,7 @@ def read_audio(
     required(clips, tree, f"clips of sound ({', '.join(SOUND_EXTENSIONS)})")
     kind = FileKind(NAME, "clips", SOUND_EXTENSIONS)
     by_table = TableSearch(tree, kind, labels=labels).read
-    # Who names columns of labels means a table.
+    # Label columns were named, so a table is meant.
     ways = (by_table, lambda: read_class_folders(tree, kind)) if labels is None else (by_table,)
     found = first_that_fits(*ways)
     if isinstance(found, list):
@@ -228,12 +228,12 @@ def read_audio(
 
 
 def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]:
-    """Return the clips of a source as rows of one length, and a note of what they are, by looking at a few.
+    """Return the clips of a source as rows of one length, and a note on their form, after examining a few.
 
     Raises:
         BrokenDatasetError, MissingDependencyError: as `read_audio`.
     """
-    # Sizes stand for lengths, so the shortest and the longest clip are among those that are looked at.
+    # File sizes stand for lengths, so the shortest and the longest clip are among those examined.
     order = np.argsort(source.sizes, kind="stable")
     chosen = sorted({int(order[place]) for place in np.linspace(0, len(order) - 1, _PROBES).astype(int)})
 
@@ -241,7 +241,7 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
         clip = read_clip(bytes(content), options.dtype)
         return _SeenClip(source.name(index), len(clip.values), clip.values.shape[1], clip.rate)
 
-    # What is broken is named when it is packed.
+    # Broken clips are reported when they are packed.
     seen = read_each(source, chosen, look, readers=4, skip_broken=True)
     if not seen:
         msg = f"None of the clips that were checked can be decoded (first '{source.name(chosen[0])}')."
@@ -253,7 +253,7 @@ def clip_rows(source: SampleSource, options: AudioOptions) -> tuple[Arrays, str]
 
 
 class _SeenClip(NamedTuple):
-    """What one clip turned out to be."""
+    """The facts about one clip."""
 
     name: str
     length: int
@@ -264,16 +264,16 @@ class _SeenClip(NamedTuple):
 
 
 def _plan_rows(seen: Sequence[_SeenClip], options: AudioOptions) -> _ClipDecoder:
-    """Return what all rows are, by those clips."""
+    """Return the form of all rows, according to those clips."""
     rates = Counter(one.rate for one in seen)
     rate = options.rate or seen[0].rate
-    # Mixed rates make one word sound high and another low, which no length or channel shows.
+    # With mixed rates one word would sound high and another low, which neither length nor channels show.
     if set(rates) != {rate}:
         found = ", ".join(f"{count} {'has' if count == 1 else 'have'} {one:,} Hz" for one, count in rates.most_common())
         msg = f"Of {len(seen)} clips that were checked, {found}; expected {rate:,} Hz. Resample them first."
         raise BrokenDatasetError(msg)
     channels = {one.channels for one in seen}
-    # Rows have one shape, and dropping a channel is nobody's guess.
+    # Rows have one shape, and a channel must not be dropped by a guess.
     if len(channels) > 1 and not options.mono:
         msg = (
             f"Clips have {' and '.join(map(str, sorted(channels)))} channels. Take their mean: {_example('mono=True')}."
@@ -297,7 +297,7 @@ def _example(option: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ClipDecoder:
-    """Makes a row of a file's bytes."""
+    """Convert a file's bytes to a row."""
 
     options: AudioOptions
     length: int
@@ -315,7 +315,7 @@ class _ClipDecoder:
         clip = read_clip(content, self.options.dtype)
         values = clip.values
         if self.options.mono and values.shape[1] > 1:
-            # In 64 bits: the sum of two samples of 16 bits does not fit 16.
+            # In 64 bits, because the sum of two 16-bit samples does not fit into 16 bits.
             mean: NDArray[np.float64] = values.mean(axis=1, keepdims=True, dtype=np.float64)
             values = (np.rint(mean) if values.dtype.kind == "i" else mean).astype(values.dtype)
         if clip.rate != self.rate or values.shape[1] != self.channels:

@@ -1,11 +1,10 @@
 """Boxes in the formats of annotation tools and benchmarks: LabelMe, CVAT, Supervisely, VIA, and others; and the names
 of classes that such tools leave beside the boxes.
 
-Each format is a reader of one file, which gives the boxes of the images that it names; how images are found, numbered
-and put into a table is the same for all. Polygons and rotated boxes become the boxes around them, and a note says so.
+Each format has a reader for one file, which returns the boxes of the images that it names; finding and numbering images
+and making the table is the same for all. Polygons and rotated boxes become the boxes around them, and a note says so.
 
-data.yaml is read by PyYAML: what people write there (quotes, apostrophes, comments, lists over several lines) is all of
-YAML.
+data.yaml is read by PyYAML, because people use all of YAML there (quotes, apostrophes, comments, multi-line lists).
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class Shape(NamedTuple):
-    """One thing in an image."""
+    """One object in an image."""
 
     label: str
-    """What it is."""
+    """Its class."""
     points: Sequence[tuple[float, float]]
-    """Corners in pixels: two opposite ones of a box, or all of an outline."""
+    """Corners in pixels: two opposite ones of a box, or all points of an outline."""
 
 
 class Annotated(NamedTuple):
@@ -53,11 +52,11 @@ class Annotated(NamedTuple):
     shapes: Sequence[Shape]
     """The annotated shapes."""
     size: tuple[int, int] = (0, 0)
-    """Its height and width; zeros where the file does not say."""
+    """Its height and width; zeros if the file does not say."""
 
 
 class _Format(NamedTuple):
-    """One way to write boxes."""
+    """One format of boxes."""
 
     name: str
     extension: str
@@ -65,30 +64,30 @@ class _Format(NamedTuple):
     marks: tuple[bytes, ...]
     """Bytes that every such file contains."""
     parse: Callable[[str, bytes], list[Annotated]]
-    """Reads a file, given its name and content: nothing where it has another format. Of a broken one it raises whatever
-    Python does."""
+    """Reads a file, given its name and content; returns nothing if it has another format. For a broken file it raises
+    Python's own error."""
     named: str = ""
     """A pattern for their paths."""
     per_image: bool = False
     """Whether each file belongs to one image, and is named after it."""
     polygons: bool = False
-    """Whether outlines are common, which become the boxes around them."""
+    """Whether outlines, which become the boxes around them, are common."""
     numbered: bool = False
-    """Whether classes are numbers, for which a list beside the images has names."""
+    """Whether classes are numbers, with names in a list beside the images."""
 
 
 def read_box_tools(tree: Tree) -> SampleTable:
     """Make a table of a tree whose boxes are in files of one of `FORMATS`.
 
     Boxes are x0, y0, x1, y1 in pixels; classes are the labels, sorted. Splits are those in the names of the files, or
-    of the folders of images. Images that no file names are left out.
+    of the folders of images. Images that no file mentions are left out.
 
     Raises:
         LayoutError: there is no such file.
-        BrokenDatasetError: a file is broken, or most images that it names are not there; it is named.
+        BrokenDatasetError: a file is broken, or most images that it names are missing; the message names it.
     """
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
-    # By extension, so that the files of a tree are read once, whichever formats share it.
+    # By extension, so that each file is read once, even if several formats share its extension.
     for extension in dict.fromkeys(form.extension for form in FORMATS) if images else ():
         found = _read_annotations(tree, extension)
         if found is not None:
@@ -99,28 +98,27 @@ def read_box_tools(tree: Tree) -> SampleTable:
 
 
 def _read_annotations(tree: Tree, extension: str) -> tuple[_Format, dict[str, list[Annotated]]] | None:
-    """Return the format of the files with one extension, and what each says; `None` where no format is known."""
+    """Return the format of the files with one extension, and the contents of each; `None` if the format is unknown."""
     forms = [form for form in FORMATS if form.extension == extension]
     # A format without a pattern of its own adds an empty alternative, which every path matches.
     named = re.compile("|".join(f"(?:{form.named})" for form in forms))
     files = files_ending_in(tree.entries, (extension,)).where(lambda name: named.search(name) is not None)
-    # A few files decide, so that thousands of another tool's are not read.
+    # A few files decide, so that thousands of files from another tool are not read.
     some = files.take(np.arange(min(len(files), _SNIFFED)))
     kinds = read_files(tree, some, lambda file, content: next((f for f in forms if _parsed(f, file, content)), None))
-    # One format for a whole tree: two at once would number their classes apart.
+    # One format for the whole tree, because two formats would number classes separately.
     form = next((kind for kind in kinds.values() if kind is not None), None)
     return None if form is None else (form, read_files(tree, files, functools.partial(_parsed, form)))
 
 
 def _parsed(form: _Format, file: FileEntry, content: bytes) -> list[Annotated]:
-    """Return the contents of a file; nothing where it does not have this format."""
+    """Return the contents of a file; nothing if it does not have this format."""
     # Looking for bytes is much faster than parsing, and most files are not annotations.
     if not all(mark in content for mark in form.marks) or re.search(form.named, file.name) is None:
         return []
     try:
         return form.parse(file.name, content)
-    # The marks were there, so the file is meant to be of this format: whatever is missing in it makes it broken, and no
-    # other format is to be asked.
+    # The file has the marks of this format, so if anything is missing it is broken, and no other format is tried.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, expat.ExpatError) as error:
         msg = f"'{file.name}' looks like {form.name}'s annotations but cannot be read as such ({error})."
         raise BrokenDatasetError(msg) from error
@@ -138,7 +136,7 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
         folder = posixpath.dirname(file)
         if folder not in lookups:
             lookups[folder] = FileLookup(images, folder)
-        # A file about one image is called after it, and an image may well be called test_01.
+        # A file about one image has the image's name, which may well be test_01.
         own = "" if form.per_image else split_name(stem_of(file)).split
         split = own or split_of_path(file)
         for one in said:
@@ -148,7 +146,7 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
                 missing += 1
                 first = first or one.image
                 continue
-            # Whoever annotated twice, or exported twice, has boxes that need not agree.
+            # After annotating or exporting twice, boxes need not agree.
             if image.name in samples:
                 msg = f"'{file}' names '{image.name}', which already has boxes; expected each image once."
                 raise BrokenDatasetError(msg)
@@ -168,8 +166,8 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
 
 
 def _names_of_numbers(tree: Tree, form: _Format, words: set[str]) -> list[str]:
-    """Return the names of numbered classes; the numbers themselves where no list has names for them."""
-    # Classes that have no box count as well, or numbers would shift.
+    """Return the names of numbered classes, or the numbers themselves if no list has names."""
+    # Classes without boxes count too, or numbers would shift.
     count = 1 + max(map(int, words), default=-1)
     names = list(read_class_file(tree).names)
     if names and count > len(names):
@@ -199,23 +197,23 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
         return []
     shapes = []
     for shape in found["shapes"]:
-        # Boxes are two points, outlines many; both become the box around them.
+        # Boxes have two points, outlines many; both become the box around their points.
         points = [(float(x), float(y)) for x, y in shape["points"]]
         # A circle is stored as its centre and a point on its edge.
         if shape.get("shape_type") == "circle":
             (x, y), edge = points
             radius = float(np.hypot(edge[0] - x, edge[1] - y))
             points = [(x - radius, y - radius), (x + radius, y + radius)]
-        # A single point marks a place and is no box; a line is one, however thin.
+        # A single point is not a box; a line is one, however thin.
         if len(points) > 1:
             shapes.append(Shape(str(shape["label"]), points))
     size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
-    # The image of the same name beside the file: the path in the file is from the machine of whoever annotated it.
+    # The image of the same name beside the file, because the path in the file is from the annotator's machine.
     return [Annotated(stem_of(name), shapes, size)]
 
 
 def _records(content: bytes, key: str) -> list[dict[str, Any]]:
-    """Return the mappings in a list in JSON; nothing where it is no such list, or one of them lacks the key."""
+    """Return the mappings in a JSON list; nothing if it is not such a list, or if one of them lacks the key."""
     found = json.loads(content)
     fits = isinstance(found, list) and all(isinstance(one, dict) and key in one for one in found)
     return found if fits else []
@@ -235,9 +233,10 @@ def _createml(_: str, content: bytes) -> list[Annotated]:
 
 
 def _via(_: str, content: bytes) -> list[Annotated]:
-    """Read the VGG Image Annotator's file; a region's only attribute is its class, and without one it is an object."""
+    """Read the VGG Image Annotator's file; a region's only attribute is its class; without one the class is
+    "object"."""
     found = json.loads(content)
-    # A saved project wraps what an export has at the top.
+    # A saved project wraps the contents of an export.
     found = found.get("_via_img_metadata", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(isinstance(one, dict) and "regions" in one for one in found.values()):
         return []
@@ -245,10 +244,10 @@ def _via(_: str, content: bytes) -> list[Annotated]:
     for one in found.values():
         shapes = []
         regions = one["regions"]
-        # Version 1 of the tool wrote objects by number where version 2 writes a list.
+        # Version 1 of the tool wrote objects with numbers as keys, version 2 writes a list.
         for region in regions.values() if isinstance(regions, dict) else regions:
             at, said = region["shape_attributes"], list((region.get("region_attributes") or {}).values())
-            # With several attributes there is no telling which is the class.
+            # With several attributes it is unclear which one is the class.
             if len(said) > 1 or not all(isinstance(word, str) for word in said):
                 msg = f"a region has {said} as attributes; expected one word, its class"
                 raise ValueError(msg)
@@ -265,7 +264,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
 
 
 def _supervisely(name: str, content: bytes) -> list[Annotated]:
-    """Read Supervisely's file of one image, which has the image's name followed by .json."""
+    """Read Supervisely's file for one image, which has the image's name followed by .json."""
     found = json.loads(content)
     if not isinstance(found, dict) or not isinstance(found.get("objects"), list):
         return []
@@ -300,10 +299,10 @@ def _bdd(_: str, content: bytes) -> list[Annotated]:
 
 
 def _label_studio(_: str, content: bytes) -> list[Annotated]:
-    """Read Label Studio's JSON: boxes and outlines in per cent of the image, boxes rotated around their corner."""
+    """Read Label Studio's JSON: boxes and outlines in percent of the image, boxes rotated around their corner."""
     every = []
     for one in _records(content, "data"):
-        # Annotators skip tasks; their empty answers stay in the export.
+        # Skipped tasks stay in the export as empty answers.
         kept = [each for each in one["annotations"] if not each.get("was_cancelled")]
         if len(kept) > 1:
             msg = f"task {one.get('id')} has {len(kept)} annotations, by several annotators; export one for each task"
@@ -317,7 +316,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
                     raise ValueError(msg)
                 continue
             size = (int(region["original_height"]), int(region["original_width"]))
-            # A region with several labels raises here, and becomes the error that names the file.
+            # A region with several labels raises here, which becomes an error that names the file.
             (label,) = value[kind]
             corners = value["points"] if kind == "polygonlabels" else _rotated(value, size)
             shapes.append(Shape(str(label), [(x * size[1] / 100, y * size[0] / 100) for x, y in corners]))
@@ -328,8 +327,8 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
 
 
 def _rotated(value: dict[str, Any], size: tuple[int, int]) -> list[tuple[float, float]]:
-    """Return the corners, in per cent, of a box that is rotated clockwise around its first corner."""
-    # In pixels, because per cent of height and width are of different lengths.
+    """Return the corners, in percent, of a box that is rotated clockwise around its first corner."""
+    # In pixels, because a percent of the height and of the width have different lengths.
     angle = math.radians(value.get("rotation") or 0)
     across, down = value["width"] * size[1], value["height"] * size[0]
     ends = [(0.0, 0.0), (across, 0.0), (across, down), (0.0, down)]
@@ -359,8 +358,8 @@ def _keras_yolo(_: str, content: bytes) -> list[Annotated]:
 
 
 def xml_parser(refuse: Callable[[str], NoReturn]) -> expat.XMLParserType:
-    """Return a parser of annotations in XML that refuses entities, by which a small file grows to gigabytes or reads
-    others; `refuse` raises the reason."""
+    """Return an XML parser that refuses entities, with which a small file could grow to gigabytes or read other files;
+    `refuse` raises the reason."""
     parser = expat.ParserCreate()
 
     def meet_entity(*_: object) -> NoReturn:
@@ -394,7 +393,7 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
     def refuse(why: str) -> NoReturn:
         raise ValueError(why)
 
-    # Expat and not ElementTree: files of millions of boxes are read without a tree of them in memory.
+    # Expat, not ElementTree, so that files with millions of boxes are read without a tree in memory.
     parser = xml_parser(refuse)
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.Parse(content, True)
@@ -402,7 +401,7 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
 
 
 def _dota(name: str, content: bytes) -> list[Annotated]:
-    """Read DOTA's file of one image: eight numbers, a class and whether it is difficult, in each line."""
+    """Read DOTA's file for one image: each line has eight numbers, a class and whether it is difficult."""
     shapes = []
     for line in decode_text(content).splitlines():
         words = line.split()
@@ -417,7 +416,7 @@ def _dota(name: str, content: bytes) -> list[Annotated]:
 
 
 def _wider(_: str, content: bytes) -> list[Annotated]:
-    """Read WIDER FACE's list: a path, how many faces there are, and a line of ten numbers for each."""
+    """Read WIDER FACE's list: a path, the number of faces, and a line of ten numbers for each."""
     lines = decode_text(content).splitlines()
     every = []
     at = 0
@@ -437,7 +436,7 @@ def _wider(_: str, content: bytes) -> list[Annotated]:
     return every
 
 
-# Those that demand more of a file come first.
+# The stricter formats come first.
 FORMATS = (
     _Format("LabelMe", ".json", (b'"shapes"', b'"imagePath"'), _labelme, per_image=True, polygons=True),
     _Format("CreateML", ".json", (b'"annotations"', b'"coordinates"'), _createml),
@@ -462,16 +461,16 @@ _MENTIONS_NAMES = re.compile(r"^names\s*:", re.MULTILINE)
 
 
 class ClassFile(NamedTuple):
-    """What a data.yaml or a list of names says of the classes."""
+    """What a data.yaml or a list of names says about the classes."""
 
     names: tuple[str, ...]
-    """In label order, empty where there are none."""
+    """In label order; empty if there are none."""
     keypoints: tuple[int, int] = (0, 0)
-    """How many there are of a pose, and numbers of each, (0, 0) where boxes have none."""
+    """Number of keypoints, and numbers for each; (0, 0) for boxes without keypoints."""
 
 
 def read_class_file(tree: Tree) -> ClassFile:
-    """Return what a tree says of its classes.
+    """Return what a tree says about its classes.
 
     Raises:
         BrokenDatasetError: a YAML file has names in a form that is not read here.
@@ -481,7 +480,7 @@ def read_class_file(tree: Tree) -> ClassFile:
     )
     for entry in sorted(files, key=lambda entry: (entry.name.count("/"), entry.name)):
         text = decode_text(read_file(tree, entry))
-        # A plain list has a name in each line, and no keypoints.
+        # A plain list has one name per line, and no keypoints.
         if posixpath.basename(entry.name).lower() in _CLASS_LISTS:
             return ClassFile(tuple(filter(None, map(str.strip, text.splitlines()))))
         found = parse_class_file(text, entry.name)
@@ -506,8 +505,8 @@ def parse_class_file(text: str, name: str) -> ClassFile:
     if not _MENTIONS_NAMES.search(text):
         return ClassFile(())
     try:
-        # Without types: a class called no, or 1, is a word.
-        found = yaml.load(text, Loader=yaml.BaseLoader)  # makes nothing but texts, lists and mappings
+        # Without types, so that a class called no, or 1, is a word.
+        found = yaml.load(text, Loader=yaml.BaseLoader)  # makes only texts, lists and mappings
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _odd_names(name, str(error)) from error
     names = found.get("names") if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""Files of one kind in folders of classes, with or without split folders above: images, audio clips.
+"""Files of one kind (images, audio clips) in class folders, with or without split folders above them.
 
 As in torchvision's `ImageFolder`: a class is the first folder level, classes are numbered in the order of `sorted`
 names, files are found at any depth below, and samples come sorted by class, then folder, then file name. On top of
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _SPLIT_ORDER = {split: order for order, split in enumerate(dict.fromkeys(SPLIT_NAMES.values()))}
-# Pictures that are not read here: a folder of them is a class whose samples are missing.
+# Pictures in formats that are not read: a folder of them is a class whose samples are missing.
 _OTHER_PICTURES = frozenset({".svg", ".psd", ".dng", ".cr2", ".nef", ".exr"})
 
 ARRAY_FOLDER = "array_folder"
@@ -47,12 +47,12 @@ ARRAY_FOLDER = "array_folder"
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What the samples are that folders hold."""
+    """The kind of samples in the folders."""
 
     layout: str
     """Name of the layout."""
     noun: str
-    """What several of them are called."""
+    """The plural noun for them."""
     extensions: tuple[str, ...]
     """Extensions of their files."""
 
@@ -61,28 +61,27 @@ class _FolderOfKind(NamedTuple):
     """A folder with files of the kind, or an empty one."""
 
     parts: tuple[str, ...]
-    """The folders it is in, below those that only wrap the dataset, and its own name."""
+    """Its path below the folders that only wrap the dataset."""
     number: int
-    """Its number among those that have files, -1 for an empty one."""
+    """Its number among folders with files; -1 if it is empty."""
 
     @property
     def has_classes(self) -> bool:
-        """Tell whether there is more below the outermost folder than that name again, or one that merely says
-        images."""
+        """Tell whether there is more below the outermost folder than its name again, or a folder such as `images`."""
         below = [name for name in self.parts[1:] if not is_image_folder(name)]
         return any(split_name(name) != split_name(self.parts[0]) for name in below)
 
 
 class _ClassFolder(NamedTuple):
-    """What samples are sorted by, all those of one folder alike, and that folder's number."""
+    """The sort key of samples, which all samples of a folder share, and the folder's number."""
 
     split_order: int
-    """The place of its split in the usual order."""
+    """The position of its split in the usual order."""
     class_name: str
-    """The class of all that is in it."""
+    """The class of everything in it."""
     path: str
     split: str
-    """The split that it is of, or ""."""
+    """Its split, or ""."""
     number: int
     """Its number among the folders that have files."""
 
@@ -94,7 +93,7 @@ class _ClassFolder(NamedTuple):
 
 
 def read_class_folders(tree: Tree, kind: FileKind) -> SampleTable:
-    """Make a table of the files of a kind by class and split, the files themselves as inputs.
+    """Make a table of files of one kind by class and split, with the files as inputs.
 
     Split folders (train or training, val, valid, validation, dev, test or testing, in any case; also training_set,
     seg_train, test1 and the like) may be above the class folders; then the classes are those of all splits together.
@@ -103,7 +102,7 @@ def read_class_folders(tree: Tree, kind: FileKind) -> SampleTable:
     it: folders do, and zips and tars that list them.
 
     Raises:
-        EmptySourceError: there are no files of the kind at all; the message says what there is instead.
+        EmptySourceError: there are no files of that kind; the message says what there is instead.
         LayoutError: they are not in folders of classes; the message says how they lie.
     """
     return _ClassFolders(tree, kind).find()
@@ -142,7 +141,7 @@ class _ClassFolders:
                 "class in it."
             )
             raise LayoutError(msg)
-        # Numbered before folders without files go, as in torchvision.
+        # Numbered before folders without files are dropped, as in torchvision.
         classes = sorted({folder.class_name for folder in found})
         empty = {one.class_name for one in found} - {one.class_name for one in found if one.number >= 0}
         notes = []
@@ -154,7 +153,7 @@ class _ClassFolders:
         found = [folder for folder in found if folder.number >= 0]
         told = self._listed_classes(files, folder_of, flat, classes)
         numbers = {name: number for number, name in enumerate(classes)}
-        # The files of one folder come by name already, as all of a tree do.
+        # The files of a folder are already sorted by name, like all files of a tree.
         all_found = sorted([*found, *(folder for folder in flat if folder.split in told)])
         ranks = np.full(len(with_files), len(all_found), np.int32)
         ranks[[folder.number for folder in all_found]] = np.arange(len(all_found))
@@ -190,10 +189,9 @@ class _ClassFolders:
         raise EmptySourceError(msg)
 
     def _without_files(self, with_files: list[_FolderOfKind]) -> list[_FolderOfKind]:
-        """Find the folders that hold nothing, or pictures of a kind that is not read, where nothing in them is of the
-        kind."""
+        """Find the folders without files of the kind that are empty or hold only pictures in unreadable formats."""
         names = set(self.tree.empty_folders)
-        # Covers and spectrograms beside sound make no class.
+        # Covers and spectrograms beside audio are not a class.
         if self.kind.layout != "audio":
             others = files_ending_in(self.tree.entries, tuple(_OTHER_PICTURES)).folders[0]
             names |= {folder for folder in others if folder}
@@ -209,18 +207,16 @@ class _ClassFolders:
         ]
 
     def _split_folders(self, folders: list[_FolderOfKind]) -> dict[str, str]:
-        """Return the folders of splits with the name that each is stored under; empty where the folders are those of
-        classes."""
+        """Return the split folders with the stored name of each split; empty if the folders are classes."""
         tops = {folder.parts[0] for folder in folders if folder.parts}
         deep = {folder.parts[0] for folder in folders if folder.has_classes}
         splits = {top: SPLIT_NAMES[top.lower()] for top in tops if top.lower() in SPLIT_NAMES}
         if len(splits) < 2:
             splits = _spelled_splits(tops, deep) or splits
-        # What holds no folders of classes beside splits that do is what nobody has labelled: seg_pred,
-        # single_prediction.
+        # A split without class folders beside splits that have them is unlabelled: seg_pred, single_prediction.
         others = sorted(tops - splits.keys())
         if len(splits) < 2 and others:
-            return {}  # Among other folders a single "train" is a class of vehicles.
+            return {}  # A single "train" among other folders is a class of vehicles.
         others = [top for top in others if top in deep or not deep & splits.keys()]
         if others:
             msg = (
@@ -239,10 +235,10 @@ class _ClassFolders:
     def _listed_classes(
         self, files: FileEntries, folder_of: NDArray[Any], flat: list[_ClassFolder], classes: list[str]
     ) -> dict[str, dict[str, str]]:
-        """Return the class of each file of the splits whose folder has a list of names and classes beside the images.
+        """Return the class of each file in splits whose folder has a list of names and classes beside the images.
 
         Raises:
-            BrokenDatasetError: a list leaves out a file, or names a class that no folder is called.
+            BrokenDatasetError: a list omits a file, or names a class without a folder.
         """
         found: dict[str, dict[str, str]] = {}
         texts = files_ending_in(self.tree.entries, (".txt",)) if flat else ()
@@ -258,18 +254,18 @@ class _ClassFolders:
         return found
 
     def _read_list(self, entry: FileEntry) -> dict[str, str]:
-        """Return the first two words of each line: a file's bare name, and its class."""
+        """Return the first two words of each line: a file's base name and its class."""
         text = decode_text(read_file(self.tree, entry))
         lines = (line.split("\t" if "\t" in line else None) for line in text.splitlines())
         return {words[0].strip(): words[1].strip() for words in lines if len(words) > 1}
 
     def _notes(self, outside: int, found: list[_ClassFolder]) -> tuple[str, ...]:
         notes = left_out_notes((outside, self.kind.noun, "in no class folder"))
-        # What is left out is counted by kind: a person sees whether labels were among it.
+        # Omitted files are counted by kind, so that a person sees whether labels were among them.
         others = FileEntries.of(self.tree.entries).not_ending_in(self.kind.extensions)
         if others:
             notes.append(f"{left_out(len(others), 'other files')} ({count_kinds(others)}).")
-        # A note for each split that has no files of some class.
+        # A note for each split that lacks files of some class.
         by_split = _classes_by_split(found)
         everything = set().union(*by_split.values())
         return (
@@ -284,8 +280,9 @@ class _ClassFolders:
 
 
 def _numbered_note(classes: list[str]) -> list[str]:
-    """Return a note where folders are called by numbers, and these are not the labels."""
-    # 10 comes before 2, and what counts from 1 is counted from 0: a list of names that somebody has would be shifted.
+    """Return a note if folders have numbers as names that differ from the labels."""
+    # 10 is sorted before 2, and names that count from 1 get labels from 0, so a separate list of names would be
+    # shifted.
     if not classes or not all(name.isascii() and name.isdecimal() for name in classes):
         return []
     odd = next(((name, place) for place, name in enumerate(classes) if int(name) != place), None)
@@ -299,11 +296,11 @@ def _numbered_note(classes: list[str]) -> list[str]:
 
 
 def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:
-    """Take away the folders that all files share, down to the one with the folders of classes or splits."""
+    """Remove the folders that all files share, down to the one with the class or split folders."""
     while True:
         # Files beside the wrapping folder (a preview, a logo) do not make it a class.
         nested = [folder for folder in folders if folder.parts and folder.number >= 0]
-        # Nor does a folder of test images that nobody has sorted.
+        # Nor does a folder of unsorted test images.
         tops = {folder.parts[0] for folder in nested if folder.has_classes or not is_split_folder(folder.parts[0])}
         if len(tops) != 1 or not (tops == {one.parts[0] for one in nested} or _holds_splits(folders, *tops)):
             return folders
@@ -311,12 +308,12 @@ def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:
         top = next(iter(tops))
         if top.lower() in SPLIT_NAMES or any(len(one.parts) == 1 for one in nested):
             return folders
-        # One class with a folder in it, beside classes without files, looks the same as a wrapper of one class.
+        # One class with a folder in it, beside classes without files, looks like a wrapper of one class.
         empty = any(folder.number < 0 and folder.parts[0] != top for folder in folders)
         if empty and len({folder.parts[1] for folder in nested}) == 1:
             return folders
         folders = [
-            # What stays behind beside a wrapper is in no folder of a class.
+            # What remains beside a wrapper is not in a class folder.
             folder._replace(parts=folder.parts[1:] if folder.parts[:1] == (top,) else ())
             for folder in folders
             if folder.number >= 0 or folder.parts[:1] == (top,)
@@ -324,7 +321,7 @@ def _unwrap(folders: list[_FolderOfKind]) -> list[_FolderOfKind]:
 
 
 def _holds_splits(folders: list[_FolderOfKind], top: str) -> bool:
-    """Tell whether a folder, or what it wraps, holds folders of several splits."""
+    """Tell whether a folder, or the folder that it wraps, holds several split folders."""
     inside = [folder.parts[1:] for folder in folders if folder.parts[:1] == (top,) and folder.number >= 0]
     inner = {parts[0] for parts in inside if parts}
     if len(inner) == 1 and all(len(parts) > 1 for parts in inside):
@@ -333,8 +330,8 @@ def _holds_splits(folders: list[_FolderOfKind], top: str) -> bool:
 
 
 def _spelled_splits(tops: set[str], deep: set[str]) -> dict[str, str]:
-    """Find splits by other spellings than the plain words, where the folders say the same beside the split: seg_train
-    and seg_test; rps, which is then what to train on, and rps-test-set. Empty where that is not so."""
+    """Find splits with other spellings, if the names agree apart from the split: seg_train and seg_test; rps, which is
+    then `train`, and rps-test-set. Empty if they do not."""
     read = {top: split_name(top) for top in tops}
     named = {top: name for top, name in read.items() if name.split and top in deep}
     rests = {name.rest for name in named.values()}
@@ -357,7 +354,7 @@ def _with_splits(folders: list[_FolderOfKind], splits: dict[str, str]) -> list[_
 
 
 def _unwrap_split(folders: list[_FolderOfKind], split: str) -> list[_FolderOfKind]:
-    """Take away the folder that a split is in once more, or that merely says images: seg_train/seg_train/forest."""
+    """Remove a folder that repeats the split, or is merely called images: seg_train/seg_train/forest."""
     inner = {folder.parts[0] for folder in folders if folder.parts and folder.number >= 0}
     deep = all(len(folder.parts) > 1 for folder in folders if folder.parts)
     if len(inner) != 1 or not deep:
@@ -376,8 +373,8 @@ def _classes_by_split(found: list[_ClassFolder]) -> dict[str, set[str]]:
 
 
 def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_ClassFolder]]:
-    """Return the folders of classes, and those of splits whose only folder merely says images or repeats the split's
-    name while other splits have folders of classes."""
+    """Return the class folders, and the folders of splits whose only folder is called images or repeats the split's
+    name while other splits have class folders."""
     by_split = _classes_by_split(found)
     flat = {
         split
@@ -392,7 +389,7 @@ def _without_flat(found: list[_ClassFolder]) -> tuple[list[_ClassFolder], list[_
 def _classes_of(entry: FileEntry, names: list[str], told: dict[str, str], classes: list[str]) -> dict[str, str]:
     known = set(classes)
     found = {name: told.get(posixpath.basename(name), "") for name in names}
-    # A list of another dataset, or one of words that are not the folders' names, gives wrong labels for all.
+    # A list from another dataset, or of words other than the folders' names, would give wrong labels to all.
     wrong = next((name for name, label in found.items() if label not in known), None)
     if wrong is not None:
         what = f"the class '{found[wrong]}', but no folder has that name" if found[wrong] else "no class"
@@ -405,7 +402,7 @@ IMAGE_FOLDER = "image_folder"
 
 
 def read_image_folder(tree: Tree) -> SampleTable:
-    """Make a table of a tree in which every image is in the folder of its class.
+    """Make a table of a tree in which every image is in its class's folder.
 
     Split folders (train or training, val, valid, validation, dev, test or testing, in any case) may be above the
     class folders; then the classes are those of all splits together. Samples come in the order of `ImageFolder`,
@@ -413,13 +410,13 @@ def read_image_folder(tree: Tree) -> SampleTable:
 
     Raises:
         EmptySourceError: there are no images at all; the message says what there is instead.
-        LayoutError: the images are not in folders of classes; the message says how they lie.
+        LayoutError: the images are not in class folders; the message says where they are.
     """
     return read_class_folders(tree, FileKind(IMAGE_FOLDER, "images", IMAGE_EXTENSIONS))
 
 
 def read_array_folder(tree: Tree) -> SampleTable:
-    """Make a table of .npy files in folders of classes, with or without folders of splits above; each is one sample.
+    """Make a table of .npy files in class folders, with or without split folders above; each file is one sample.
 
     All have the shape and dtype of the first, and are stored as they are.
 
@@ -437,7 +434,7 @@ def read_array_folder(tree: Tree) -> SampleTable:
     except BrokenDatasetError:
         raise
     except LayoutError as error:
-        # What is in no folders of classes are arrays of many samples, of which `row_arrays` has more to say.
+        # Files outside class folders are arrays of many samples, for which `row_arrays` has a better message.
         raise EmptySourceError(str(error)) from error
     first = read_npy(tree, next(entry for entry in files if entry.name == found.keys[0]), found.keys[0])
     if first.trouble or first.is_text:
@@ -450,10 +447,10 @@ def decode_npy(content: Any) -> NDArray[Any]:
     """Return the array of a .npy file.
 
     Raises:
-        DecodeError: it is none of numbers.
+        DecodeError: it is not an array of numbers.
     """
     try:
-        # Not by numpy's own reader, which parses each header again.
+        # Not with numpy's reader, which parses each header again.
         shape, dtype, fortran, start = npy_header(bytes(content[:MAX_HEADER_BYTES]))
         values = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order="F" if fortran else "C")
     except ValueError as error:

@@ -1,6 +1,6 @@
 """COCO's JSON: images, annotations and categories in one file, or in one for each split.
 
-With boxes, or, as iNaturalist and camera traps have it, with one category for each image and no box.
+With boxes or, as in iNaturalist and camera traps, with one category for each image and no box.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
     from colabstage.trees.entries import FileEntries
     from colabstage.trees.tree import FileEntry, Tree
 
-# COCO's own archives have fewer JSON files; tools that write a file for each image write far more.
+# COCO's archives have fewer JSON files; tools that write one for each image have far more.
 _MAX_FILES = 24
-# What annotations of COCO's other tasks have: of these a category alone is not the answer that was asked for.
+# Fields of COCO's other tasks, for which a category alone is not the answer.
 _OTHER_KINDS = frozenset({"caption", "segments_info", "segmentation", "keypoints"})
 _COLUMNS = (Column("iscrowd", np.uint8), Column("area", np.float32))
 
 
 class _Annotation(NamedTuple):
-    """The parts of an annotation that are kept while its file is read; polygons, most of the file, are dropped."""
+    """The parts of an annotation that are kept while reading; polygons, most of the file, are dropped."""
 
     image: Any
     """The image's id."""
     category: Any
     """The category's id."""
     bbox: Any
-    """Left, top, width and height, as the file has them."""
+    """Left, top, width and height, as in the file."""
     iscrowd: Any
     """Whether it is drawn around a group of objects."""
     area: Any
@@ -73,15 +73,15 @@ class _CocoFile(NamedTuple):
     """The split in its name; "" for none."""
     images: list[Any]
     boxes: list[Any]
-    """Its list `annotations`, reduced to what is needed."""
+    """Its list `annotations`, reduced to the necessary parts."""
     categories: list[Any]
 
     def place(self, images: FileEntries) -> tuple[list[tuple[Any, FileEntry]], int]:
-        """Return the images that are there with their ids, and how many are not.
+        """Return the images that exist with their ids, and the number of missing ones.
 
         Raises:
             BrokenDatasetError: an image has no id or name.
-            MissingImagesError: most are not there.
+            MissingImagesError: most are missing.
         """
         # file_name is relative to a folder that COCO does not name, so files are found by the end of their paths.
         lookup = FileLookup(images, posixpath.dirname(self.entry.name))
@@ -97,7 +97,7 @@ class _CocoFile(NamedTuple):
                 raise BrokenDatasetError(msg)
             # Annotations refer to their image by this id.
             seen.add(image["id"])
-            # The split of the file's name decides between train/0001.jpg and val/0001.jpg.
+            # The split in the file's name decides between train/0001.jpg and val/0001.jpg.
             found = lookup.find(name, split=self.split)
             if found is not None:
                 placed.append((image["id"], found))
@@ -108,14 +108,14 @@ class _CocoFile(NamedTuple):
 
     @property
     def is_of_classes(self) -> bool:
-        """Tell whether annotations have a category, and no box."""
+        """Tell whether annotations have a category but no box."""
         return bool(self.boxes) and not any(isinstance(box, _Annotation) for box in self.boxes)
 
     def labels_of_images(self, numbers: dict[Any, int]) -> dict[Any, int]:
         """Return the class of each image, by its id.
 
         Raises:
-            BrokenDatasetError: an annotation has no class that is listed, or an image has two classes.
+            BrokenDatasetError: the class of an annotation is not listed, or an image has two classes.
         """
         known = {image["id"] for image in self.images}
         labels: dict[Any, int] = {}
@@ -126,7 +126,7 @@ class _CocoFile(NamedTuple):
                     "and the category_id of a category that are listed, and no box, like the others."
                 )
                 raise BrokenDatasetError(msg)
-            # Two annotations that agree are one label twice, which exports of several annotators have.
+            # Two annotations that agree are the same label twice, as in exports with several annotators.
             label = numbers[one["category_id"]]
             if labels.setdefault(one["image_id"], label) != label:
                 msg = (
@@ -138,7 +138,7 @@ class _CocoFile(NamedTuple):
 
     def rows_of_images(self, numbers: dict[Any, int]) -> dict[Any, list[list[float]]]:
         """Return the boxes of each image, by its id, in the file's order."""
-        # Boxes of images that are not listed would be lost without a trace.
+        # Boxes of unlisted images would be lost without a trace.
         known = {image["id"] for image in self.images}
         rows: dict[Any, list[list[float]]] = {}
         for place, box in enumerate(self.boxes):
@@ -156,14 +156,14 @@ class _CocoFile(NamedTuple):
                 raise self.broken(place, box.number, f"is of the category {box.category!r}, which is not listed")
             try:
                 x, y, width, height = (float(value) for value in box.bbox)
-                # Most exports leave the area out; COCO's own is that of the outline, which is smaller than the box.
+                # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
                 area = float(width * height if box.area is None else box.area)
                 # Some tools write numbers as texts, and a text that is not empty would count as true.
                 crowd = bool(float(box.iscrowd or 0))
             except (TypeError, ValueError) as error:
                 said = f"has a bbox {str(box.bbox)[:60]}, area {box.area!r:.20} and iscrowd {box.iscrowd!r:.20}"
                 raise self.broken(place, box.number, said) from error
-            # Boxes of no width are in COCO itself, and are kept; negative ones mean corners in place of width and
+            # COCO itself has boxes without width, which are kept; negative sizes mean corners instead of width and
             # height.
             if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
                 raise self.broken(place, box.number, f"has a bbox {box.bbox}")
@@ -206,9 +206,9 @@ def read_coco(tree: Tree) -> SampleTable:
             LabelledImage(image, rows.get(key, []), file.split or split_of_path(image.name), sizes[key])
             for key, image in placed
         ]
-    # Keys have to be unique, and two files about one image would disagree about its boxes.
+    # Keys must be unique, and two files about one image might disagree about its boxes.
     _check_once([sample.file.name for sample in samples], found)
-    # Not an error: many datasets have annotations for a part of their images.
+    # Not an error: many datasets annotate only some of their images.
     notes += left_out_notes((len(images) - len(samples), "images", "that no annotation file names"))
     return detection_table(tree, samples, names, _COLUMNS, notes=notes)
 
@@ -260,9 +260,9 @@ def read_coco_classes(tree: Tree) -> SampleTable:
 
 def _find_files(tree: Tree, images: FileEntries) -> list[_CocoFile]:
     entries = list(files_ending_in(tree.entries, EXTENSIONS)) if images else []
-    # COCO's own archive has captions and keypoints of the same images beside them.
+    # COCO's archive also has captions and keypoints of the same images.
     instances = [entry for entry in entries if posixpath.basename(entry.name).startswith("instances_")]
-    # With very many JSON files each probably belongs to one image, and reading all of them would take long.
+    # With very many JSON files, each probably belongs to one image, and reading all would take long.
     chosen = instances or (entries if len(entries) <= _MAX_FILES else [])
     return [file for entry in chosen if (file := _read_file(tree, entry)) is not None]
 
@@ -273,16 +273,16 @@ def _placed(
     """Yield each file with its images.
 
     Raises:
-        Exception: as `_CocoFile.place`, where no file has its images.
+        Exception: as `_CocoFile.place`, if no file has its images.
     """
-    # People often download one split of COCO, together with the annotations of all.
+    # People often download one split of COCO with the annotations of all splits.
     kept = []
     absent: list[MissingImagesError] = []
     for file in found:
         try:
             kept.append((file, *file.place(images)))
         except MissingImagesError as error:
-            # Some of its images are here, so the file is meant, and most of a dataset is missing.
+            # Some of its images exist, so the file is meant, and most of the dataset is missing.
             if error.found:
                 raise
             absent.append(error)
@@ -296,7 +296,7 @@ def _placed(
 
 def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
     """Return the names of the categories by ascending id, and the position of each id among them."""
-    # COCO's own ids go up to 90 and have gaps, which would be classes without samples.
+    # COCO's ids go up to 90 with gaps, which would be classes without samples.
     names: dict[Any, str] = {}
     for one in found:
         for category in one.categories:
@@ -307,11 +307,11 @@ def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
             if not _is_id(number):
                 msg = f"'{one.entry.name}' has a category with the id {str(number)[:60]}; expected a number or a word."
                 raise BrokenDatasetError(msg)
-            # Files of splits that were exported apart may number their categories again, which would mix up classes.
+            # Splits that were exported separately may number categories differently, which would mix up classes.
             if names.setdefault(number, name) != name:
                 msg = f"'{one.entry.name}' calls the category {number} '{name}', another file '{names[number]}'."
                 raise BrokenDatasetError(msg)
-    # Numbers and words cannot be compared with each other; a few tools write ids as texts.
+    # Numbers and strings cannot be compared, and a few tools write ids as strings.
     order = sorted(names, key=lambda key: (isinstance(key, str), key))
     return [names[key] for key in order], {key: number for number, key in enumerate(order)}
 
@@ -327,7 +327,7 @@ def _check_once(names: list[str], found: list[_CocoFile]) -> None:
 
 def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     content = read_file(tree, entry)
-    # Looked for as bytes first: parsing a JSON of a gigabyte takes a minute, and most files are not annotations.
+    # First searched as bytes: parsing a gigabyte of JSON takes a minute, and most files are not annotations.
     looks_right = all(word in content for word in (b'"images"', b'"annotations"', b'"categories"'))
     if not looks_right:
         return None
@@ -336,14 +336,14 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
     except (ValueError, RecursionError) as error:
         msg = f"'{entry.name}' looks like COCO's annotations but is not JSON: {error}."
         raise BrokenDatasetError(msg) from error
-    # The three words may stand in a list of anything.
+    # The three words may occur in any list.
     if not isinstance(found, dict):
         return None
     parts = [found.get(name) for name in ("images", "annotations", "categories")]
     images, annotations, categories = parts
     if not (isinstance(images, list) and isinstance(annotations, list) and isinstance(categories, list)):
         return None
-    # Captions and panoptic segments are in the same folder and have no boxes.
+    # Captions and panoptic segments are in the same folder, without boxes.
     if annotations and not any(isinstance(box, _Annotation) or _is_class(box) for box in annotations):
         return None
     # instances_train2017, _annotations.coco, train-annotations: one word among others is the split, or the folder is.
@@ -355,8 +355,7 @@ def _read_file(tree: Tree, entry: FileEntry) -> _CocoFile | None:
 
 
 def _slim(pairs: list[tuple[str, Any]]) -> Any:
-    """Return a JSON object; of an annotation only what is needed, which spares most of the memory that polygons
-    take."""
+    """Return a JSON object; of an annotation only the necessary parts, which saves the memory of polygons."""
     found = dict(pairs)
     if "image_id" in found and "bbox" in found:
         keys = ("image_id", "category_id", "bbox", "iscrowd", "area", "id")
@@ -365,14 +364,14 @@ def _slim(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _is_class(annotation: Any) -> bool:
-    """Tell whether an annotation says of an image what it is of, and nothing of where or how."""
+    """Tell whether an annotation gives only an image's category."""
     if not isinstance(annotation, dict) or annotation.keys() & _OTHER_KINDS:
         return False
     return _is_id(annotation.get("image_id")) and _is_id(annotation.get("category_id"))
 
 
 def _name_of(image: Any) -> str:
-    """Return the path of an image; LVIS gives the end of an address in its place. "" for none."""
+    """Return the path of an image; in LVIS, the end of an address instead. "" if there is none."""
     if not isinstance(image, dict):
         return ""
     name = image.get("file_name")
@@ -388,7 +387,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _size_of(image: dict[str, Any]) -> tuple[int, int]:
-    """Return the height and width that a file says its image has; zeros where it does not."""
+    """Return an image's height and width according to the file; zeros if it does not say."""
     height, width = image.get("height"), image.get("width")
     if isinstance(height, int) and isinstance(width, int) and height > 0 and width > 0:
         return height, width

@@ -1,8 +1,7 @@
-"""Find the layout of a tree: each reader is asked in turn, the weakest last; and the layouts that take options.
+"""Find the layout of a tree by trying each reader in turn, the weakest last; and define the layouts with options.
 
-What a layout with options returns goes wherever a layout does, to other processes too. Whoever gives the same options
-again gets the pack that was made with them. One of these is a folder read by one table that is named by itself, where
-others are beside it: the source `photos/labels.csv`.
+A layout with options can be used like any other, in other processes too, and the same options find the same pack. One
+of them reads a folder by a single table that is given as the source: `photos/labels.csv`.
 """
 
 from __future__ import annotations
@@ -69,29 +68,29 @@ _TABLE_SUFFIXES = (".csv", ".tsv")
 
 
 class LayoutReader(NamedTuple):
-    """One layout: how to read a tree by it, and how to tell that a tree is of it."""
+    """One layout: how to read a tree with it, and how to tell that a tree has it."""
 
     name: str
-    """What `layout=` calls it."""
+    """Its name in `layout=`."""
     read: Callable[[Tree], SampleTable]
-    """Makes the table, or raises LayoutError with the reason why the tree is not of this layout; BrokenDatasetError
-    where it is and cannot be read."""
+    """Makes the table. Raises LayoutError with the reason if the tree does not have this layout, and BrokenDatasetError
+    if it has but cannot be read."""
     guess: Callable[[Tree, bool], SampleTable] | None = None
-    """What "auto" asks instead, where more speaks for a layout, or against it, than whoever names it needs to know; and
-    whether the samples are more of a dataset that is there."""
+    """The reader for "auto", if it weighs more evidence than when the layout is named. Its second argument tells
+    whether the samples are added to an existing dataset."""
     extensions: tuple[str, ...] = ()
-    """"auto" asks only where a tree has files with one of these; empty where extensions alone do not tell."""
+    """"auto" tries it only if the tree has files with one of these extensions; empty if extensions do not decide."""
     archive: str = ""
-    """"auto" asks also where the tree itself is read from archives of this kind."""
+    """"auto" also tries it if the tree itself is read from archives of this kind."""
 
     def may_fit(self, tree: Tree) -> bool:
-        """Tell whether "auto" has to ask: in most trees most layouts have no file of theirs."""
+        """Tell whether "auto" has to try it: most trees have no files of most layouts."""
         if not self.extensions or files_ending_in(tree.entries, self.extensions):
             return True
         return bool(self.archive) and any(part.kind == self.archive for part in tree.parts())
 
 
-# Asked in this order: the more a layout demands of a tree, the earlier it stands.
+# Tried in this order, the most demanding layouts first.
 READERS: tuple[LayoutReader, ...] = (
     LayoutReader(DETECTION, read_detection, evidence.guess_detection, BOX_EXTENSIONS),
     LayoutReader(coco.CLASSES, coco.read_coco_classes, extensions=coco.EXTENSIONS),
@@ -117,15 +116,15 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
 
     Args:
         tree: the dataset's files.
-        layout: name of a layout, "auto" for the first that fits, or a function that makes the table.
-        is_more: whether the samples are more of a dataset that is there, so that one class is as good as any.
+        layout: the name of a layout, "auto" for the first that fits, or a function that makes the table.
+        is_more: whether the samples are added to an existing dataset, so that a single class is fine.
 
     Raises:
         OptionError: there is no layout of that name.
         EmptySourceError: the tree holds no sample of any layout.
-        LayoutError: no layout fits; the message says which would nearly, and how to hear why another does not.
-        BrokenDatasetError: the layout is found, but something in the tree is broken, or speaks for another as well.
-        MissingDependencyError: folders or a table could be meant, and a file that may say more needs a package.
+        LayoutError: no layout fits; the message says which one nearly does, and how to see why another does not.
+        BrokenDatasetError: the layout was found, but something in the tree is broken or contradicts it.
+        MissingDependencyError: folders or a table may be meant, but a file that may say more needs a package.
     """
     if not isinstance(layout, str | TableFile):
         return layout(tree)
@@ -136,14 +135,14 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
         try:
             return asked(tree)
         except EmptySourceError as error:
-            # What was asked for may be in the archives that are there.
+            # The requested samples may be in the archives of the tree.
             hints = _how_to_open(tree, _files_called(tree, _ARCHIVES))
             if not hints:
                 raise
             raise EmptySourceError(" ".join((str(error), *hints))) from error
     declined: list[tuple[str, LayoutError]] = []
     unread = ""
-    # Who is not asked has nothing to say about a failure either: a tree without any file of theirs is not theirs.
+    # A layout that was not tried cannot explain a failure: the tree has no files of it.
     for reader in (one for one in READERS if one.may_fit(tree)):
         try:
             table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
@@ -151,13 +150,13 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             raise
         except MissingDependencyError as error:
             declined.append((reader.name, NearMissError(str(error))))
-            # One is enough: with what it needs installed, the next call says more.
+            # One is enough: once its package is installed, the next call says more.
             unread = unread or str(error)
         except LayoutError as error:
             declined.append((reader.name, error))
         else:
             if unread and reader.guess is not None:
-                # What cannot be read may say what the samples are, and a guess would not.
+                # An unreadable file may define the labels, and must not be replaced by a guess.
                 msg = f'{unread} Or give layout="{table.layout}", which does without it.'
                 raise MissingDependencyError(msg)
             evidence.check_spellings(table)
@@ -170,7 +169,8 @@ _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arr
 
 
 def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> LayoutError:
-    """Return the error that says what would nearly fit, or what there is; each layout says by name why it does not."""
+    """Return the error that says what nearly fits, or what there is; each layout, if named, says why it does not
+    fit."""
     on_request = 'Give layout= the name of a layout, such as "table", and its error says why that one does not fit.'
     nearest = next((error for _, error in declined if isinstance(error, NearMissError)), None)
     if nearest is not None:
@@ -178,8 +178,8 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     foreign = _how_to_read(tree)
     if foreign:
         return LayoutError(foreign)
-    # Nothing of any kind there is another trouble than files that fit no layout, and has another remedy. Tars may be
-    # shards, so that they were looked into.
+    # No files of any known kind is a different problem from files that fit no layout, with a different remedy. Tars may
+    # be shards, so they were examined.
     archives = _files_called(tree, _ARCHIVES)
     others = FileEntries.of(tree.entries).where(lambda name: not is_note(name))
     is_packed = bool(archives) and len(archives) == len(others)
@@ -201,23 +201,24 @@ _ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar
 
 
 def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
-    """Return the files of a tree whose names end so, in any case; an end such as .tar.gz is more than an extension."""
+    """Return the files of a tree whose names have one of these endings, in any case; .tar.gz is longer than an
+    extension."""
     files = files_ending_in(tree.entries, tuple(map(extension_of, ends)))
     return files.where(lambda name: name.lower().endswith(ends))
 
 
 def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
-    """Return what to do with archives inside of a tree."""
+    """Return what to do with archives inside a tree."""
     if not archives:
         return ()
     names = archives.names
     if tree.kind != "folder":
-        # All of them, because several are mostly the parts or the splits of one dataset.
+        # All of them, because several are usually the parts or splits of one dataset.
         inside = ", ".join(f"'FOLDER/{name}'" for name in names[:NAMES_SHOWN])
         several = f"[{inside}{', …' if len(names) > NAMES_SHOWN else ''}]" if len(names) > 1 else inside
         how = "Extract it first, extract_archive(source, 'FOLDER'), and give"
         return (f"Archives inside an archive are not opened. {how} {several} as the source.",)
-    # A share link of a folder says nothing that could be written before a file's name, nor does a list.
+    # A folder's share link cannot be written in front of a file's name, and neither can a list.
     is_place = isinstance(tree, FolderTree)
     folder = tree.label if is_place else "FOLDER"
     tables = _files_called(tree, TABLE_EXTENSIONS).where(lambda name: not is_submission(name)).names
@@ -233,7 +234,7 @@ def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:
 
 
 def check_layout_name(layout: str) -> None:
-    """Refuse the name of a layout that there is not, before any tree is opened.
+    """Refuse the name of an unknown layout before any tree is opened.
 
     Raises:
         OptionError: `layout` is neither "auto" nor a known name; the message lists them.
@@ -256,7 +257,7 @@ def audio_clips(
     mono: bool = False,
     labels: Sequence[str] | None = None,
 ) -> LayoutFunction:
-    """Read clips of sound, in folders of classes, named by a table or in WebDataset's tars, as rows of one length.
+    """Read audio clips, in class folders, named by a table or in WebDataset tars, as rows of one length.
 
     >>> layout = audio_clips(seconds=1.0, rate=16_000, mono=True)
 
@@ -275,14 +276,14 @@ def audio_clips(
         if length is not None or rate is None:
             msg = f"seconds={seconds:g} needs rate=, the samples in a second; or give length= alone, in samples."
             raise OptionError(msg)
-        # Seconds times a rate may fall short of a whole number by a last bit: 0.29 times 100 is 28.999999999999996.
+        # Seconds times rate may fall just short of an integer: 0.29 times 100 is 28.999999999999996.
         length = round(seconds * rate)
     options = AudioOptions(length=length, dtype=dtype, mono=mono, rate=rate)
     return functools.partial(_read_clips, options=options, labels=_names(labels))
 
 
 def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | None) -> SampleTable:
-    """Make a table of clips in folders of classes or named by a table; or else in WebDataset's tars."""
+    """Make a table of clips in class folders or named by a table, or otherwise in WebDataset tars."""
     return _either(
         lambda: read_audio(tree, options=options, labels=labels),
         lambda: webdataset.read_webdataset(tree, sound=options),
@@ -290,7 +291,7 @@ def _read_clips(tree: Tree, *, options: AudioOptions, labels: tuple[str, ...] | 
 
 
 def _either(read: Callable[[], SampleTable], otherwise: Callable[[], SampleTable]) -> SampleTable:
-    """Make a table in one of two ways; where neither fits, the error says why the first does not."""
+    """Make a table in one of two ways; if neither fits, the error says why the first does not."""
     found = first_that_fits(read, otherwise)
     if isinstance(found, list):
         raise found[0]
@@ -306,16 +307,16 @@ def token_blocks(
     separator: int | None = None,
     field: str = "text",
 ) -> LayoutFunction:
-    """Read tokens or text as rows of one number of tokens.
+    """Read tokens or text as rows with a fixed number of tokens.
 
     >>> layout = token_blocks(256, dtype="uint32")
 
     Args:
         length: tokens of each row.
         dtype: "uint16" or "uint32", of tokens in .bin files and in the rows.
-        next_tokens: whether each row has as its target the same number of tokens, each the one that follows; they take
-            as much again in the file. Without, there are no targets.
-        tokenizer: makes numbers of a text; without one, tokens are the bytes of UTF-8.
+        next_tokens: whether the target of each row is the same tokens shifted by one, which doubles the file; otherwise
+            there are no targets.
+        tokenizer: converts a text to numbers; without one, tokens are the bytes of UTF-8.
         separator: the token between documents (files, or lines of a .jsonl); none by default.
         field: where a line of a .jsonl has its text.
 
@@ -332,8 +333,8 @@ def array_rows(x: str | None = None, y: str | None = None) -> LayoutFunction:
     >>> layout = array_rows(x="spectra", y="concentration")
 
     Args:
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess. Alone,
-            x may also be a part of their names, such as "emnist-digits", that those have which count.
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised. x
+            alone may also be a common part of the names of the arrays to use, such as "emnist-digits".
     """
     return functools.partial(read_arrays, x=x, y=y)
 
@@ -347,7 +348,7 @@ def table_rows(
 
     Args:
         labels: the columns that hold the labels; found by name and content where `None`.
-        table: the table that counts where there are several, by its path in the source or its bare name.
+        table: which of several tables to use, by its path in the source or its base name.
         separator: what stands between several labels in one cell (" ", ","); "" where each cell is one label, whatever
             is in it; "|" and ";" are found where `None`.
     """
@@ -355,19 +356,19 @@ def table_rows(
 
 
 def file_names(pattern: str | None = None) -> LayoutFunction:
-    """Read images whose names say their class.
+    """Read images whose names contain their class.
 
     >>> layout = file_names(r"([A-Za-z_]+)_\\d+\\.jpg$")  # Abyssinian_12.jpg
 
     Args:
-        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
-            it matches. Names such as cat.0.jpg need none.
+        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
+            is the class. Names such as cat.0.jpg need no pattern.
 
     Raises:
         OptionError: `pattern` is no regular expression.
     """
     try:
-        # Tried here, so that it fails where it was written and not in a worker.
+        # Compiled here, so that a mistake is reported where it was made, not in a worker.
         re.compile(pattern or "")
     except re.error as error:
         msg = f"pattern={pattern!r} is not a regular expression: {error}."
@@ -376,12 +377,12 @@ def file_names(pattern: str | None = None) -> LayoutFunction:
 
 
 def image_masks(masks: str) -> LayoutFunction:
-    """Read images with a mask each, where there are several kinds of masks.
+    """Read images with one mask each, if there are several kinds of masks.
 
     >>> layout = image_masks("instances")  # Mapillary: images/a.jpg, instances/a.png, labels/a.png
 
     Args:
-        masks: the folder that holds those which count, or what their names end in, such as "_labelIds".
+        masks: the folder of the masks to use, or the end of their names, such as "_labelIds".
     """
     return functools.partial(read_pairs, masks=masks)
 
@@ -393,7 +394,7 @@ def _names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if labels is None else tuple(labels)
 
 
-# Files that no layout here reads, and how to get them in.
+# Files that no layout reads, and how to use them.
 _AS_OBJECTS = "pass pack_dataset a dataset object whose items are (x, y)"
 _UNREAD = (
     (
@@ -415,8 +416,7 @@ _UNREAD = (
 
 
 def _how_to_read(tree: Tree) -> str:
-    """Return what to do with files of a tree that are of a kind known to be read by nobody here; "" where there are
-    none."""
+    """Return what to do with files of known kinds that no layout reads; "" if there are none."""
     for extensions, what, remedy in _UNREAD:
         names = _files_called(tree, extensions).names
         if len(names):
@@ -430,10 +430,10 @@ class TableFile:
     """The layout of a folder whose samples one table lists."""
 
     name: str
-    """The table, in the folder; other tables do not count."""
+    """The table in the folder; other tables are ignored."""
 
     def __call__(self, tree: Tree) -> SampleTable:
-        """Return the samples that the table names: images, or else clips of sound.
+        """Return the samples that the table names: images, or otherwise audio clips.
 
         Raises:
             LayoutError: it leads to neither.
@@ -445,5 +445,6 @@ class TableFile:
 
 
 def is_table_file(path: Path, layout: object) -> bool:
-    """Tell whether a path names a table that lists samples beside it, and the layout asked for says nothing else."""
+    """Tell whether a path names a table that lists samples beside it, and the requested layout does not contradict
+    that."""
     return layout in ("auto", csv_table.NAME) and path.suffix.lower() in _TABLE_SUFFIXES and not path.is_dir()

@@ -1,4 +1,4 @@
-"""The items of an indexable dataset as samples: whatever has a length and gives (x, y)."""
+"""The items of a dataset object as samples: anything with a length whose items are (x, y)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from colabstage.machine.mounts import InCaller
 
 NAME = "dataset"
-# What Hugging Face's datasets and people call the two sides of an item that is a dict.
-# Names of columns in well-known datasets. One of each has to be there: with two that fit, nobody knows which is meant.
+# Common names of the two sides of a dict item, as in Hugging Face datasets. Exactly one of each must be there, because
+# with two it would be unclear which is meant.
 _X_KEYS = ("image", "img", "pixel_values", "x", "input", "inputs", "features", "data")
 _Y_KEYS = ("label", "labels", "fine_label", "target", "targets", "y", "class", "mask")
-# Where Hugging Face's have boxes, if they do.
+# The column of boxes in Hugging Face datasets.
 _OBJECTS = ("objects", "annotations")
-# Stands for everything but the input, where boxes and labels are side by side.
+# Stands for everything except the input, if boxes and labels are separate columns.
 _REST = ""
-# As many items are kept as are looked at before packing begins.
+# As many items are kept as are examined before packing begins.
 _FIRST = 16
-# Wider floats have another layout on each machine.
+# Wider floats have a different layout on each machine.
 _WIDEST_BYTES = 8
 
 
 class IndexableDataset(Protocol):
-    """What torch calls a map-style dataset."""
+    """A map-style dataset, as torch calls it."""
 
     def __len__(self) -> int: ...
 
@@ -51,21 +51,21 @@ class IndexableDataset(Protocol):
 
 
 def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> SampleTable:
-    """Make a table of a dataset whose items are `(x, y)`, or `x` alone, or dicts with an image and a label as Hugging
-    Face's are.
+    """Make a table of a dataset whose items are `(x, y)`, `x` alone, or dicts with an image and a label, as in Hugging
+    Face datasets.
 
-    What x and y are is learnt from the first item: Pillow images are images (and, as y, masks); numbers, arrays and
-    tensors are stored as they are, all of one shape. Dicts and lists of dicts as y are boxes, as in torchvision's
-    detection datasets; what their numbers mean is learnt from the first 16 items. As a stock `DataLoader` without
-    workers does, packing takes each item once, in ascending order, in the thread that called it. What a dataset would
-    give another time nobody knows, so an interrupted pack of one starts afresh.
+    The first item decides what x and y are: Pillow images are images (and, as y, masks); numbers, arrays and tensors
+    are stored as they are, all of one shape. Dicts and lists of dicts as y are boxes, as in torchvision's detection
+    datasets; the first 16 items decide what their numbers mean. Like a stock `DataLoader` without workers, packing
+    takes each item once, in ascending order, in the thread that called it. A dataset may return other items next time,
+    so an interrupted pack starts again.
 
-    `in_caller` makes the calls into the dataset that come later, where another thread asks for its items.
+    `in_caller` makes later calls into the dataset in the caller's thread, when another thread asks for items.
 
     Raises:
         OptionError: it has no length, or no items by number.
         EmptySourceError: it has no items.
-        LayoutError: an item is neither an image nor numbers, or no `(x, y)`; or as `plan_boxes`.
+        LayoutError: an item is neither an image nor numbers, or is not `(x, y)`; or as `plan_boxes`.
         DecodeError: the first item raises an error.
     """
     kind = type(dataset).__name__
@@ -87,7 +87,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
                 "samples: pack_dataset(list(zip(x, y)), …). If they are two samples, give a list of them."
             )
             raise OptionError(msg)
-    # A list of sources is what stage_dataset takes, and errors about archives beside a table recommend one.
+    # stage_dataset takes a list of sources, and errors about archives beside a table recommend one.
     if isinstance(dataset, list | tuple) and dataset and isinstance(dataset[0], str | os.PathLike):
         msg = (
             f"The source is a {kind} of paths (first {os.fspath(dataset[0])!r}), and pack_dataset takes one source: a "
@@ -95,29 +95,29 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         )
         raise OptionError(msg)
     count = len(dataset)
-    # Nothing could be learnt of what an item is.
+    # There would be no item to learn from.
     if count == 0:
         msg = f"The {kind} has no items."
         raise EmptySourceError(msg)
-    # What load_dataset gives without split=.
+    # The result of load_dataset without split=.
     if isinstance(dataset, Mapping) and 0 not in dataset:
         names = ", ".join(repr(key) for key in list(dataset)[:8])
         msg = f"The source is a {kind} of {names}, each with items of its own; pass one of them, and one file for each."
         raise OptionError(msg)
     pairs = _Pairs(dataset, in_caller)
-    # A dataset that reads from a mount may fail for a moment, as the mount does.
+    # A dataset that reads from a mount may fail temporarily, like the mount.
     x, y = read_with_retry(lambda: pairs.get(0), pairs.name(0))
-    # Keys sort as their numbers do, so rows keep the dataset's order.
+    # Keys sort like their numbers, so rows keep the dataset's order.
     digits = len(str(count - 1))
     targets: Targets | None = None
-    # Hugging Face's datasets have the names of classes with the column, torchvision's as an attribute.
+    # Hugging Face datasets store class names with the column, torchvision's as an attribute.
     named = getattr(_feature(dataset, pairs.keys), "names", ()) if pairs.keys else getattr(dataset, "classes", ())
     classes = tuple(map(str, named or ()))
     notes = pairs.notes()
     if may_hold_boxes(y):
         planned = plan_boxes(_first_items(pairs, count), dataset, _feature(dataset, pairs.keys))
         targets = UnreadBoxes(_Side(pairs, 1, count, planned.dtype.itemsize, planned.rows), planned.dtype)
-        # Boxes bring names of their own, of the things in an image; the dataset's are those of whole images.
+        # Boxes have class names of their own, for objects; the dataset's names are for whole images.
         classes, notes = planned.classes, (*notes, planned.note)
     elif y is not None:
         first = _item_array(y, pairs.name(0))
@@ -140,7 +140,7 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
 
 
 def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
-    """Yield the items that are kept; those that are broken are named when they are packed."""
+    """Yield the kept items; broken ones are reported when they are packed."""
     for index in range(min(_FIRST, count)):
         with suppress(DecodeError):
             x, y = pairs.get(index)
@@ -148,7 +148,7 @@ def _first_items(pairs: _Pairs, count: int) -> Iterable[LookedAt]:
 
 
 def _size_of_item(x: Any) -> tuple[int, int] | None:
-    """Return height and width of an image; `None` where its shape does not say which axes they are."""
+    """Return the height and width of an image; `None` if its shape does not say which axes they are."""
     if _is_pillow_image(x):
         return x.size[1], x.size[0]
     shape = tuple(getattr(x, "shape", ()))
@@ -158,7 +158,7 @@ def _size_of_item(x: Any) -> tuple[int, int] | None:
 
 
 def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> Any:
-    """Return what a `Dataset` of Hugging Face says of the column of targets."""
+    """Return the feature of the target column of a Hugging Face `Dataset`."""
     features = getattr(dataset, "features", None)
     if keys is None or not isinstance(features, Mapping):
         return None
@@ -166,24 +166,23 @@ def _feature(dataset: IndexableDataset, keys: tuple[str, str | None] | None) -> 
 
 
 class _Pairs:
-    """Items as `(x, y)`. The last one is kept, since both its sides are read one after the other, and so are the first
-    ones, which are looked at before packing begins."""
+    """Items as `(x, y)`. The last one is kept, because its two sides are read one after the other, and so are the first
+    ones, which are examined before packing begins."""
 
     def __init__(self, dataset: IndexableDataset, in_caller: InCaller) -> None:
         self._dataset = dataset
         self.in_caller = in_caller
-        # Where shards are written by a caller's executor of threads, they take turns.
+        # If a thread executor writes shards, its threads take turns.
         self._turn = threading.Lock()
         self._kept: dict[int, tuple[Any, Any]] = {}
-        # Another one each time: nothing tells whether a dataset would give the same items again, so no pack of it is
-        # continued.
+        # A new one each time: a dataset may return other items next time, so no pack of it is continued.
         self.token = uuid.uuid4().hex
         self.label = type(dataset).__name__
         self.keys: tuple[str, str | None] | None = None
         self._left: list[str] = []
 
     def notes(self) -> tuple[str, ...]:
-        """Return what the user should know of how items were read."""
+        """Return notes for the user on how items were read."""
         if self.keys is None:
             return ()
         x, y = self.keys
@@ -200,15 +199,15 @@ class _Pairs:
         """Return one item.
 
         Raises:
-            OSError: as the dataset raises it; it may pass.
+            OSError: as the dataset raises it; it may be temporary.
             DecodeError: the dataset raised any other error.
-            LayoutError: it is no `(x, y)`.
+            LayoutError: it is not `(x, y)`.
         """
         with self._turn:
             pair = self._kept.get(index)
             if pair is None:
                 if index >= _FIRST:
-                    # Only the last: items may be as large as memory allows one to be.
+                    # Only the last one, because a single item may fill most of the memory.
                     self._kept.clear()
                 pair = self._kept[index] = self._taken(index)
         return pair
@@ -226,7 +225,7 @@ class _Pairs:
         if isinstance(item, list) and not all(isinstance(part, int | float) for part in item):
             parts = tuple(item)
         if isinstance(parts, tuple):
-            # Only two: of three parts nobody can say which is the target.
+            # Only two: with three parts it is unclear which is the target.
             if len(parts) == 2:
                 return parts
             msg = (
@@ -241,7 +240,7 @@ class _Pairs:
     def _of_mapping(self, item: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
         if self.keys is None:
             xs, ys = ([key for key in known if key in item] for known in (_X_KEYS, _Y_KEYS))
-            # Boxes beside their labels, or as a column of objects, are one target.
+            # Boxes with their labels, or in a column of objects, are one target.
             if not any(isinstance(item[key], Mapping) for key in ys) and has_boxes(item):
                 ys = [_REST]
             elif not ys:
@@ -264,7 +263,7 @@ class _Pairs:
             raise LayoutError(msg)
         if y is None:
             return item[x], None
-        # Some have nothing in place of no objects.
+        # Some have `None` instead of an empty list.
         return item[x], [] if y in _OBJECTS and item[y] is None else item[y]
 
 
@@ -288,17 +287,17 @@ class _Side(NumberedRows):
         self._convert = convert
 
     def read(self, index: int) -> NDArray[Any]:
-        # Also what makes an array of it is code of the item's, which may read a file only then.
+        # Converting it to an array is also the item's code, which may read a file only then.
         return self._pairs.in_caller(lambda: self._convert(self._pairs.get(index)[self._side], self.name(index)))
 
 
 def _as_input(value: Any, name: str) -> NDArray[Any]:
-    """Return an input as an array; of an image, what its file would be decoded to."""
+    """Return an input as an array; an image as its file would be decoded."""
     if _is_pillow_image(value):
-        # Of an input, a palette's indices are not brightness; of a mask, they are the classes.
+        # In an input, palette indices are not brightness; in a mask, they are the classes.
         if value.mode in ("P", "PA"):
             value = value.convert("RGBA" if value.mode == "PA" or "transparency" in value.info else "RGB")
-        # As files of these modes are read: black and white as 0 and 255, 32 bits as numbers without a range.
+        # As files of these modes are decoded: black and white as 0 and 255, 32 bits as numbers without a range.
         value = value.convert({"1": "L", "I": "F"}.get(value.mode, value.mode))
     return _item_array(value, name)
 
@@ -312,9 +311,9 @@ def _item_array(value: Any, name: str) -> NDArray[Any]:
     if _is_pillow_image(value):
         kept = value.mode in ("L", "RGB", "RGBA", "P", "1", "I;16", "I", "F")
         pixels = np.asarray(value if kept else value.convert("RGB"))
-        # Pillow's own bytes of True are 255, which numpy takes as they are in a cast.
+        # In Pillow the byte for True is 255, which a numpy cast would keep.
         return (pixels.view(np.uint8) > 0).astype(np.uint8) if pixels.dtype == np.bool_ else pixels
-    # As torch takes a number of Python's: doubling its memory would gain nothing.
+    # As torch does with Python numbers; twice the memory would gain nothing.
     if isinstance(value, float):
         return np.array(value, np.float32)
     try:

@@ -1,6 +1,6 @@
-"""What formats that pack many samples into few files have in common: shards, parts of them, and labels.
+"""The common parts of formats with many samples in few files: shards, their parts, and labels.
 
-Labels come one by one with the samples, and become targets only when all are known: class indices, words or numbers.
+Labels arrive one by one with the samples, and become targets (class indices, words or numbers) when all are known.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 Label = int | float | str | None
 
-# More classes than this, and the numbers are not class indices.
+# With more classes than this, the numbers are not class indices.
 _MAX_CLASSES = 1_000_000
 
 
 class Labels(NamedTuple):
-    """What labels become: targets, and the classes that they count."""
+    """The targets made from labels, and their classes."""
 
     targets: Values | None
-    """`None` where there are none."""
+    """`None` if there are none."""
     classes: tuple[str, ...]
     """Names of the classes, in label order."""
 
@@ -51,14 +51,14 @@ class Labels(NamedTuple):
 def make_labels(
     labels: Sequence[Label] | NDArray[np.int64], samples: Sequence[str], *, names: Mapping[int, str] | None = None
 ) -> Labels:
-    """Make targets of the labels of N samples.
+    """Make targets from the labels of N samples.
 
-    Whole numbers stay what they are, int64 `(N,)`, also where they count from 1. Words are int64 indices into the
-    sorted words. Other numbers are float32 `(N,)`.
+    Integers stay as they are, int64 `(N,)`, even if they count from 1. Words become int64 indices into the sorted
+    words. Other numbers become float32 `(N,)`.
 
     Args:
-        labels: of each sample; `None` or NaN, as pandas writes it, where it has none. Whole numbers that all have may
-            come as an array.
+        labels: one for each sample; `None` or NaN, as pandas writes it, for a missing one. If all are integers, they
+            may be an array.
         samples: what each is called, for messages.
         names: what whole numbers mean, where that is known; a number without a name is named by its digits.
 
@@ -97,26 +97,26 @@ def _whole_numbers(values: NDArray[np.int64], names: Mapping[int, str]) -> Label
     if not len(values):
         return Labels(None, ())
     top = max([int(values.max()), *names])
-    # -1 is what test sets have whose labels are kept secret.
+    # Test sets with secret labels use -1.
     are_classes = names and min(names) >= 0 and values.min() >= -1 and top < _MAX_CLASSES
     found = tuple(names.get(number, str(number)) for number in range(top + 1)) if are_classes else ()
     return Labels(Values(values), found if names else class_numbers(values))
 
 
 def names_of(labels: Sequence[Label], texts: Sequence[str | None]) -> dict[int, str]:
-    """Return what whole numbers mean, by the text that is beside each; nothing where one number has two texts."""
+    """Return the meaning of integers, by the text beside each; nothing if a number has two texts."""
     found: dict[int, str] = {}
     for label, text in zip(labels, texts, strict=True):
         if not isinstance(label, int) or not text:
             continue
-        # One number with two names: then the text is not a class but a caption.
+        # A number with two texts: the texts are captions, not classes.
         if found.setdefault(label, text) != text:
             return {}
     return found
 
 
 def parse_label(text: str) -> Label:
-    """Return a label as people write it: a whole number, another number, a word; `None` for nothing.
+    """Parse a label as people write it: an integer, another number, a word; `None` for an empty text.
 
     >>> parse_label(" 7\\n"), parse_label("0.5"), parse_label("cat"), parse_label("")
     (7, 0.5, 'cat', None)
@@ -133,17 +133,17 @@ def parse_label(text: str) -> Label:
 F = TypeVar("F")
 T = TypeVar("T")
 
-# How image files begin: JPEG, PNG, GIF, BMP, TIFF, WebP.
+# The first bytes of image files: JPEG, PNG, GIF, BMP, TIFF, WebP.
 IMAGE_HEADS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 
-# A disk answers in microseconds, and reading on would only cost; a mount takes milliseconds and more for an answer,
-# in which time it could have sent megabytes.
+# A disk answers in microseconds, so reading ahead would only cost time; a mount takes milliseconds or more, in which it
+# could have sent megabytes.
 _NEAR_BYTES = 32 * 1024
 _FAR_BYTES = 4 * 1024 * 1024
 _FAR_S = 0.001
-# Reading goes from shard to shard, so only a few are in use at once.
+# Shards are read one after the other, so only a few are in use at once.
 _OPEN_FILES = 64
-# On a mount each file takes time; more than this are slower together.
+# On a mount each file takes time; more than this at once are slower.
 _MAX_SCANNERS = 16
 # One scan may read a file of a hundred gigabytes, over a mount.
 _SCAN_STALL_S = 3600.0
@@ -153,7 +153,7 @@ class ShardFile(NamedTuple):
     """One of the files that hold the samples."""
 
     name: str
-    """In its tree."""
+    """Its entry in the tree."""
     stamp: str
     """Differs whenever the file does."""
     content: ByteSource
@@ -161,10 +161,10 @@ class ShardFile(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Where one piece of content lies."""
+    """The position of one piece of content."""
 
     shard: int
-    """In which shard, by number."""
+    """The number of the shard."""
     start: int
     """The first byte."""
     size: int
@@ -181,13 +181,13 @@ def open_shard(tree: Tree, entry: FileEntry) -> ShardFile:
 
 
 def rest_shard(shard: ShardFile) -> None:
-    """Release the handle of a shard that can be opened again; it is when it is read again."""
+    """Release the handle of a shard, which is opened again when it is read again."""
     if isinstance(shard.content, FolderFile):
         shard.content.close()
 
 
 def split_of_shard(name: str) -> str | None:
-    """Return the split that a shard, or its folder, is named after.
+    """Return the split in the name of a shard or of its folder.
 
     >>> split_of_shard("imagenet-train-000012.tar"), split_of_shard("data/validation-00000-of-00014.parquet")
     ('train', 'validation')
@@ -197,14 +197,14 @@ def split_of_shard(name: str) -> str | None:
     *folders, base = name.lower().split("/")
     for text in (base, *reversed(folders)):
         found = {SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", text) if word in SPLIT_NAMES}
-        # A name with two splits in it (train_val) belongs to neither.
+        # A name with two splits (train_val) belongs to neither.
         if len(found) == 1:
             return found.pop()
     return None
 
 
 def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
-    """Return `scan(number, file)` of each file, in order; in two threads, more of them where that proves slow.
+    """Return `scan(number, file)` for each file, in order; in two threads, or more if that proves slow.
 
     Raises:
         Everything that `scan` raises; the first stops the others.
@@ -215,7 +215,7 @@ def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
         read=lambda number: scan(number, files[number]),
         use=found.__setitem__,
         cost=lambda _: 1,
-        # Two, for one to wait for the disk while the other works; a slow medium gets more.
+        # Two, so that one waits for the disk while the other works; a slow medium gets more.
         limits=PipelineLimits(readers=2, max_readers=_MAX_SCANNERS, workers=1, stall_timeout_s=_SCAN_STALL_S),
         cancellation=Cancellation(),
     )
@@ -223,8 +223,8 @@ def scan_each(files: Sequence[F], scan: Callable[[int, F], T]) -> list[T]:
 
 
 class ScanWindow:
-    """A `ByteSource` over another one for a single pass by small reads, by one thread: few large reads where each
-    takes time, small ones where it does not. Reads that fail in a way that passes are tried again."""
+    """A `ByteSource` over another one for a single pass of small reads in one thread: it makes few large reads if each
+    takes time, otherwise small ones. Reads that fail temporarily are tried again."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
@@ -275,9 +275,9 @@ class ShardParts:
         self._shards = tuple(shards)
         table = np.asarray(parts, np.int64).reshape(-1, 3)
         self._bases = np.concatenate([[0], np.cumsum([shard.content.size for shard in shards])]).astype(np.int64)
-        # Columns in place of a tuple for each: millions of samples are 20 bytes each, besides their names.
+        # Columns instead of tuples, so that each of millions of samples takes 20 bytes besides its name.
         self._numbers, self.sizes = table[:, 0].astype(np.uint32), table[:, 2].copy()
-        # One shard after the other is what a disk reads fastest, and what keeps few of them open.
+        # One shard after the other is fastest for a disk, and keeps few files open.
         self.positions = self._bases[self._numbers] + table[:, 1]
         self._names = StringArray.of(names)
         self._lock = threading.Lock()
@@ -288,7 +288,7 @@ class ShardParts:
 
     @property
     def splits(self) -> tuple[str, ...] | None:
-        """Return the split of each sample, or `None` where not all of the files are called after one."""
+        """Return the split of each sample, or `None` unless all files are named after one."""
         found = [split_of_shard(shard.name) for shard in self._shards]
         named = [split for split in found if split is not None]
         if not named or len(named) < len(found):
@@ -300,7 +300,7 @@ class ShardParts:
         return self._names[index]
 
     def stamp(self, index: int) -> str:
-        """Return the shard's stamp, and where in it the part lies."""
+        """Return the shard's stamp and the part's position in it."""
         number, start, size = self._part(index)
         return f"{self._shards[number].stamp} {start} {size}"
 
@@ -320,7 +320,7 @@ class ShardParts:
         return Part(number, self.positions.item(index) - self._bases.item(number), self.sizes.item(index))
 
     def _touch(self, number: int) -> None:
-        """Note that a shard is read, and release the handle of the one that was not for the longest time."""
+        """Note that a shard is read, and release the handle of the least recently read one."""
         with self._lock:
             self._in_use[number] = None
             self._in_use.move_to_end(number)

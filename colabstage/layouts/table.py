@@ -1,8 +1,8 @@
-"""The table of samples that every layout makes of a tree, and the kinds of content that it is made of.
+"""The table of samples that every layout makes from a tree, and the kinds of content in it.
 
-A layout says which content is which sample; packing reads it, many at once and in the order that the medium likes. The
-kinds say what content means, not how it is stored: that is decided when a pack is planned. Audio and text need no kind
-of their own. They are arrays of one shape, with a decoder.
+A layout says which content belongs to which sample; packing reads it, many samples at once and in the best order for
+the medium. The kinds say what content means, not how it is stored, which is decided when a pack is planned. Audio and
+text need no kind of their own: they are arrays of one shape, with a decoder.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import FileEntry, Tree
 
-# What a sample's content is before it is stored: a file's bytes, or values that need no decoding.
+# A sample's content before it is stored: a file's bytes, or values that need no decoding.
 Content = bytes | NDArray[Any]
 
 
 class SampleSource(Protocol):
-    """The contents of N samples by number. Every method may be called from any thread, `read` from many at once."""
+    """The contents of N samples by number. Every method may be called from any thread, and `read` from many at once."""
 
     def __len__(self) -> int:
         """Return N, the number of samples."""
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Return the int64 `(N,)` lengths in bytes of what `read` returns. Exact where it returns bytes, else about."""
+        """Return the lengths in bytes of what `read` returns, int64 `(N,)`; exact if it returns bytes, otherwise
+        approximate."""
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """Return int64 `(N,)` such that reading by ascending position is sequential in the source."""
 
     def name(self, index: int) -> str:
-        """Return the name to look for when this content is broken: a file's name, a row's number."""
+        """Return the name of this content for messages: a file's name, a row's number."""
 
     def stamp(self, index: int) -> str:
         """Return a text that changes whenever the content may have changed; compared when a pack is continued."""
@@ -59,7 +60,7 @@ class SampleSource(Protocol):
 
 
 def stamp_of(entry: FileEntry) -> str:
-    """Return what differs whenever the file may have changed since it was listed."""
+    """Return a text that differs whenever the file may have changed since it was listed."""
     return f"{entry.name!r} {entry.size} {entry.mtime_ns}"
 
 
@@ -68,7 +69,7 @@ class TreeFiles:
 
     def __init__(self, tree: Tree, entries: Sequence[FileEntry]) -> None:
         self.tree = tree
-        # In columns: a list of a million entries would take 300 MB.
+        # In columns, because a list of a million entries would take 300 MB.
         self.entries = FileEntries.of(entries)
 
     def __len__(self) -> int:
@@ -98,10 +99,10 @@ class TreeFiles:
 
 
 class NumberedRows:
-    """What sources have in common whose samples are rows of about one size, known by their number.
+    """The common part of sources whose samples are numbered rows of about the same size.
 
     Args:
-        name: what all rows together are called.
+        name: the name of all rows together.
         stamp: changes whenever any of them may have changed.
         count: how many there are.
         nbytes: about how many bytes one takes.
@@ -117,11 +118,11 @@ class NumberedRows:
         return len(self.positions)
 
     def name(self, index: int) -> str:
-        """Return what the rows are called and the number of this one."""
+        """Return the name of the rows and the number of this one."""
         return f"{self._name}[{index}]"
 
     def stamp(self, index: int) -> str:
-        """Return the stamp of all, and which row."""
+        """Return the common stamp and the number of the row."""
         return f"{self._stamp} {index}"
 
 
@@ -151,8 +152,8 @@ class Arrays:
     dtype: np.dtype[Any]
     """The type of each. A sample of another type is an error that names it."""
     decode: Callable[[Any], NDArray[Any]] | None = None
-    """Turns the source's content into the array, in a worker thread. Raises `DecodeError` for a broken file; any other
-    error stops the pack."""
+    """Converts the source's content to the array, in a worker thread. Raises `DecodeError` for a broken file; any other
+    error stops packing."""
 
     def __post_init__(self) -> None:
         # Longer floats have a different layout on each kind of machine, and HDF5 has no dates.
@@ -169,23 +170,23 @@ class Arrays:
 
     def to_array(self, content: Content) -> NDArray[Any]:
         """Return the array of a sample's content."""
-        # A decoder of the layout's own knows more than the type: bits that are packed, columns to put together.
+        # The layout's own decoder knows more than the type: packed bits, columns to combine.
         if self.decode is not None:
             return self.decode(content)
-        # Bytes are those of the array itself; no copy is made, because whoever packs copies them to their place anyway.
+        # The bytes are those of the array; they are not copied here, because packing copies them to their place anyway.
         return np.frombuffer(content, self.dtype).reshape(self.shape) if isinstance(content, bytes) else content
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Targets that are known before any sample is read."""
+    """Targets known before any sample is read."""
 
     values: NDArray[Any]
     """`(N,)` or `(N, …)`, bool, integers or floats: a class index (int64, an index into the table's classes), a number
     to predict, one column for each of several labels."""
 
     def __post_init__(self) -> None:
-        # Texts and objects would be pickled or lost in HDF5; layouts number them before.
+        # Texts and objects would be pickled or lost in HDF5, so layouts number them first.
         if self.values.ndim < 1 or self.values.dtype.kind not in "biuf":
             msg = f"Targets are {self.values.dtype} of shape {self.values.shape}; expected rows of numbers."
             raise LayoutError(msg)
@@ -196,24 +197,24 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """One mask for each image: which class every pixel is, stored as uint8 `(H, W)`."""
+    """One mask for each image: the class of every pixel, stored as uint8 `(H, W)`."""
 
     source: SampleSource
     """Mask files as bytes, or integer arrays `(H, W)`, each exactly as large as its image."""
     colors: tuple[tuple[int, int, int], ...] | None = None
-    """`(r, g, b)` of class 0, 1, …, for masks that are painted; `None` for masks whose pixels, or palette indices, are
-    the class indices already."""
+    """`(r, g, b)` of class 0, 1, …, for masks in colours; `None` for masks whose pixels, or palette indices, are class
+    indices."""
     decoded: bool = False
-    """Whether the source gives arrays in place of files."""
+    """Whether the source returns arrays instead of files."""
     foreground: bool = False
-    """Whether pixels are 0, class 0, or 255, class 1."""
+    """Whether pixels are 0 for class 0 and 255 for class 1."""
 
     def __len__(self) -> int:
         return len(self.source)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return what 0 and 255 are called; nothing where pixels are something else, which they do not name."""
+        """Return the class names of 0 and 255; nothing for other masks, whose pixels do not name classes."""
         return ("background", "foreground") if self.foreground else ()
 
 
@@ -224,14 +225,14 @@ class Boxes:
     offsets: NDArray[np.int64]
     """int64 `(N + 1,)`."""
     boxes: NDArray[np.floating[Any]]
-    """float `(M, 4)`, x0, y0, x1, y1 in pixels of the upright image, or in parts of its width and height."""
+    """float `(M, 4)`, x0, y0, x1, y1 in pixels of the upright image, or as fractions of its width and height."""
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """What else is known of each box, by name, `(M, …)` of numbers; `labels` (int64) first of all."""
+    """Further columns of each box by name, `(M, …)` of numbers; above all `labels` (int64)."""
     relative: bool = False
-    """Whether `boxes` are parts of width and height, as in YOLO's files."""
+    """Whether `boxes` are fractions of width and height, as in YOLO's files."""
     sizes: NDArray[np.int64] | None = None
-    """int64 `(N, 2)`, height and width of each image that the boxes were drawn on, zeros where unknown; `None` where
-    all are."""
+    """int64 `(N, 2)`, height and width of each image that the boxes were drawn on, zeros if unknown; `None` if all are
+    unknown."""
 
     def __post_init__(self) -> None:
         count = len(self.boxes)
@@ -239,7 +240,7 @@ class Boxes:
             msg = f"Boxes have shape {self.boxes.shape}; expected one row of x0, y0, x1, y1 for each box."
             raise LayoutError(msg)
         if (
-            # Readers slice by offsets without looking: one that goes back would give an image the boxes of another.
+            # Readers slice by offsets without checks: a descending offset would give an image the boxes of another.
             len(self.offsets) < 1
             or self.offsets[0] != 0
             or self.offsets[-1] != count
@@ -248,7 +249,7 @@ class Boxes:
             msg = f"The offsets of boxes do not ascend from 0 to their number, {count}."
             raise LayoutError(msg)
         for name, values in self.columns.items():
-            # Columns become datasets beside `boxes` and `offsets` in one group, so these two names are taken.
+            # Columns become datasets beside `boxes` and `offsets` in one group, so these two names are reserved.
             if len(values) != count or values.dtype.kind not in "biuf" or name in ("boxes", "offsets"):
                 msg = (
                     f"The column {name!r} of boxes is {values.dtype} {values.shape}; expected {count} rows of numbers."
@@ -261,7 +262,7 @@ class Boxes:
 
 @dataclass(frozen=True, slots=True)
 class UnreadBoxes:
-    """Any number of boxes for each image, known only when its sample has been read; they become `Boxes` then."""
+    """Any number of boxes for each image, known only once its sample has been read; they then become `Boxes`."""
 
     source: SampleSource
     """The boxes of each sample, `(M,)` of `dtype`."""
@@ -273,31 +274,32 @@ class UnreadBoxes:
         return len(self.source)
 
     def read(self, rows: NDArray[Any], counts: NDArray[np.int64]) -> Boxes:
-        """Return all boxes, given the rows of all samples one after the other, and how many each sample has."""
+        """Return all boxes, given the rows of all samples one after the other, and the number of rows of each."""
         names = [name for name in self.dtype.names or () if name != "boxes"]
         columns = {name: np.ascontiguousarray(rows[name]) for name in names}
         return Boxes(offsets_of(counts), np.ascontiguousarray(rows["boxes"]), columns)
 
 
 def offsets_of(counts: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the offsets of `Boxes`, given how many each image has."""
+    """Return the offsets of `Boxes`, given the number of boxes of each image."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def class_indices(words: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
-    """Return the place of each word among the sorted ones, so that every machine numbers classes alike, and these."""
+    """Return the index of each word among the sorted words, so that all machines number classes alike, and the sorted
+    words."""
     classes = sorted(set(words))
     numbers = {word: number for number, word in enumerate(classes)}
     return Values(np.fromiter((numbers[word] for word in words), np.int64, len(words))), tuple(classes)
 
 
 def known_splits(splits: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the split of each sample; `None` where one has none, "": beside the others it would be in no file."""
+    """Return the split of each sample; `None` if one has none (""), because it would be in no file."""
     return tuple(splits) if splits and all(splits) else None
 
 
 def left_out_notes(*told: tuple[int, str, str]) -> list[str]:
-    """Return a note for each of several kinds of things that were left out: how many, what, and which; none for 0."""
+    """Return a note for each kind of thing that was left out (how many, what, which); none for 0."""
     return [f"{left_out(count, things, which)}." for count, things, which in told if count]
 
 
@@ -306,16 +308,16 @@ Targets = Values | Arrays | Masks | Boxes | UnreadBoxes
 
 
 class BrokenDatasetError(LayoutError):
-    """The tree is of this layout beyond doubt, and something in it is wrong: no other layout is to be asked."""
+    """The tree clearly has this layout, but something in it is wrong, so no other layout is tried."""
 
 
 class NearMissError(LayoutError):
-    """Part of what makes this layout is there, and not enough of it: where nothing fits, the first thing to say."""
+    """The tree nearly has this layout; if nothing fits, this is the reason to report."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTable:
-    """Which content is which sample, with its target and split. N samples.
+    """N samples: the content, target and split of each.
 
     Sequences of texts may be lists, tuples, or `trees.strings.StringArray`, which hold millions in little memory.
     """
@@ -323,13 +325,13 @@ class SampleTable:
     layout: str
     """Name of the layout that made the table."""
     keys: Sequence[str]
-    """What each sample is called, N unique names; splits and row order follow from them alone."""
+    """N unique names of the samples; splits and row order depend on them alone."""
     inputs: Inputs
     """X of each sample."""
     targets: Targets | None
-    """Y of each sample; `None` where the source has none."""
+    """Y of each sample; `None` if the source has none."""
     splits: Sequence[str] | None = None
-    """The split of each sample, N names, or `None` where the source has no splits."""
+    """The split of each sample, N names; `None` if the source has no splits."""
     groups: Sequence[str] | None = None
     """What each sample belongs to (a patient, a scene), N names: samples of one group never end in two splits."""
     classes: tuple[str, ...] = ()
@@ -338,8 +340,7 @@ class SampleTable:
     """Sentences the user should see about what was found or left out."""
 
     def __post_init__(self) -> None:
-        # Checked here and not where the parts are used: a list that is one short would shift every label behind the
-        # gap.
+        # Checked here, not where the parts are used: a list that is one short would shift all labels after the gap.
         parts = {
             "inputs": self.inputs,
             "targets": self.targets,
@@ -351,7 +352,7 @@ class SampleTable:
             found = ", ".join(f"{count} {name}" for name, count in wrong.items())
             msg = f"A sample table needs one entry of each kind for each of its {len(self.keys)} keys, got {found}."
             raise LayoutError(msg)
-        # Splits and the order of rows follow from keys, so two of one name would be one sample in two places.
+        # Splits and the order of rows depend on keys, so two equal keys would be one sample in two places.
         twice = first_repeated(self.keys)
         if twice is not None:
             msg = f"Two samples have the key {twice!r}; expected a unique name for each."
@@ -390,10 +391,11 @@ class SampleTable:
         return len(self.keys)
 
     def summary(self) -> tuple[tuple[str, str], ...]:
-        """Say by name what was found: the layout, the classes with the first sample of each, boxes, or one sample."""
+        """Describe what was found, by name: the layout, the classes with the first sample of each, boxes, or one
+        sample."""
         name = self.inputs.source.name
         facts = [("layout", self.layout)]
-        # A path beside each class lets people see at a glance whether labels were read in the right way.
+        # A path beside each class shows at a glance whether labels were read correctly.
         firsts = self._first_of_each()
         if self.classes:
             shown = [
@@ -408,16 +410,16 @@ class SampleTable:
         return tuple(facts)
 
     def _boxes_counted(self, boxes: Boxes) -> str:
-        """Say how many boxes there are, in how many images, and that those without any are kept."""
-        # They are samples of nothing to find. Whoever did not expect them lost boxes on the way here, and would not
-        # notice it in a loss.
+        """Say how many boxes there are in how many images, and that images without boxes are kept."""
+        # They are samples without objects. If that is not expected, boxes were lost on the way here, and a loss would
+        # not show it.
         bare = int(np.count_nonzero(np.diff(boxes.offsets) == 0))
         counted = f"{len(boxes.boxes):,} in {len(self) - bare:,} of {format_count(len(self), self.unit)}"
         return f"{counted}, and {bare:,} {'is' if bare == 1 else 'are'} kept without any" if bare else counted
 
     def _first_of_each(self) -> dict[int, int]:
-        """Return the first sample of each class that is shown, by its number; of samples that are in no classes,
-        nothing."""
+        """Return the first sample of each class that is shown, by the class's number; nothing for samples without
+        classes."""
         targets = self.targets
         if isinstance(targets, Values) and targets.values.ndim == 1:
             labels = targets.values
@@ -426,14 +428,15 @@ class SampleTable:
         else:
             return {}
         firsts: dict[int, int] = {}
-        # One look for each of the few: sorting the labels of a million samples would take three columns more.
+        # One search for each shown class, because sorting the labels of a million samples would take three more
+        # columns.
         for number in range(min(len(self.classes), NAMES_SHOWN)):
             found = labels == number
             place = int(found.argmax()) if len(found) else 0
             if len(found) and found[place]:
                 firsts[number] = place
         if isinstance(targets, Boxes):
-            # Images without boxes share an offset with the next; "right" finds the one that has the box.
+            # Images without boxes share their offset with the next image; "right" finds the one with the box.
             return {
                 number: int(np.searchsorted(targets.offsets, box, side="right")) - 1 for number, box in firsts.items()
             }
@@ -441,7 +444,7 @@ class SampleTable:
 
     @property
     def unit(self) -> str:
-        """Return what its samples are called where they are counted."""
+        """Return the plural noun for its samples."""
         if isinstance(self.inputs, Images):
             return "images"
         return {"audio": "clips", "tokens": "rows", "arrays": "rows", "array_folder": "arrays"}.get(
@@ -450,10 +453,11 @@ class SampleTable:
 
 
 def first_that_fits(*reads: Callable[[], SampleTable]) -> SampleTable | list[LayoutError]:
-    """Return the table of the first of several ways to read a tree that does not decline; where all do, why each does.
+    """Return the table of the first reader that does not decline a tree; if all decline, raise an error with all
+    reasons.
 
     Raises:
-        BrokenDatasetError: one of them is meant; those after it are not asked.
+        BrokenDatasetError: a reader claimed the tree; those after it are not tried.
     """
     declined: list[LayoutError] = []
     for read in reads:

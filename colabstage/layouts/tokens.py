@@ -1,4 +1,4 @@
-"""Rows of tokens, cut from streams of them: files that hold tokens, and text that is turned into them in pieces."""
+"""Rows of tokens, cut from streams: files of tokens, and text that is tokenized piece by piece."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 TokenDtype = Literal["uint16", "uint32"]
 
-# Text is handed to a tokenizer in pieces of about so much, which end where a line does.
-# Enough for a call of a tokenizer to pay, little enough for the numbers that it gives to fit in memory.
+# Text is passed to a tokenizer in pieces of about this size, which end at a line end. Large enough for a tokenizer call
+# to be worthwhile, small enough for its result to fit in memory.
 _PIECE_BYTES = 1024 * 1024
 # llm.c writes 256 int32 before its tokens; the first is one of these.
 _HEADERS: dict[int, TokenDtype] = {20240520: "uint16", 20240801: "uint32"}
@@ -51,13 +51,13 @@ _HEADER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenOptions:
-    """How text becomes rows: what `token_blocks` takes, and says of each what it is."""
+    """How text becomes rows: the options of `token_blocks`, which documents them."""
 
     length: int = 1024
     next_tokens: bool = True
     dtype: TokenDtype = "uint16"
     tokenizer: Callable[[str], Sequence[int]] | None = None
-    """Sees at least a megabyte of a file at a time, cut where a line ends, or one document of a .jsonl."""
+    """Receives at least a megabyte of a file at a time, cut at a line end, or one document of a .jsonl."""
     separator: int | None = None
     field: str = "text"
 
@@ -68,7 +68,7 @@ class TokenOptions:
         if self.dtype not in get_args(TokenDtype):
             msg = f"dtype={self.dtype!r} is unknown; expected one of {', '.join(get_args(TokenDtype))}."
             raise OptionError(msg)
-        # numpy would store another token, which is a word of the vocabulary.
+        # numpy would wrap it around to another token.
         if self.separator is not None and not 0 <= self.separator <= np.iinfo(self.dtype).max:
             msg = f"separator={self.separator} does not fit in {self.dtype}."
             raise OptionError(msg)
@@ -76,14 +76,14 @@ class TokenOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenStream:
-    """Tokens that lie one behind the other in one file."""
+    """Consecutive tokens in one file."""
 
     name: str
-    """What the stream is called in messages and in keys."""
+    """The name of the stream in messages and keys."""
     content: ByteSource
-    """The bytes that they are in."""
+    """The bytes that contain them."""
     start: int
-    """Where the first is, in bytes."""
+    """Offset of the first one in bytes."""
     count: int
     """How many there are."""
     dtype: np.dtype[Any]
@@ -92,7 +92,7 @@ class TokenStream:
     """Differs whenever the content may have changed."""
 
     def rows(self, count: int, length: int, shift: int, dtype: np.dtype[np.generic]) -> SampleSource:
-        # Targets are the same bytes one token further on, so they are read and not copied beforehand.
+        # Targets are the same bytes shifted by one token, so they are read in place and not copied.
         start = self.start + shift * self.dtype.itemsize
         return fixed_rows(self.content, start, count, (length,), self.dtype, stamp=self.stamp, wanted=dtype)
 
@@ -107,7 +107,7 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
     known = _HEADERS.get(int.from_bytes(head, "little"))
     start = _HEADER_BYTES if known else 0
     dtype = np.dtype(known or options.dtype).newbyteorder("<")
-    # Half a token at the end means another dtype, under which all would be other tokens.
+    # Half a token at the end means a different dtype, with which all tokens would be different.
     if (entry.size - start) % dtype.itemsize or entry.size < start:
         msg = f"'{entry.name}' has {entry.size:,} bytes, which is not a whole number of {dtype.name} tokens."
         raise BrokenDatasetError(msg)
@@ -116,15 +116,15 @@ def open_tokens(tree: Tree, entry: FileEntry, options: TokenOptions) -> TokenStr
 
 
 def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions) -> TokenStream:
-    """Return the tokens of texts, one behind the other, in a file without a name on the local disk.
+    """Return the tokens of all texts, concatenated, in a file without a name on the local disk.
 
     Raises:
         BrokenDatasetError: a file is not text, or a line of a .jsonl has none.
-        LayoutError: the tokenizer gave what is not a token of the options' dtype.
+        LayoutError: the tokenizer returned something that is not a token of the options' dtype.
         NotEnoughSpaceError: there is no room for them.
     """
     dtype = np.dtype(options.dtype).newbyteorder("<")
-    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and more text gives fewer
+    needed = dtype.itemsize * sum(entry.size for entry in entries)  # a byte is one token, and a tokenizer gives fewer
     count = 0
     folder = spool_folder(needed, f"The tokens of '{tree.label}'")
     with tempfile.NamedTemporaryFile(dir=folder, prefix="colabstage-", buffering=1 << 20) as file:
@@ -134,13 +134,13 @@ def make_tokens(tree: Tree, entries: Sequence[FileEntry], options: TokenOptions)
                 file.write(tokens.astype(dtype).tobytes())
         file.flush()
         content = LocalBytes(Path(file.name), label=f"tokens of {tree.label}")
-    # The file of tokens is made again in each run, so its own times say nothing; its texts and options do.
+    # The file of tokens is made again in each run, so the stamp comes from the texts and options, not from its times.
     stamp = " ".join(stamp_of(entry) for entry in entries)
     return TokenStream(entries[0].name, content, 0, count, dtype, f"{short_digest(stamp)} {options!r}")
 
 
 class _TextFile:
-    """A file of texts or of tokens in words, read piece by piece."""
+    """A file of text, read piece by piece."""
 
     def __init__(self, tree: Tree, entry: FileEntry, options: TokenOptions) -> None:
         self.tree = tree
@@ -151,7 +151,7 @@ class _TextFile:
     def tokens(self) -> Iterator[NDArray[Any]]:
         separator = [] if self.options.separator is None else [np.array([self.options.separator], np.int64)]
         if self.options.tokenizer is None and not self.is_jsonl:
-            # Bytes are the tokens, so the text need not be decoded, nor held as a whole.
+            # Bytes are the tokens, so the text need not be decoded or kept in memory.
             for piece in self.tree.chunks(self.entry):
                 yield np.frombuffer(piece, np.uint8)
         else:
@@ -162,12 +162,12 @@ class _TextFile:
         yield from () if self.is_jsonl else separator
 
     def _checked(self, tokens: Sequence[int]) -> NDArray[Any]:
-        # Tokenizers give lists, arrays, or numbers of some type of their own.
+        # Tokenizers return lists, arrays, or numbers of a special type.
         values = np.asarray(tokens)
-        # An empty text has no tokens, and no smallest one to look at.
+        # An empty text has no tokens, so no minimum to check.
         if not values.size:
             return np.zeros(0, np.int64)
-        # A token that does not fit would wrap around to another word without a sound.
+        # A token that does not fit would silently wrap around to another one.
         limit = int(np.iinfo(self.options.dtype).max)
         if (
             values.ndim != 1
@@ -206,13 +206,13 @@ class _TextFile:
             first += len(lines) - 1  # what follows the last line end of a piece is the next one's first line
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the content in pieces that end behind a line, or where the file does."""
+        """Yield the content in pieces that end after a line, or at the end of the file."""
         rest: list[bytes] = []
         held = 0
         for chunk in self.tree.chunks(self.entry):
             for start in range(0, len(chunk), _PIECE_BYTES):
                 part = chunk[start : start + _PIECE_BYTES]
-                # A tokenizer must not meet half of a word, or of a character.
+                # A tokenizer must not receive half a word, or half a character.
                 end = part.rfind(b"\n") + 1
                 if end and held + end >= _PIECE_BYTES:
                     yield b"".join([*rest, part[:end]])
@@ -235,25 +235,25 @@ NAME = "tokens"
 
 _TOKENS = (".bin",)
 _TEXTS = (".txt", ".jsonl")
-# Of the names of files that hold something else.
+# Parts of names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
-# What may be beside without making the tree another one.
+# Files that may be beside them without changing the layout.
 _BESIDE = (".md", ".pkl", ".json", ".py", ".rst", ".yaml", ".yml", ".log")
 
 
 def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> SampleTable:  # frozen
     """Make a table of a tree that holds tokens or text and nothing else.
 
-    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are taken as they are; else .txt and
-    .jsonl files are text. Each split is one stream, its files in the order of their names, cut into rows of one length;
-    what is left at its end is left out.
+    Files train.bin and val.bin are tokens as nanoGPT and llm.c write them, and are used as they are; otherwise .txt and
+    .jsonl files are text. Each split is one stream, its files sorted by name, cut into rows of one length; the
+    remainder at its end is left out.
 
     Args:
         tree: the dataset's files.
-        options: what the rows are.
+        options: the form of the rows.
 
     Raises:
-        EmptySourceError: there is neither.
+        EmptySourceError: there are neither tokens nor text.
         LayoutError: there is something else, or no stream is as long as a row.
         BrokenDatasetError: a file is broken.
     """
@@ -262,11 +262,11 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
         msg = f"'{tree.label}' holds neither tokens (.bin) nor text ({', '.join(_TEXTS)})."
         raise EmptySourceError(msg)
     others = FileEntries.of(tree.entries).not_ending_in((*_TOKENS, *_TEXTS, *_BESIDE))
-    # LICENSE and Makefile have no extension and no data.
+    # LICENSE and Makefile have no extension, and hold no data.
     if any("." in posixpath.basename(name) for name in others.names):
         msg = f"'{tree.label}' holds more than text and tokens: {count_kinds(others)}."
         raise LayoutError(msg)
-    # .bin says nothing of its content, so a name such as train.bin is what tells.
+    # .bin says nothing about the content, so a name such as train.bin is required.
     named = [entry for entry in tokens if _named_split(entry.name)]
     parts = [entry for entry in tokens if _ARRAY_WORDS & set(_name_words(entry.name))]
     if parts:
@@ -289,7 +289,7 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
 
 
 def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read tokens or text, unless the texts are in folders as those of classes do.
+    """Read tokens or text, unless the texts are in class folders.
 
     Raises:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.
@@ -323,12 +323,12 @@ def _name_words(name: str) -> list[str]:
 
 
 def _by_split(entries: Sequence[FileEntry]) -> dict[str, list[FileEntry]]:
-    """Return the files by split, in the usual order; those that name none are for training."""
+    """Return the files by split, in the usual order; files without a split in their name are for training."""
     found: dict[str, list[FileEntry]] = {}
     for entry in entries:
         found.setdefault(_named_split(entry.name), []).append(entry)
     if len(found) > 1 and "" in found:
-        # Beside a val.txt, files without a split are those to train on.
+        # Beside a val.txt, files without a split are for training.
         found["train"] = sorted(found.pop("") + found.get("train", []), key=lambda entry: entry.name)
     order = list(dict.fromkeys(SPLIT_NAMES.values()))
     return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] else 0))
@@ -340,14 +340,14 @@ def _token_table(tree: Tree, streams: dict[str, list[TokenStream]], options: Tok
         (split, stream, (stream.count - extra) // options.length)
         for split, parts in streams.items()
         for stream in parts
-        # A stream that is shorter than a row has none, and stays out without failing the others.
+        # A stream shorter than a row has no rows, and is left out.
         if stream.count - extra >= options.length
     ]
     total = sum(stream.count for parts in streams.values() for stream in parts)
     if not rows:
         msg = f"'{tree.label}' holds {total:,} tokens, too few for a row of {options.length:,}. Choose a shorter one."
         raise LayoutError(msg)
-    # One array holds all rows: of uint16 and uint32, the larger.
+    # One array holds all rows, so of uint16 and uint32 the larger is used.
     dtype = np.result_type(*(stream.dtype for _, stream, _ in rows)).newbyteorder("=")
 
     def side(shift: int) -> Arrays:
