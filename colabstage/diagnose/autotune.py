@@ -8,6 +8,7 @@ wins, because on two cores processes take time from the model.
 from __future__ import annotations
 
 import math
+import operator
 import time
 import warnings
 from dataclasses import dataclass, field, replace
@@ -182,7 +183,8 @@ def autotune_loader(
     """
     check_step(step)
     check_argument("budget_s", budget_s, "above zero")
-    has_samples = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    # By its value: what has no length may have a method that says so.
+    has_samples = operator.length_hint(dataset, -1) >= 0 and hasattr(dataset, "__getitem__")
     if not has_samples or isinstance(dataset, (str, bytes)):
         refuse_argument("dataset", dataset, "a dataset with a length and samples by number", remedy=ONE_SPLIT)
     resources = read_resources()

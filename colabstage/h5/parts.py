@@ -10,20 +10,20 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from colabstage.errors import DamagedPackError, OptionError, PackFormatError, SourceNotFoundError
 from colabstage.h5.info import image_options_to_json, mask_options_to_json
 from colabstage.io.arguments import refuse_argument
-from colabstage.io.given import is_frame, path_for
+from colabstage.io.given import path_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    import numpy as np
+    from collections.abc import Iterable
 
     from colabstage.h5.info import FieldInfo, PackInfo, SplitInfo
 
@@ -245,10 +245,9 @@ def check_files(files: object) -> None:
     Raises:
         OptionError: it is something else; an open file's message has its path.
     """
-    # An open h5py.File is a mapping, whose names would be taken for files, as would the columns of a table; and bytes
-    # are numbers.
-    is_list = isinstance(files, Collection) and not isinstance(files, str | bytes | Mapping) and not is_frame(files)
-    given: Collection[object] = files if is_list else (files,)  # type: ignore[assignment]
+    # Not whatever has items: those of an open h5py.File are names in it, and a set has an order in this process only.
+    is_list = isinstance(files, Sequence | np.ndarray) or hasattr(files, "to_list")
+    given: Any = files if is_list and not isinstance(files, str | bytes) else (files,)
     for one in given:
         if isinstance(one, str | os.PathLike):
             continue

@@ -65,7 +65,9 @@ def path_for(value: object, *, several: bool = False) -> str:
     # pandas' column of paths, and numpy's array of them.
     is_column = hasattr(given, "to_list") or getattr(getattr(given, "dtype", None), "kind", "") in ("U", "S", "O")
     if isinstance(given, list | tuple | set | frozenset | Iterator) or (is_column and not isinstance(given, type)):
-        return "Give a list of paths: list(…)." if several else "Give one path, and call once for each."
+        # The order of a set is another in each process.
+        listed = "sorted(…)" if isinstance(given, set | frozenset) else "list(…)"
+        return f"Give a list of paths: {listed}." if several else "Give one path, and call once for each."
     return ""
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
 
-from colabstage.errors import CancelledError, OptionError, ended, printable
+from colabstage.errors import ArgumentError, CancelledError, OptionError, ended, printable
 from colabstage.io.arguments import takes
 from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
@@ -291,6 +291,19 @@ class StagedDataset:
         """
         msg = f"A staged dataset has splits and is not iterated over itself. {self._by_split()}"
         raise TypeError(msg)
+
+    def __len__(self) -> NoReturn:
+        """Refuse, because samples belong to a split: a `DataLoader` over all of it is refused by this too.
+
+        Raises:
+            ArgumentError: always; the message has the line to write.
+        """
+        msg = f"A staged dataset has splits, each with a length of its own. {self._by_split()}"
+        raise ArgumentError(msg)
+
+    def __bool__(self) -> bool:
+        """Tell that there is one; Python would ask for the length otherwise."""
+        return True
 
     @takes(
         LoaderOptions,

@@ -147,6 +147,10 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
         OptionError,
         "path=None cannot work; expected the path of a file",
     ),
+    ("colabstage.dataset_h5({data.path})", OptionError, "Give a list of paths: sorted(…)"),
+    ("colabstage.dataset_h5(path for path in [data.path])", OptionError, "Give a list of paths: list(…)"),
+    ("colabstage.pack_dataset(data, 'x.h5')", OptionError, "Write data['train'] for samples"),
+    ("len(data)", ArgumentError, "Write data['train'] for samples"),
     (
         "colabstage.dataset_h5(data)",
         OptionError,
