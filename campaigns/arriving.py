@@ -61,6 +61,7 @@ class Arriving:
     unit: ClassVar[str] = "checkpoints reported as uploaded"
     because: ClassVar[str] = "what was reported is in the cloud, byte for byte, with its manifest, and is never lost"
     variants: ClassVar[int] = 1
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._count = 6 if small else 20

@@ -24,7 +24,7 @@ class Campaign(Protocol):
 
     `title`: what is done, for the page. `unit`: what its progress is counted in. `bound`: how many units one kill may
     cost: finished, and done once more; why so many is said in `because`. `variants`: rounds differ, and do so again
-    after so many. Where rounds of one kind differ without any kill, `spread` says by how many units.
+    after so many.
     """
 
     title: ClassVar[str]
@@ -38,6 +38,10 @@ class Campaign(Protocol):
     @property
     def bound(self) -> float:
         """Units that one kill may cost."""
+
+    @property
+    def spread(self) -> float:
+        """Units by which rounds of one kind differ without any kill."""
 
     def begin(self, number: int) -> dict[str, Any]:
         """Make a fresh place for the round of this number; returns what the worker needs to know."""

@@ -30,6 +30,7 @@ class Extracting:
     unit: ClassVar[str] = "MB"
     because: ClassVar[str] = f"members are redone in batches of 1 MB, and up to {_BATCHES} batches are under way"
     variants: ClassVar[int] = 2
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._truth = write_photographs(home / "photos", 600 if small else 3000)

@@ -43,6 +43,7 @@ class Fetching:
         f"of 8 MiB for each connection, and a web server gets {_CONNECTIONS['web']} of them"
     )
     variants: ClassVar[int] = 3
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._stack = contextlib.ExitStack()

@@ -183,7 +183,7 @@ class _Hunt:
         """Compare with the truth, and add up."""
         self._campaign.check()
         outcome, needed = self.outcome, self._campaign.needed
-        spread: float = getattr(self._campaign, "spread", 0.0)
+        spread = self._campaign.spread
         if needed - spread <= sum(done) < needed:
             needed = sum(done)
         surplus = sum(done) - needed

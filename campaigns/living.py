@@ -38,6 +38,7 @@ class Living:
     unit: ClassVar[str] = "calls"
     because: ClassVar[str] = "a call that was killed after its last byte is made again"
     variants: ClassVar[int] = len(_VERBS)
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._chance = random.Random(1)

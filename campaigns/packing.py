@@ -35,6 +35,7 @@ class Packing:
     )
     unit: ClassVar[str] = "samples"
     variants: ClassVar[int] = 4
+    spread: ClassVar[float] = 0.0
     because: ClassVar[str] = (
         f"the journal records blocks of {BLOCK_SAMPLES} samples. Samples are read and stored in order, except those "
         f"that a thread is working on, so each thread, reader or worker, has at most one open block, in which at most "

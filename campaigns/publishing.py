@@ -31,6 +31,7 @@ class Publishing:
     unit: ClassVar[str] = "blocks of 8 MiB"
     because: ClassVar[str] = "one block is being written at a time"
     variants: ClassVar[int] = 1
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._nbytes = (3 if small else 12) * BLOCK_BYTES + 1234

@@ -42,6 +42,7 @@ class Staging:
         f"as for packing; from the cache the samples in the {_BLOCKS_IN_FLIGHT} blocks of 8 MiB that are on the way"
     )
     variants: ClassVar[int] = 3
+    spread: ClassVar[float] = 0.0
 
     def __init__(self, home: Path, *, small: bool) -> None:
         self._count = 200 if small else 1200

@@ -149,10 +149,7 @@ class PackInfo:
         try:
             return self.splits[name]
         except KeyError:
-            there = ", ".join(
-                f"'{split}' ({format_count(info.rows, 'samples')})" for split, info in self.splits.items()
-            )
-            msg = f"'{self.path.name}' has no split '{name}'. It has {there}."
+            msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
             raise SplitNotFoundError(msg) from None
 
 
@@ -165,6 +162,12 @@ class NamedFields(NamedTuple):
     """The dataset of inputs, by its path in the file."""
     y: str | None = None
     """The dataset of targets; with the file in front (`labels.h5/y`) where that is another one; `None` for none."""
+
+
+def format_splits(info: PackInfo) -> str:
+    """Say for an error which splits there are, with their numbers of samples."""
+    found = [f"'{name}' ({format_count(split.rows, 'samples')})" for name, split in info.splits.items()]
+    return f"Take one of {', '.join(found)}."
 
 
 def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:

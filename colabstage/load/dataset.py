@@ -297,12 +297,17 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         return x, value
 
     def __repr__(self) -> str:
-        return f"dataset_h5('{self.reader.path}', split='{self.split}'): " + "; ".join(
-            f"{name} {value}" for name, value in self._facts()
-        )
+        facts = "; ".join(f"{name} {value}" for name, value in self._facts())
+        return f"dataset_h5('{self.reader.path}', {self._which()}): {facts}"
 
     def _repr_html_(self) -> str:
-        return page(f"dataset_h5, split '{self.split}'", facts_table([("file", str(self.reader.path)), *self._facts()]))
+        return page(f"dataset_h5, {self._which()}", facts_table([("file", str(self.reader.path)), *self._facts()]))
+
+    def _which(self) -> str:
+        """Return the arguments that say which samples of the file these are."""
+        fields = self.reader.fields
+        # A name that was not in the file would say nothing of which samples these are.
+        return f"split={self.split!r}" if fields is None else f"x={fields.x!r}, y={fields.y!r}"
 
     def _facts(self) -> list[tuple[str, str]]:
         return [

@@ -126,7 +126,8 @@ def test_targets_by_another_name_are_asked_for(tmp_path: Path, name: str) -> Non
 def test_a_wrong_split_lists_those_there_are(pack: Path) -> None:
     """The message has every split with its number of samples."""
     with pytest.raises(
-        SplitNotFoundError, match=r"no split 'valid'. It has 'train' \(3 samples\), 'test' \(2 samples\)"
+        SplitNotFoundError,
+        match=r"no split 'valid'. Take one of 'train' \(3 samples\), 'test' \(2 samples\)",
     ):
         read_info(pack).split("valid")
 

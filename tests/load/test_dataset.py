@@ -138,6 +138,16 @@ def test_it_describes_itself(make_file: Callable[..., Any], kind: str, words: st
         assert "23" in text
 
 
+def test_names_of_its_own_are_in_its_description(tmp_path: Path) -> None:
+    """A split that is not in the file would say nothing."""
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        file["X_dev"], file["Y_dev"] = np.zeros((3, 2)), np.zeros(3)
+    for y, told in (("Y_dev", "x='X_dev', y='Y_dev'"), (None, "x='X_dev', y=None")):
+        for text in (repr(dataset := dataset_h5(tmp_path / "own.h5", x="X_dev", y=y)), dataset._repr_html_()):
+            assert told.replace("'", "&#x27;") in text if text.startswith("<") else told in text
+            assert "train" not in text
+
+
 # Spawned processes take seconds to import torch, so not in every combination.
 PLAIN = [(0, None, False), (2, "fork", False), (2, "fork", True)]
 COMBINATIONS = [(kind, in_memory, *way) for kind in ("pack", "gzip") for in_memory in (False, True) for way in PLAIN]

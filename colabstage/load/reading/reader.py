@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import DamagedPackError, OptionError, SplitNotFoundError
-from colabstage.h5.info import read_info
-from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts
+from colabstage.h5.info import format_splits, read_info
+from colabstage.h5.parts import PartName, check_files, check_schemas, find_parts, joined_info
 from colabstage.io.pipeline import SOLO
 from colabstage.io.units import format_count
 from colabstage.load.reading.engines import resolve_rows
@@ -395,7 +395,8 @@ class SplitReader:
         if self.arrival is not None and not self.arrival.complete:
             msg = (
                 f"The rows of '{self.path}' are here in part ({self.arrival.reason}), and all of them were to be read "
-                'into memory. Leave in_memory=False and strategy="auto", by which they are read as they come.'
+                'into memory. Write strategy="auto" and leave out in_memory=: then they are read as they come. Of a '
+                "dataset that is staged with streaming=True, data.wait() waits for all of them."
             )
             raise OptionError(msg)
         # A single file checks this itself, with its own message.
@@ -436,8 +437,8 @@ def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields |
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
     if not having:
-        there = ", ".join(f"'{name}'" for name in dict.fromkeys(name for info in infos for name in info.splits))
-        msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. They have {there}."
+        there = format_splits(joined_info(infos))
+        msg = f"None of the {format_count(len(infos), 'files')} has a split '{split}'. {there}"
         raise SplitNotFoundError(msg)
     check_schemas(having, split)
     sizes = [info.split(split).x.nbytes for info in having]

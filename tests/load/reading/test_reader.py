@@ -179,8 +179,12 @@ def test_split_without_targets_gives_minus_one(tmp_path: Path) -> None:
 
 def test_unknown_split_lists_those_there_are(make_file: Callable[..., Any]) -> None:
     """A wrong split name is answered with the right ones."""
-    with pytest.raises(SplitNotFoundError, match="'train'"):
+    with pytest.raises(SplitNotFoundError, match=r"Take one of 'train' \(3 samples\)"):
         SplitReader(make_file("pack", 3).path, "validation")
+    with pytest.raises(
+        SplitNotFoundError, match=r"of the 2 files has a split 'val'. Take one of 'train' \(8 samples\)"
+    ):
+        SplitReader([make_file("pack", 3).path, make_file("pack", 5).path], "val")
 
 
 @pytest.mark.parametrize(
