@@ -70,7 +70,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "file": (Opened, r"open file give the path: '/data/photos\.zip'"),
     "bytes": (lambda: b"/data/photos.zip", r"text: '/data/photos\.zip'"),
     "generator": (lambda: (name for name in ("a", "b")), r"list\(…\)|one path"),
-    "set": (lambda: {"a.zip"}, r"list\(…\)|one path"),
+    "set": (lambda: {"a.zip"}, r"sorted\(…\)|one path"),
     "nothing": (lambda: None, "expected|needs"),
     "number": (lambda: 5, "=5 .*expected"),
 }
