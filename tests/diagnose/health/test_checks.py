@@ -130,8 +130,8 @@ CASES: list[tuple[Check, dict[str, Any], Status, str]] = [
     (judge_cores, {"workers": None}, "ok", "at most 1 worker beside"),
     (judge_cores, {"workers": 4, "workers_from": "running"}, "warn", "2 cores, 4 workers running"),
     (judge_network_mount, {}, "ok", "is on a local disk"),
-    (judge_network_mount, {"dataset": ON_DRIVE}, "fail", "(9,000 files) is on Google Drive"),
-    (judge_network_mount, {"dataset": replace(FILE, slow_mount="Google Drive")}, "fail", "is on Google Drive"),
+    (judge_network_mount, {"dataset": ON_DRIVE}, "warn", "(9,000 files) is on Google Drive"),
+    (judge_network_mount, {"dataset": replace(FILE, slow_mount="Google Drive")}, "warn", "is on Google Drive"),
     (
         judge_network_mount,
         {"dataset": replace(FILE, slow_mount="Google Drive", pack=None)},

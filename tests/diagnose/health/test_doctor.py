@@ -69,11 +69,11 @@ def test_a_drive_that_answers(my_drive: Path) -> None:
     write_photos(my_drive / "photos", 6)
     report = doctor(my_drive / "photos", timeout_s=5.0)
     assert finding(report, "mounts").status == "ok"
-    assert finding(report, "location").status == "fail"
+    assert finding(report, "location").status == "warn"
     assert "(6 files) is on Google Drive" in finding(report, "location").message
     assert "stage_dataset(path)" in finding(report, "location").remedy
     assert finding(report, "crowded folders").status == "ok"
-    assert report.exit_code == 1
+    assert report.exit_code == 0
 
 
 @pytest.mark.fuse
@@ -132,7 +132,7 @@ def test_the_current_folder_on_a_drive_that_died(drive: SimulatedDrive, my_drive
 def test_a_pack_on_a_drive(my_drive: Path, pack: Path) -> None:
     """An HDF5 file is not to be read from there; on the local disk it is."""
     (my_drive / "photos.h5").write_bytes(pack.read_bytes())
-    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "location").status == "fail"
+    assert finding(doctor(my_drive / "photos.h5", timeout_s=10.0), "location").status == "warn"
     assert finding(doctor(pack, timeout_s=10.0), "location").status == "ok"
 
 
