@@ -61,6 +61,7 @@ _LZMA_MEMORY_BYTES = 1 << 30
 # Deflate grows data 1,032 times at most, so up to here one unbounded call makes 66 MB of a lie and is found out after.
 _ONE_SHOT_BYTES = 64 * 1024
 _PACKED_PIECE_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 17
 
 # isal's type information declares the exception class as an instance.
 _UNPACK_ERRORS = (cast("type[Exception]", isal_zlib.IsalError), lzma.LZMAError, OSError, EOFError, ValueError)
@@ -167,13 +168,17 @@ def _packed_pieces(source: ByteSource, member: ZipMember) -> Iterator[bytes]:
     head = source.pread(_LOCAL.size + len(member.stored_name), member.offset)
     at = member.offset + _content_at(source, member, head)
     end = at + member.packed_size
+    most = PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES
+    # Whoever wants only the head of a large member, as of an array, does not wait for more.
+    wanted = _HEAD_BYTES if member.packed_size > _PACKED_PIECE_BYTES else most
     while at < end:
-        length = min(PIECE_BYTES if member.method == STORED else _PACKED_PIECE_BYTES, end - at)
+        length = min(wanted, end - at)
         data = source.pread(length, at)
         if len(data) != length:
             raise cut_while_read(source.label, member.name)
         yield data
         at += length
+        wanted = most
 
 
 def _pieces(packed: Iterable[bytes], member: ZipMember) -> Iterator[bytes]:

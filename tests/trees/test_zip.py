@@ -588,3 +588,20 @@ def test_members_are_found_whatever_looks_like_one(
         monkeypatch.setattr("colabstage.trees.zip_directory._READ_BYTES", piece)
         with ZipTree(LocalBytes(path)) as tree:
             assert read_all(tree) == files
+
+
+@pytest.mark.parametrize("method", _METHODS)
+def test_the_head_of_a_large_member_is_read_alone(recording: Recording, zip_bytes: ZipBytes, method: int) -> None:
+    """For the shape of an array nobody waits for 16 MiB of it; whoever reads on gets all of it."""
+    content = random.Random(2).randbytes(5_000_000)
+    source = recording(zip_bytes({"x.npy": content}, method))
+    with ZipTree(source) as tree:
+        (entry,) = tree.entries
+        source.reads.clear()
+        chunks = tree.chunks(entry)
+        first = next(chunks)
+        assert content.startswith(first)
+        assert len(first) >= 64 * 1024
+        if method != zipfile.ZIP_BZIP2:  # which unpacks 900 kB at once
+            assert sum(length for _, length in source.reads) < 300_000
+        assert first + b"".join(chunks) == content
