@@ -150,6 +150,9 @@ class PackInfo:
             return self.splits[name]
         except KeyError:
             msg = f"'{self.path.name}' has no split '{name}'. {format_splits(self)}"
+            if list(self.splits) == ["train"]:
+                held_out = name if str(name).isidentifier() else "test"
+                msg += f" To hold a fifth out, stage or pack it with splits={{'train': 0.8, '{held_out}': 0.2}}."
             raise SplitNotFoundError(msg) from None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,10 @@ from colabstage.images.geometry import ImageOptions
 from colabstage.load.dataset import dataset_h5
 from colabstage.load.reading import rows as row_readers
 from colabstage.load.reading.reader import SplitReader
+from colabstage.pack.run import pack_dataset
 from colabstage.simulate.drive import SimulatedDrive
 from colabstage.simulate.knobs import DriveKnobs
+from tests.pictures import write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,6 +118,17 @@ def test_wrong_split_lists_those_there_are(make_file: Callable[..., Any]) -> Non
     """A misspelt split is answered with the right names."""
     with pytest.raises(SplitNotFoundError, match="'train' \\(23 samples\\)"):
         dataset_h5(make_file("pack", 23).path, split="validation")
+
+
+def test_a_pack_that_was_not_divided_says_how_to(tmp_path: Path) -> None:
+    """The fractions in the message make the split that was asked for."""
+    write_photos(tmp_path / "photos", 20)
+    pack_dataset(tmp_path / "photos", tmp_path / "whole.h5", progress=False)
+    with pytest.raises(SplitNotFoundError, match="splits=") as caught:
+        dataset_h5(tmp_path / "whole.h5", split="val")
+    fractions = ast.literal_eval(re.findall(r"splits=(\{.*?\})", str(caught.value))[0])
+    pack_dataset(tmp_path / "photos", tmp_path / "divided.h5", splits=fractions, progress=False)
+    assert len(dataset_h5(tmp_path / "divided.h5", split="val")) == 4
 
 
 @pytest.mark.parametrize("kind", ["pack", "gzip"])

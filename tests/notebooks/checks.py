@@ -55,7 +55,7 @@ assert (labels == first_y).all()
 assert seen == len(restored) == data.splits["train"]
 """,
     "image_classification": """
-assert len(truth) == data.splits[TEST_SPLIT]
+assert len(truth) == data.splits[held_out]
 assert accuracy > 0.85
 """,
     "keras": """
