@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -27,6 +28,8 @@ _LOOK_S = 1.0
 _MANY = 8
 # A producer that is told to stop ends after the rows it is at; a slow mount may need its time for them.
 _JOIN_S = 30.0
+# By then a callback has returned.
+_AGAIN_S = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +179,16 @@ def _stop(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, demand: D
     join_reader(thread)
 
 
+def _stop_dropped(queue: _BoundedQueue[T], thread: threading.Thread, pid: int, demand: Demand) -> None:
+    """As `_stop`, where what is raised reaches nobody: Python prints it and continues. A Ctrl-C comes once more."""
+    try:
+        _stop(queue, thread, pid, demand)
+    except KeyboardInterrupt:
+        # Not from here, where it would be raised before this has returned; and to the thread, which may sleep by then.
+        main = threading.main_thread().ident or 0
+        threading.Timer(_AGAIN_S, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
 def join_reader(thread: threading.Thread) -> None:
     """Wait for a thread that was told to stop."""
     if thread is threading.current_thread() or not thread.is_alive():
@@ -202,7 +215,7 @@ class Prefetcher(Generic[T]):
         # A daemon: Python waits for others at exit before anything could tell them to stop.
         self._thread = threading.Thread(target=_produce, args=(source, self._queue), name=name, daemon=True)
         self._thread.start()
-        self._finalizer = weakref.finalize(self, _stop, self._queue, self._thread, self._pid, demand)
+        self._finalizer = weakref.finalize(self, _stop_dropped, self._queue, self._thread, self._pid, demand)
 
     def __iter__(self) -> Prefetcher[T]:
         return self
@@ -221,7 +234,8 @@ class Prefetcher(Generic[T]):
 
     def close(self) -> None:
         """End the thread and throw away what it has prepared. Calling it twice is fine."""
-        self._finalizer()
+        if (held := self._finalizer.detach()) is not None:
+            _stop(*held[2])
 
 
 S = TypeVar("S")

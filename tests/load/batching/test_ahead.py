@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -197,3 +198,25 @@ def test_interpreter_exits_with_one_running() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_ctrl_c_while_a_loop_is_left_is_not_lost() -> None:
+    """Python only prints what is raised while an object is dropped, and would continue behind it."""
+
+    def slow() -> Generator[int]:
+        yield 1
+        time.sleep(3)
+        yield 2
+
+    ahead = [Prefetcher(slow(), 1, "slow")]
+    next(ahead[0])
+
+    def leave() -> None:
+        ahead.clear()
+        time.sleep(2)
+
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert time.monotonic() - began < 1.5
