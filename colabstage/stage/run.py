@@ -524,7 +524,7 @@ def _fetch_files(call: StageCall, source: OpenSource, tree: Tree) -> StagedFiles
     request, report = call.request, call.report
     here = files_staged(request, source.identity)
     if here is not None:
-        report.note("The plain files were brought here by an earlier run that was interrupted after them.")
+        report.note("The plain files that an earlier call brought here are used: they are of the same state.")
         return here
     total = total_size(tree.entries)
     with report.timed("fetch files", unit="B") as timing, call.progress.step("fetch", total=total, unit="B") as step:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shutil
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,16 +23,17 @@ from colabstage.h5.manifest import (
     check_place_of_manifest,
     check_whole,
     damaged_blocks,
+    is_as_written,
+    is_whole,
     manifest_of_bytes,
     manifest_path,
+    place_pack,
     read_manifest,
     write_manifest,
 )
 from colabstage.h5.schema import PackContent, ReservedDataset, create_pack
 from colabstage.io.files import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from colabstage.io.workspace import temp_beside
 
 ROWS, SIDE = 28, 592
 
@@ -98,6 +104,11 @@ def test_a_cut_manifest_does_not_count(pack: Path, kept: int) -> None:
         {"size": 5},
         {"block_bytes": 0},
         {"block_bytes": -1, "size": 0, "hashes": []},
+        {"size": -5, "hashes": []},
+        {"size": 1 << 63},
+        {"hashes": ["x" * 16] * 4},
+        {"skipped": "text"},
+        {"samples": {"train": -8}},
         {"block_bytes": 10**12, "hashes": ["0" * 16]},
         {"samples": ["train"]},
         {"identity": 3},
@@ -128,6 +139,77 @@ def test_a_missing_entry_makes_it_none(pack: Path) -> None:
     for name in whole.keys() - {"shard"}:
         place.write_text(json.dumps({key: value for key, value in whole.items() if key != name}), encoding="utf-8")
         assert read_manifest(pack) is None, name
+
+
+def test_a_pack_is_as_written_until_somebody_writes_to_it(pack: Path) -> None:
+    """By its length, and by its time or its hashes: a copy may have a later time, and another file the same length."""
+    assert not is_as_written(pack)
+    write_manifest(pack, manifest_of(pack))
+    assert is_as_written(pack)
+    later = time.time_ns() + 10**10
+    os.utime(pack, ns=(later, later))
+    assert is_as_written(pack)
+    whole = pack.read_bytes()
+    for other in (whole[:-1], whole + b"x", b"x" + whole[1:]):
+        pack.write_bytes(other)
+        os.utime(pack, ns=(later, later))
+        assert not is_as_written(pack)
+    pack.write_bytes(whole)
+    pack.rename(pack.with_name("elsewhere.h5"))
+    assert not is_as_written(pack)
+    pack.symlink_to("elsewhere.h5")
+    assert not is_as_written(pack)
+
+
+class KilledError(Exception):
+    """The process is gone, as far as anybody can tell."""
+
+
+@pytest.mark.parametrize("there", ["nothing", "a pack", "a pack in a dataset's folder"])
+def test_whoever_dies_while_a_pack_is_put_in_place_leaves_one_that_is_whole_or_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    """Before and after each change of a name; who lives puts pack and manifest there, and nothing else is left."""
+    contents = {"old": b"old" * 5000, "new": b"new" * 5000}
+    out = tmp_path / "place" / "out.h5"
+    real = {name: getattr(Path, name) for name in ("replace", "rename", "unlink")}
+    for last in itertools.count():
+        shutil.rmtree(out.parent, ignore_errors=True)
+        out.parent.mkdir()
+        made = temp_beside(out)
+        made.mkdir()
+        for file, content in ((out, contents["old"]), (made / "out.h5", contents["new"])):
+            if file != out or there != "nothing":
+                file.write_bytes(content)
+                write_manifest(file, manifest_of_bytes(file))
+        if there.endswith("folder"):
+            (out.parent / "stage.json").write_text("{}")
+        changes: list[str] = []
+
+        def step(name: str, path: Path, *arguments: Any, changes: list[str] = changes, last: int = last) -> Any:
+            if len(changes) == last:
+                raise KilledError
+            changes.append(name)
+            return real[name](path, *arguments)
+
+        with monkeypatch.context() as patch:
+            for name in real:
+                patch.setattr(Path, name, lambda path, *arguments, name=name: step(name, path, *arguments))
+            try:
+                place_pack(made / "out.h5", out)
+                lives = True
+            except KilledError:
+                lives = False
+        manifest = read_manifest(out)
+        # Before a first pack there may be its manifest.
+        assert manifest is None or not out.exists() or is_whole(out, manifest)
+        assert not out.exists() or out.read_bytes() in contents.values()
+        if lives:
+            assert out.read_bytes() == contents["new"]
+            assert manifest is not None
+            assert list(made.iterdir()) == []
+            break
+    assert len(changes) >= 2
 
 
 def test_a_newer_manifest_asks_for_an_update(pack: Path) -> None:

@@ -23,10 +23,10 @@ from colabstage.errors import NotEnoughSpaceError
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.sources import look as looking
 from colabstage.sources.fetching import fetch_files
-from colabstage.sources.identity import MD5_PROOF
+from colabstage.sources.identity import MD5_PROOF, file_seal
 from colabstage.sources.look import check_freshness
 from colabstage.sources.parse import parse_source
-from colabstage.stage.record import read_record
+from colabstage.stage.record import read_record, write_record
 from colabstage.stage.request import make_request
 from colabstage.stage.run import stage_dataset
 from colabstage.trees.tree import FileEntry, TreeKind
@@ -113,6 +113,39 @@ def test_bringing_files_does_not_vouch_for_a_damaged_pack(colours: Path) -> None
     again = stage(colours)
     assert again.report.origin == "source"
     assert colours_of(again) == COLOURS
+
+
+def test_who_asks_for_all_bytes_has_all_of_them_compared(colours: Path) -> None:
+    """Of a pack whose seal is whole: a disk that loses bytes writes no time."""
+    first = stage(colours)
+    spoil(first.path)
+    request = make_request(colours, cache_dir=None)
+    record = read_record(request)
+    assert record is not None
+    write_record(request, replace(record, seal=file_seal(first.path)))
+    assert stage(colours).report.origin == "local"
+    again = stage(colours, verify="full")
+    assert again.report.origin == "source"
+    assert colours_of(again) == COLOURS
+
+
+def test_plain_files_are_brought_once_for_each_state_and_each_refresh(colours: Path) -> None:
+    """Those that are here are used by a call that packs too; those of a state before the pack's are not."""
+
+    def fetched(**options: Any) -> bool:
+        staged = stage(colours, **options)
+        assert staged.files is not None
+        assert colours_of(replace(staged, path=staged.files, info=None)) == now
+        return "fetch files" in [step.name for step in staged.report.steps]
+
+    now = COLOURS
+    assert fetched(keep="files")
+    assert fetched(keep="files", refresh=True)
+    assert not fetched(keep="both")
+    now = {**COLOURS, "cat/new.bmp": 99}
+    write_colours(colours, now)
+    assert colours_of(stage(colours, keep="pack")) == now
+    assert fetched(keep="files")
 
 
 def test_a_pack_stays_vouched_for_when_files_are_brought_beside_it(colours: Path, tmp_path: Path) -> None:
