@@ -195,14 +195,24 @@ def test_a_file_without_inputs_says_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_fields_that_cannot_be_samples_are_refused(tmp_path: Path) -> None:
-    """A scalar, a group without offsets, and targets of another length are named."""
-    for name, says in (("scalar", "no axes"), ("group", "no offsets"), ("targets", "5 rows.*3 in Y_train")):
+    """A scalar, a group without offsets, targets of another length, and boxes that are none are named."""
+    for name, says in (
+        ("scalar", "no axes"),
+        ("group", "no offsets"),
+        ("targets", "5 rows.*3 in Y_train"),
+        ("labels of boxes", "columns of .* as many of each"),
+        ("corners", "four numbers for a box"),
+    ):
         path = tmp_path / f"{name}.h5"
         with h5py.File(path, "w") as file:
             if name == "scalar":
                 file["X_train"] = 5
             elif name == "group":
                 file["X_train/bytes"] = np.zeros(3, np.uint8)
+            elif name in ("labels of boxes", "corners"):
+                file["X_train"], file["Y_train/offsets"] = np.zeros((2, 2)), np.array([0, 1, 3])
+                file["Y_train/boxes"] = np.zeros((3, 5 if name == "corners" else 4), np.float32)
+                file["Y_train/labels"] = np.zeros(3 if name == "corners" else 4, np.int64)
             else:
                 file["X_train"], file["Y_train"] = np.zeros((5, 2)), np.zeros(3)
         with pytest.raises(PackFormatError, match=says):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colabstage.errors import DamagedPackError, OptionError, SourceNotFoundError
-from colabstage.h5.info import read_info
+from colabstage.h5.info import FieldInfo, read_info
 from colabstage.h5.manifest import manifest_path
 from colabstage.h5.parts import (
     FieldSchema,
@@ -23,6 +23,7 @@ from colabstage.h5.parts import (
     appended_beside,
     appended_path,
     check_files,
+    field_schema,
     find_parts,
     joined_info,
     next_appended,
@@ -30,6 +31,7 @@ from colabstage.h5.parts import (
     shard_path,
     shards_beside,
 )
+from colabstage.images.geometry import ImageOptions, MaskOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,6 +132,31 @@ def test_only_what_is_alike_in_everything_is_read_as_one(one: PackSchema, other:
     expected = next((begin for name, begin in sides.items() if getattr(one, name) != getattr(other, name)), "")
     assert (said or "").startswith(expected)
     assert (back or "").startswith(expected)
+
+
+def test_fields_of_each_kind_are_told_apart_by_all_that_matters_to_a_reader() -> None:
+    """And by nothing else: the order of bytes or of columns, names and lengths make no difference."""
+    fixed = FieldInfo("X_train", "fixed", 3, (4, 5), np.dtype("<f4"), 240)
+    boxes = replace(fixed, kind="boxes", shape=None, columns=("boxes", "labels", "areas"))
+    ragged = replace(fixed, kind="ragged", shape=None)
+    texts = replace(fixed, kind="texts", shape=None, dtype=np.dtype(object))
+    image = replace(fixed, kind="encoded", shape=None, dtype=np.dtype(np.uint8), image=ImageOptions((8, 8)))
+    mask = replace(image, image=None, mask=MaskOptions((8, 8)))
+    different = [
+        fixed, replace(fixed, shape=(5, 4)), replace(fixed, dtype=np.dtype(np.int32)),
+        boxes, replace(boxes, columns=("boxes", "labels")),
+        ragged, replace(ragged, dtype=np.dtype(np.int32)),
+        texts,
+        image, replace(image, image=ImageOptions((9, 8))), replace(image, image=ImageOptions((8, 8), resize="crop")),
+        mask, replace(mask, mask=MaskOptions((9, 8))),
+    ]  # fmt: skip
+    schemas = [field_schema(one) for one in different]
+    assert [[one == other for other in schemas] for one in schemas] == np.eye(len(schemas), dtype=bool).tolist()
+    for one, other in (
+        (fixed, replace(fixed, dtype=np.dtype(">f4"))),
+        (boxes, replace(boxes, columns=("boxes", "areas", "labels"))),
+    ):
+        assert field_schema(one) == field_schema(replace(other, name="X_val", rows=9, nbytes=1))
 
 
 def test_what_several_files_hold_together(tmp_path: Path) -> None:

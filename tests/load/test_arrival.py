@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import Subset
 
 from colabstage.errors import OptionError, SourceReadError
@@ -178,6 +180,19 @@ def _left_to_visit(window: int, after: int = 0) -> float:
     """How many units' rows are left at least, of a window that shrinks by one with each of the last units, and ends so
     many units after the last."""
     return float(((after + 1) / (after + np.arange(1, window + 1))).sum())
+
+
+@given(labels=st.lists(st.integers(-3, 5), min_size=1, max_size=60), size=st.integers(1, 20))
+def test_evenness_is_the_variance_of_counts_beside_that_of_a_full_shuffle(labels: list[int], size: int) -> None:
+    """Of each class, in each full batch, drawn without putting back; 1 where no count can differ."""
+    count = len(labels)
+    batches = [labels[at : at + size] for at in range(0, count - size + 1, size)]
+    found = drawn = 0.0
+    for one in set(labels) if batches else ():
+        share = labels.count(one) / count
+        found += float(np.mean([(batch.count(one) - size * share) ** 2 for batch in batches]))
+        drawn += size * share * (1 - share) * (count - size) / max(1, count - 1)
+    assert mixing_of(np.array(labels), size) == pytest.approx(drawn / found if found > 1e-9 else 1.0)
 
 
 @pytest.mark.parametrize(("classes", "least"), [(2, 1.5), (10, 1.1), (50, 0.45)])
