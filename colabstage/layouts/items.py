@@ -125,6 +125,13 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         targets = (
             find_masks(ys, decoded=True, spread=False) if _is_pillow_image(y) else Arrays(ys, first.shape, first.dtype)
         )
+        if first.ndim and first.size == 1 and not isinstance(targets, Masks):
+            axes = ", ".join(("N", *map(str, first.shape)))
+            note = (
+                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) over "
+                "it without an error. For y of (N,) give numbers, such as y.item()."
+            )
+            notes = (*notes, note)
         if not classes and isinstance(targets, Masks):
             classes = targets.classes
     values = _item_array(x, pairs.name(0))
