@@ -16,7 +16,7 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, LayoutError, MissingDependencyError
 from colabstage.io.units import listed
-from colabstage.layouts.names import SPLIT_NAMES
+from colabstage.layouts.names import IMAGE_EXTENSIONS, SPLIT_NAMES
 from colabstage.layouts.reading import decode_text, read_file
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
     text = text[said.end() :] if said else text
     # The header decides: cells of text may hold any of the marks.
     first = text.split("\n", 1)[0]
-    delimiter = "\t" if entry.name.lower().endswith(".tsv") else max(_DELIMITERS, key=first.count)
+    is_tabbed = entry.name.lower().endswith(".tsv") and "\t" in first
+    delimiter = "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
     delimiter = said[1] if said else delimiter
     rows: list[list[str]] = []
     try:
@@ -162,7 +163,7 @@ _ABOUT_FILES = (
     "fold", "folds", "kfold", "cv_fold",
 )  # fmt: skip
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan", re.IGNORECASE | re.ASCII)
-_CODE = re.compile(r"0\d+", re.ASCII)
+CODE = re.compile(r"0\d+", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 _DATE = re.compile(
     r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{4})([T ]\d.*)?|\d{1,2}:\d{2}(:\d{2})?", re.ASCII
@@ -267,7 +268,7 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
         numbered = any(is_label_name(name) and name != named and is_numeric(cells) for name, cells in told.items())
         return ColumnRoles((named,), split, group or scene, numbered)
     texts = [name for name in rest if plain_name(name) in _TEXTS]
-    return ColumnRoles(_find_labels(told, texts, [name for name in rest if not is_index_name(name)]), split, group)
+    return ColumnRoles(_find_labels(told, texts, {name: columns[name] for name in rest}), split, group)
 
 
 def _is_split(name: str, cells: Sequence[str]) -> bool:
@@ -367,13 +368,15 @@ def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
     return next((name for name in named if not is_numeric(columns[name])), named[0])
 
 
-def _find_labels(columns: Mapping[str, Sequence[str]], texts: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+def _find_labels(
+    columns: Mapping[str, Sequence[str]], texts: Sequence[str], others: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
     """Return the labels among columns that are not called so.
 
     Args:
         columns: those that can be labels.
         texts: the names of columns of captions and the like.
-        others: the names of all columns beside the paths.
+        others: all columns beside the paths, cells by name.
 
     Raises:
         LayoutError: it cannot be told which are, or none can.
@@ -381,6 +384,8 @@ def _find_labels(columns: Mapping[str, Sequence[str]], texts: Sequence[str], oth
     numbers = [name for name, cells in columns.items() if is_numeric(cells) or has_decimal_commas(cells)]
     flags = [name for name in columns if name not in numbers and are_yes_and_no(columns[name])]
     words = [name for name in columns if name not in (*numbers, *flags)]
+    # What is one word for all rows tells none from another.
+    words = [name for name in words if len(set(columns[name])) > 1] or words
     # Words beside numbers: numbers are measurements mostly, and one word in each row is its class.
     if len(words) == 1:
         return (words[0],)
@@ -398,12 +403,20 @@ def _find_labels(columns: Mapping[str, Sequence[str]], texts: Sequence[str], oth
         return tuple(columns)
     if columns:
         raise _which(sorted(columns))
-    if not others:
-        msg = "There is no column beside the paths. Write the label of each file behind its path: path,label."
+    names = [name for name in others if not is_index_name(name)]
+    files = next((name for name in names if all(cell.lower().endswith(IMAGE_EXTENSIONS) for cell in others[name])), "")
+    if files:
+        msg = (
+            f"Its column '{files}' names images as well. If they are masks, layout=\"pairs\" reads both by their names."
+        )
+        raise LayoutError(msg)
+    if not names:
+        what = "The columns beside the paths have no names in the first row" if others else "It has paths alone"
+        msg = f"{what}. Write the label of each file behind its path, and a first row that says so: path,label."
         raise LayoutError(msg)
     msg = (
-        f"None of the columns beside the paths is a label by its name or by what it holds: {listed(others)}. If one "
-        f"is, say so: {_say_labels(others[:1])}, from colabstage.options."
+        f"None of the columns beside the paths is a label by its name or by what it holds: {listed(names)}. If one "
+        f"is, say so: {_say_labels(names[:1])}, from colabstage.options."
     )
     raise LayoutError(msg)
 
@@ -426,6 +439,6 @@ def is_numeric(cells: Sequence[str]) -> bool:
     return (
         bool(filled)
         and all(map(NUMBER.fullmatch, filled))
-        and not any(map(_CODE.fullmatch, filled))
+        and not any(map(CODE.fullmatch, filled))
         and bool(np.isfinite([float(cell) for cell in filled if cell.lower() != "nan"]).all())
     )

@@ -142,6 +142,13 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
             'layout="table" or layout="pairs".'
         )
         raise BrokenDatasetError(msg)
+    folders = _classes_beside_numbers(tree, found)
+    if folders:
+        msg = (
+            f"The table beside the images of '{tree.label}' has numbers, and their folders look like classes "
+            f'({listed(folders)}). Say which are meant: layout="table" or layout="image_folder".'
+        )
+        raise BrokenDatasetError(msg)
     odd = _contradicted(found)
     if odd is not None:
         msg = (
@@ -150,6 +157,21 @@ def guess_table(tree: Tree, is_more: bool) -> SampleTable:
         )
         raise BrokenDatasetError(msg)
     return found
+
+
+def _classes_beside_numbers(tree: Tree, found: SampleTable) -> tuple[str, ...]:
+    """Return the classes that folders say where a table says numbers; nothing where only one of the two is there."""
+    if found.classes or not isinstance(found.targets, Values):
+        return ()
+    try:
+        folders = read_image_folder(tree)
+    except LayoutError:
+        return ()
+    # As of patients, visits and parts: numbers, or a folder for nearly every image.
+    names = folders.classes
+    numbered = any(re.search(r"\d", name) for name in names)
+    parts = any(is_role_folder(name) or is_split_folder(name) or is_part_folder(name) for name in names)
+    return () if numbered or parts or len(names) < 2 or 2 * len(names) > len(folders) else names
 
 
 def _contradicted(found: SampleTable) -> tuple[str, str] | None:

@@ -128,8 +128,8 @@ def read_dataset(dataset: IndexableDataset, in_caller: InCaller = call_here) -> 
         if first.ndim and first.size == 1 and not isinstance(targets, Masks):
             axes = ", ".join(("N", *map(str, first.shape)))
             note = (
-                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) over "
-                "it without an error. For y of (N,) give numbers, such as y.item()."
+                f"Each target is an array of one number, so y of a batch is ({axes}). A loss spreads predictions (N,) "
+                "over it without an error. For y of (N,) give numbers, such as y.item()."
             )
             notes = (*notes, note)
         if not classes and isinstance(targets, Masks):

@@ -14,6 +14,7 @@ import numpy as np
 from colabstage.errors import LayoutError
 from colabstage.io.units import format_count, listed
 from colabstage.layouts.columns import (
+    CODE,
     DECIMAL_COMMA,
     NUMBER,
     SETS_OF_LABELS,
@@ -99,6 +100,7 @@ def _of_one_column(
     mark = separator or separator_of(cells)
     if mark:
         return _as_sets(name, cells, [{word.strip() for word in cell.split(mark)} for cell in cells], samples)
+    _check_numbers(name, cells, samples)
     _check_lists(name, cells)
     _check_several(name, cells)
     return _as_classes(name, cells, samples)
@@ -207,6 +209,8 @@ def notes_on_targets(columns: Mapping[str, Sequence[str]], targets: Values, clas
     """
     values, names = targets.values, list(columns)
     if values.ndim == 1:
+        if 2 * len(classes) > len(targets) > 2:
+            return [f"'{names[0]}' has {len(classes):,} classes for {len(targets):,} samples: is it a label?"]
         return _note_on_numbers(names[0], targets, classes)
     if len(columns) == 1:
         mark = separator_of(columns[names[0]])
@@ -258,6 +262,19 @@ def _check_commas(columns: Mapping[str, Sequence[str]]) -> None:
             raise LayoutError(msg)
 
 
+def _check_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
+    """Refuse numbers with something else among them, which would make a class of each different number."""
+    odd = [number for number, cell in enumerate(cells) if not NUMBER.fullmatch(cell) or CODE.fullmatch(cell)]
+    if 0 < len(odd) <= len(cells) / 4:
+        first = odd[0]
+        which = f"that of '{samples[first]}'" if samples else f"number {first + 1}"
+        msg = (
+            f"Most cells of '{name}' are numbers, and {len(odd):,} of {len(cells):,} are not: '{cells[first]}' (the "
+            f"first is {which}). Correct them, or take the rows out; if all are words, layout=table_rows(separator='')."
+        )
+        raise LayoutError(msg)
+
+
 def _of_separators(mark: str) -> str:
     return f"layout=table_rows(separator='') for one class, table_rows(separator='{mark}') for several labels"
 
@@ -269,7 +286,7 @@ def separator_of(cells: Sequence[str]) -> str:
 
 def _check_lists(name: str, cells: Sequence[str]) -> None:
     """Refuse lists of numbers, and other lists that a program wrote as text: each different one would be a class."""
-    for cell in set(cells):
+    for cell in sorted(set(cells)):
         parts = cell.strip("[](){}").replace(",", " ").split()
         if _WRITTEN_LIST.fullmatch(cell) or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
             msg = (

@@ -66,7 +66,10 @@ ASKED = {
     "a class without its box": ("image,class,x1,y1,x2,y2", ["{i}.png,a,,,,"], r"leave 'class' empty too"),
     "masks under any name": ("image,label,seg", ["{i}.png,a,1 3 10 5 20 2", "{i}.png,a,"], r"'seg' holds masks"),
     "an index as the path": (",label", ["{i},a", "{i},b"], r"numbers the rows"),
-    "nothing beside the paths": ("image", ["{i}.png"], r"path,label"),
+    "nothing beside the paths": ("image", ["{i}.png"], r"paths alone.*path,label"),
+    "a title above the header": ("My data,,", ["{i}.png,a,"], r"no names in the first row.*path,label"),
+    "a word among numbers": ("image,label", ["{i}.png,{i}.5"] * 5 + ["{i}.png,inf"], r"'inf' \(the first is that of"),
+    "masks beside images": ("image,mask", ["{i}.png,{i}_mask.png"], r"layout=\"pairs\""),
     "no rows": ("image,label\n", [], r"no rows|is empty"),
 }  # fmt: skip
 
@@ -88,6 +91,7 @@ READ = {
     "a height of people": ("image,height", ["{i}.png,170", "{i}.png,180"], (), [170, 180]),
     "one column of yes and no": ("image,ok", ["{i}.png,True", "{i}.png,False"], ("False", "True"), [1, 0]),
     "an empty column": ("image,kind,remark", ["{i}.png,a,", "{i}.png,b,"], ("a", "b"), [0, 1]),
+    "a column of one word": ("image,kind,source", ["{i}.png,a,web", "{i}.png,b,web"], ("a", "b"), [0, 1]),
     "several of yes and no": ("image,a,b", ["{i}.png,True,no", "{i}.png,False,no"], ("a", "b"), [[1, 0], [0, 0]]),
     "lists of words as JSON": ("image,y", ['{i}.png,"[""a"", ""b""]"', "{i}.png,[]"], ("a", "b"), [[1, 1], [0, 0]]),
     "lists of words as Python": ("image,y", ["{i}.png,\"['a, c']\"", "{i}.png,['b']"], ("a, c", "b"), [[1, 0], [0, 1]]),
@@ -126,6 +130,7 @@ def test_corners_in_other_words_are_boxes(tmp_path: Path, corners: str) -> None:
 NOTED = {
     "several labels": ("image,label", ["{i}.png,a|b"], None, r"several labels, with '|' between them: each of the 2"),
     "empty cells": ("image,a,b", ["{i}.png,1,", "{i}.png,,0"], None, r"12 cells of the label columns are empty"),
+    "a class for each": ("image,label", ["{i}.png,c{i}"], None, r"12 classes for 12 samples"),
     "-1 for no": ("image,a,b", ["{i}.png,-1,1"], None, r"hold -1, which"),
     "unread boxes": ("image,class,x1,y1,x2,y2", ["{i}.png,a,1,2,3,4"], ["class"], r"The boxes in 'x1', 'y1'"),
     "boxes without a header": ("", ["{i}.png,1,2,3,4,a"], ["column6"], r"Write path,xmin,ymin,xmax,ymax,class above"),
@@ -138,6 +143,32 @@ def test_what_a_loss_or_a_reader_would_not_expect_is_noted(tmp_path: Path, case:
     header, forms, labels, says = NOTED[case]
     found = read(tmp_path, header, *forms, layout="auto" if labels is None else table_rows(labels=labels))
     assert says in " ".join(found.notes)
+
+
+def test_a_table_of_tabs_may_have_commas(tmp_path: Path) -> None:
+    """Saved from a spreadsheet under the wrong name."""
+    assert read(tmp_path, "image,label", "{i}.png,a", "{i}.png,b", name="t.tsv").classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("folders", "asked"), [(("cat", "dog"), True), (("p1", "p2"), False), (("train", "val"), False), (("all",), False)]
+)
+def test_numbers_beside_folders_of_classes_are_asked_about(
+    tmp_path: Path, folders: tuple[str, ...], asked: bool
+) -> None:
+    """A table of measurements of images in folders; patients and splits are no classes."""
+    names = [f"{folder}/{number}.png" for folder in folders for number in range(6)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    text = "image,brightness\n" + "".join(f"{name},{number}.5\n" for number, name in enumerate(names))
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    tree = FolderTree(tmp_path)
+    if asked:
+        with pytest.raises(LayoutError, match=r"'cat', 'dog'.*layout=\"table\" or layout=\"image_folder\""):
+            detect_layout(tree)
+        assert detect_layout(tree, "image_folder").classes == ("cat", "dog")
+    assert values(detect_layout(tree, "table" if asked else "auto")).tolist() == [n + 0.5 for n in range(len(names))]
 
 
 def test_labels_that_are_corners_are_numbers(tmp_path: Path) -> None:
