@@ -33,7 +33,7 @@ _BLOCKS_AHEAD = 3
 
 
 class Copied(NamedTuple):
-    """What copying a file came to."""
+    """The result of copying a file."""
 
     hashes: list[str]
     """The hash of each block."""
@@ -91,11 +91,11 @@ def copy_blocks(
         def read(number: int) -> tuple[bytes | None, str]:
             wanted = None if expected is None else expected[number]
             there = None if leftover is None else _hash_there(leftover, blocks[number])
-            # It is here and right, by the hash that it should have: the source is spared a read.
+            # The block is here and has the expected hash, so the source need not be read.
             if there is not None and there == wanted:
                 return None, there
             data, digest = _read_block(reader, blocks[number], wanted, source, policy)
-            # Without expected hashes the source tells what is right, and a write is spared.
+            # Without expected hashes it is compared with the source, which saves a write.
             return (None if digest == there else data), digest
 
         def use(number: int, block: tuple[bytes | None, str]) -> None:
@@ -126,16 +126,16 @@ def copy_blocks(
 
 
 def _open_leftover(target: Path, size: int) -> int:
-    """Return a handle on what an interrupted copy left in the target, to be compared block by block."""
+    """Return a handle for what an interrupted copy left in the target, to be compared block by block."""
     with typed_write_errors(target):
-        # A longer file may be left of another state; its end would stay.
+        # A longer file may be left from another state, and its end would stay.
         if target.stat().st_size > size:
             cut_own(target, size)
         return os.open(target, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _hash_there(handle: int, block: tuple[int, int]) -> str | None:
-    """Return the hash of what is in a block's place; `None` where that is not a whole block."""
+    """Return the hash of what is in a block's place; `None` if that is not a whole block."""
     offset, length = block
     try:
         data = pread_exactly(handle, length, offset)
@@ -146,7 +146,7 @@ def _hash_there(handle: int, block: tuple[int, int]) -> str | None:
 
 @contextlib.contextmanager
 def _open_source(source: Path, size: int, policy: RetryPolicy) -> Iterator[int]:
-    """Yield a handle to read a file that must have `size` bytes."""
+    """Yield a handle for reading a file that must have `size` bytes."""
     label = str(source)
     handle = read_with_retry(lambda: os.open(source, os.O_RDONLY | os.O_CLOEXEC), label, policy=policy)
     try:
@@ -187,11 +187,11 @@ def _read_whole(read: Callable[[], bytes], block: tuple[int, int], source: Path,
 
 
 def _read_afresh(source: Path, block: tuple[int, int]) -> bytes:
-    """Read a block through a handle of its own: a mount may answer one handle with the same bytes for ever."""
+    """Read a block through a new handle: a mount may return the same wrong bytes to one handle for ever."""
     offset, length = block
     handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Otherwise the kernel would answer with the same bytes out of its memory.
+        # Otherwise the kernel would return the same bytes from its cache.
         os.posix_fadvise(handle, offset, length, os.POSIX_FADV_DONTNEED)
         return pread_exactly(handle, length, offset)
     finally:

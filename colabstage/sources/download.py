@@ -39,7 +39,7 @@ _VERSION = "version.json"
 
 
 class Download:
-    """What comes of one source, and stays until `discard`, or until somebody else takes it over after `close`.
+    """The download of one source, which stays until `discard`, or until another run takes it over after `close`.
 
     Args:
         lasting: the name that it is made for, in a folder that exists.
@@ -51,7 +51,8 @@ class Download:
     def __init__(self, lasting: Path, state: str | None) -> None:
         self.folder = temp_beside(lasting)
         self._closed = False
-        # Of another state of the source nothing can be used: half of one version and half of another would be neither.
+        # Nothing from another state of the source can be used: half of one version and half of another would be
+        # neither.
         for orphan in find_orphans(lasting):
             if state is not None and read_json(orphan / _STATE) != {"state": state}:
                 remove_own(orphan)
@@ -65,20 +66,20 @@ class Download:
             write_json(self.folder / _STATE, {"state": state})
 
     def fetch(self, bring: Callable[[Path], Path]) -> tuple[Path, bool]:
-        """Return what `bring` makes in the folder that it is given, or what is there from before.
+        """Return what `bring` creates in the given folder, or what an earlier run left there.
 
-        It counts as whole only once `bring` has returned.
+        It counts as complete only once `bring` has returned.
 
         Returns:
             Its path, and whether an earlier run had brought it.
         """
         content, coming = self.folder / _CONTENT, self.folder / _COMING
-        # What stands here was renamed in one step when it was complete.
+        # It was renamed in one step when it was complete.
         whole = list(content.iterdir())
         if whole:
             return whole[0], True
         for refused in coming.iterdir():
-            # What can be gone on with has an owned temporary name; the rest came whole once, and was refused.
+            # What can be continued has an owned temporary name; the rest arrived completely once, and was refused.
             if not is_our_name(refused.name):
                 remove_own(refused)
         path = bring(coming)
@@ -89,16 +90,16 @@ class Download:
 
     @property
     def version(self) -> str:
-        """What the service called the version that came; "" where it did not tell."""
+        """The service's name for the downloaded version; "" if it did not say."""
         found = read_json(self.folder / _VERSION)
         return found if isinstance(found, str) else ""
 
     def note_version(self, version: str) -> None:
-        """Keep with the content which version it is."""
+        """Record the version of the content."""
         write_json(self.folder / _VERSION, version)
 
     def close(self) -> None:
-        """Leave what came for the next run. Calling it twice is fine."""
+        """Leave what has arrived for the next run. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -117,18 +118,18 @@ class Download:
 
 @dataclass(slots=True)
 class Brought:
-    """What was brought here whole, now or in an interrupted run."""
+    """A complete download, from now or from an interrupted run."""
 
     path: Path
     """The file or folder."""
     download: Download
-    """Where it was put."""
+    """Where it is."""
     resumed: bool
     """Whether an earlier run had brought all of it."""
     version: str
-    """The service's name for the state that came; "" where it is not known."""
+    """The service's name for its version; "" if unknown."""
     facts: RemoteFacts | None = None
-    """What the service reports about it; `None` where it does not tell."""
+    """The service's facts about it; `None` if it reports none."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the report."""
 
@@ -147,12 +148,12 @@ def bring(
     cancellation: Cancellation,
     checksum: Checksum | None,
 ) -> Brought:
-    """Have what is behind a share link, or a dataset on Kaggle, brought here; `lasting`: as of `Download`.
+    """Download the target of a share link, or a dataset on Kaggle; `lasting`: as in `Download`.
 
     Raises:
         Exception: as `download_share_link` and `open_kaggle`.
     """
-    # Imported where they are needed: each of these brings libraries that local files do without.
+    # Imported where needed: each of these loads libraries that local files do not need.
     facts: RemoteFacts | None = None
     notes: list[str] = []
     version = ""
@@ -160,7 +161,7 @@ def bring(
         from colabstage.sources.share_download import download_share_link, share_link_facts
 
         facts = share_link_facts(source.link, cancellation=cancellation)
-        # A service that did not answer now says nothing of what came before: that is continued, and compared.
+        # If the service does not answer now, the earlier download is continued, and compared later.
         state = None if facts is None else f"{source.address} {facts.size} {facts.version}"
 
         def fetch(into: Path) -> Path:
@@ -184,7 +185,7 @@ def bring(
         undo.callback(download.close)
         path, resumed = download.fetch(fetch)
         if resumed and checksum is not None and path.is_file():
-            # Whoever brought it may not have been asked for this checksum, or for any.
+            # The earlier run may have had another checksum, or none.
             try:
                 check_file(path, checksum, source.label)
             except ChecksumMismatchError:

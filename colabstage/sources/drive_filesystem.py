@@ -1,7 +1,7 @@
-"""`drive://MyDrive/…`: the mounted Google Drive as a filesystem of fsspec's, wherever it is mounted on this machine.
+"""`drive://MyDrive/…`: the mounted Google Drive as an fsspec filesystem, wherever it is mounted on this machine.
 
-The entry point in `pyproject.toml` makes it known to whatever reads by fsspec: pandas, `datasets`, Dask, zarr. It
-mounts nothing by itself.
+The entry point in `pyproject.toml` registers it for everything that uses fsspec: pandas, `datasets`, Dask, zarr. It
+does not mount anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`fetch_files`: bring any source to this machine as the files that it is, once.
+"""`fetch_files`: copy the files of any source to this machine, once.
 
-It looks at the target first: complete files whose source is unchanged are not fetched again, and what colabstage did
-not make is never replaced unasked. A hidden record beside the target says what was fetched from which state.
+It checks the target first: complete files from an unchanged source are not fetched again, and what colabstage did not
+make is never replaced without being asked. A hidden record beside the target says what was fetched, and from which
+state of the source.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """What one `fetch_files` did."""
+    """The result of `fetch_files`."""
 
     path: Path
     """The file or folder that was made."""
@@ -60,9 +61,9 @@ class FetchReport:
     nbytes: int
     """Their bytes together."""
     seconds: float
-    """What it took."""
+    """Seconds that it took."""
     kept_bytes: int
-    """Bytes that were here already: all when nothing had changed, else what an interrupted run left."""
+    """Bytes that were already here: all if nothing had changed, otherwise what an interrupted run left."""
     transport: str
     """How the source was reached."""
     notes: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ class FetchReport:
 
     @property
     def rate(self) -> float:
-        """Return bytes a second read from the source; 0 when there was nothing to read."""
+        """Return bytes per second read from the source; 0 if there was nothing to read."""
         return self.fetched_bytes / self.seconds if self.fetched_bytes and self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,39 +111,39 @@ def fetch_files(
     verify: Verify = "fast",
     progress: bool | Progress = True,
 ) -> FetchReport:
-    """Bring a file, or a whole folder of them, to the local disk; an archive stays an archive.
+    """Copy a file or a whole folder to the local disk; archives are not extracted.
 
         fetch_files("https://example.org/photos.zip", "/content/photos.zip", hash="sha256:…")
         fetch_files("s3://bucket/train", "/content/train")
 
-    A large file comes in several parts at once, many small ones come tens at once, each tried again where that helps.
-    `target` appears when all of it is here and verified; until then, what was there stays. A call that was interrupted
-    continues where it stopped. When neither source nor target has changed since, a second call returns at once: a
-    hidden record beside the target says what was fetched.
+    A large file is fetched in several parts at once, small files by the dozen, and temporary failures are tried again.
+    `target` appears when everything has arrived and is verified; until then, what was there stays. An interrupted call
+    continues where it stopped. If neither source nor target has changed, a second call returns at once: a hidden record
+    beside the target says what was fetched.
 
     Args:
-        source: as for `stage_dataset`. Of a list, files come under their names and folders under theirs.
-        target: what the file, or the folder, is to become. For one file it may also be a folder, one that exists or
-            whose name ends in a slash, in which the file keeps its name.
-        hash: what one file must hash to, as `"sha256:…"`, `"md5:…"` or the digest alone.
-        overwrite: whether to replace what is at `target` though this did not make it, though it was changed, or
-            though there is more in it now.
-        refresh: fetch again, whatever is here.
-        verify: `"fast"` looks whether source and target changed since; `"full"` opens or lists the source and compares
-            all that is known of it, and hashes a file that is here.
+        source: as for `stage_dataset`. The files and folders of a list keep their names.
+        target: the path of the copied file or folder. For one file it may also be a folder that exists, or a path that
+            ends in a slash; the file then keeps its name in it.
+        hash: the expected hash of a single file, as `"sha256:…"`, `"md5:…"` or the digest alone.
+        overwrite: whether to replace what is at `target` even if `fetch_files` did not make it, or if it was changed or
+            added to.
+        refresh: fetch again, even if it is already here.
+        verify: `"fast"` checks whether source and target have changed; `"full"` opens or lists the source, compares
+            everything known about it, and hashes a file that is here.
         progress: `True` for a bar, `False` for silence, or a `Progress`.
 
     Returns:
-        What was done, with time and rate.
+        A report with time and rate.
 
     Raises:
-        TargetExistsError: something is at `target` that `fetch_files` did not put there as it is, or the source
-            itself is in it.
-        ChecksumMismatchError: all of it came, but it is another file; it is kept beside the target under a name of
-            its own.
+        TargetExistsError: something at `target` was not made by `fetch_files` or has changed since, or it contains the
+            source.
+        ChecksumMismatchError: the file arrived complete, but is another one; it is kept beside the target under another
+            name.
         SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
-        WebPageError: a web page came in place of the data.
-        DriveDisconnectedError, DriveQuotaError: Drive is away, or refuses for now.
+        WebPageError: a web page arrived instead of the data.
+        DriveDisconnectedError, DriveQuotaError: Drive is disconnected, or currently refuses.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
         TargetNotWritableError, OptionError: an argument cannot work, such as a target inside the source.
@@ -177,17 +178,17 @@ def fetch_files(
 
 @dataclass(frozen=True, slots=True)
 class FetchRecord:
-    """What was fetched to one place."""
+    """The record of what was fetched to one place."""
 
     address: str
     """From where."""
     identity: SourceIdentity
     """The source's state then."""
     seal: dict[str, int | str]
-    """Of a file, the facts that change when anything writes to it; of a folder the digest of its inventory,
-    by the word that records have had from the first."""
+    """For a file, the facts that change when anything writes to it; for a folder the digest of its inventory. Records
+    have used this field name from the beginning."""
     hashes: tuple[str, ...]
-    """Of a file, the xxh3-64 of each 8 MiB block."""
+    """For a file, the xxh3-64 of each 8 MiB block."""
     files: int
     """How many files the target holds."""
     nbytes: int
@@ -196,27 +197,27 @@ class FetchRecord:
     """How it came."""
 
     def fits(self, target: Path, *, thorough: bool = False) -> bool:
-        """Return whether what was fetched is there as it was left, and in a folder nothing else.
+        """Return whether what was fetched is unchanged, and a folder contains nothing else.
 
-        By sizes and times, or by a file's content where its times say nothing, or with `thorough` whatever they say.
+        Compared by sizes and times, or by a file's content if its times are not conclusive, or always with `thorough`.
         """
         if "deed" in self.seal:
             here = look_at(target)
             return here.is_as_made and here.inventory == self.seal["deed"]
-        # A link is somebody's way to something else, even where that is as it was.
+        # A link belongs to somebody else, even if its target is unchanged.
         if target.is_symlink() or not target.is_file():
             return False
         sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
         if sealed and not (thorough and self.hashes):
             return True
-        # The length is free to ask, the hashes read everything.
+        # The length costs nothing to check, while the hashes read everything.
         if not self.hashes or target.stat().st_size != self.nbytes:
             return False
         ranges = block_ranges(self.nbytes, BLOCK_BYTES)
         return tuple(hash_ranges(target, ranges, threads=usable_cores())) == self.hashes
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values; of the source's state, what is known."""
+        """Return everything as JSON values; of the source's state only what is known."""
         return {**asdict(self), "identity": self.identity.to_json()}
 
 
@@ -224,7 +225,7 @@ FETCHED = RecordFile(FetchRecord, ("version", 1), FetchRecord.fits, FetchRecord.
 
 
 def announce_record(target: Path, record: FetchRecord) -> None:
-    """Say what is about to be put at `target`.
+    """Announce what is about to be put at `target`.
 
     The record's seal may be that of what will be renamed to `target`, or empty for a file whose hashes it has.
     """
@@ -234,7 +235,7 @@ def announce_record(target: Path, record: FetchRecord) -> None:
 
 
 def settle_record(target: Path, record: FetchRecord) -> None:
-    """Finish what runs left that died once the work was in place, by them or by an earlier one."""
+    """Finish what was left by runs that died after the work was in place."""
     if FETCHED.announced_path(target).exists():
         FETCHED.write(target, record if "deed" in record.seal else replace(record, seal=file_seal(target)))
     else:
@@ -268,16 +269,16 @@ class _FetchCall:
     def reuse(self) -> FetchReport | None:
         """Return what is here, if it is whole and the source is still the same."""
         place = self.target
-        # Who died between two renames has left nothing at the target, and what stood there beside it.
+        # A run that died between two renames left nothing at the target, and the old content beside it.
         put_back(place)
         record = FETCHED.read(place)
-        # The target may be the folder that the file went into, under a name that only the source told.
+        # The target may be the folder into which the file went, under a name that only the source knows.
         if record is None and place.is_dir():
             found = FETCHED.find(place, lambda one: one.address == self.source.address)
             place, record = (found, FETCHED.read(found)) if found is not None else (place, None)
         if record is None or record.address != self.source.address or not record.fits(place, thorough=self.thorough):
             return None
-        # What is here is asked first: that needs no connection.
+        # The local files are checked first, because that needs no connection.
         note = self._unchanged(record.identity)
         if note is None:
             return None
@@ -291,10 +292,11 @@ class _FetchCall:
     def _unchanged(self, recorded: SourceIdentity) -> str | None:
         """Return `None` when the source may have changed; else a note, which may be empty."""
         if self.checksum is not None and (recorded.checksum != str(self.checksum) or not self.thorough):
-            # With the right checksum it need not be asked: what is here is what was asked for.
+            # With the right checksum the source need not be asked: the requested file is here.
             return "" if recorded.checksum == str(self.checksum) else None
         look = Look("unsure") if self.thorough else check_freshness(self.source, recorded, workers=SLOW_LISTERS)
-        # A source that has disappeared is not a change: what was made of it stays usable, and the report says so.
+        # A source that has disappeared does not count as changed: what was fetched stays usable, and the report says
+        # so.
         if look.state == "gone":
             return f"The source cannot be reached now; what was fetched before is unchanged. {look.detail}"
         if look.state == "silent":
@@ -304,8 +306,8 @@ class _FetchCall:
         return "" if look.state == "same" else None
 
     def _compared(self, recorded: SourceIdentity) -> str | None:
-        """Answer as `_unchanged`, by opening the source; what must come whole to be looked at is fetched again."""
-        # To open it would be to download it: then it may as well be fetched.
+        """Do the same as `_unchanged` by opening the source; one that must be downloaded for that is fetched again."""
+        # Opening it would download it, so it may as well be fetched.
         if comes_whole(self.source):
             return None
         try:
@@ -333,21 +335,20 @@ class _FetchCall:
                 report = self._fetch_file(source)
             else:
                 report = self._fetch_tree(source)
-            # What was brought here only to be read is of no use once the result stands.
+            # What was copied here only to be read is of no use once the result is in place.
             source.discard()
         return report
 
     def _fetch_file(self, opened: SourcePart) -> FetchReport:
         assert opened.file is not None
         facts = opened.file.facts
-        # As `cp` does: into a folder that is there, else under the name given.
+        # As `cp` does: into an existing folder, otherwise under the given name.
         place = self.target / facts.name if self.into or self.target.is_dir() else self.target
         self._check_replaceable(place)
         # An interrupted run's bytes are on the disk already, so they need no room.
         kept = sum(map(disk_use, find_orphans(place)))
         plan = self._plan([facts.size or 0], opened, connections=facts.connections, kept=kept)
-        # The checksum that the caller gave is in the record, so that the next call with the same need not ask the
-        # source.
+        # The caller's checksum is in the record, so that the next call with the same one need not ask the source.
         identity = replace(opened.identity, checksum=str(self.checksum or ""))
         # On the same disk and ours: a rename instead of a copy.
         if opened.brought is not None and opened.brought.movable:
@@ -367,13 +368,13 @@ class _FetchCall:
                 announce=lambda hashes, nbytes: announce_record(place, record_of({}, hashes, nbytes)),
                 replaces=self._may_replace,
             )
-        # The seal holds the time of the last change, which only the rename has set.
+        # The seal contains the time of the last change, which the rename has just set.
         record = record_of(file_seal(place), fetched.block_hashes, fetched.nbytes)
         FETCHED.write(place, record)
         return self._report(place, record, fetched.kept_bytes, [*opened.notes, *plan.reasons])
 
     def _move(self, opened: SourcePart, place: Path, identity: SourceIdentity, files: int, nbytes: int) -> FetchReport:
-        """Put in its place what was brought beside it."""
+        """Put the downloaded file in its place."""
         assert opened.path is not None
         seal = {} if opened.tree is not None else file_seal(opened.path)
         coming = FetchRecord(self.source.address, identity, seal, (), files, nbytes, opened.transport)
@@ -396,7 +397,7 @@ class _FetchCall:
         )
 
     def _fetch_tree(self, source: OpenSource) -> FetchReport:
-        """Bring a folder, or of a list files under their names and folders under theirs."""
+        """Fetch a folder, or the files and folders of a list under their names."""
         place, tree, identity, opened = self.target, source.tree, source.identity, source.slowest
         assert tree is not None
         self._check_replaceable(place)
@@ -409,7 +410,7 @@ class _FetchCall:
         coming = FetchRecord(self.source.address, identity, {}, (), len(sizes), sum(sizes), opened.transport)
 
         def announce(inventory: str) -> None:
-            # The last moment to notice a listing that was not whole: after this, the folder stands.
+            # The last moment to notice an incomplete listing: after this, the folder is in place.
             problem = source.relisted()
             if problem:
                 msg = f"{problem} Nothing was put in its place. Wait until uploads are complete, then fetch again."
@@ -432,7 +433,7 @@ class _FetchCall:
         return self._report(place, record, fetched.kept_bytes, [*source.notes, *tree.notes, *plan.reasons])
 
     def _plan(self, sizes: Sequence[int], opened: SourcePart, *, connections: int, kept: int) -> TransferPlan:
-        """Decide how files come here, and refuse where they do not fit."""
+        """Decide how files are transferred, and refuse if they do not fit."""
         facts = TransferFacts(
             slow=opened.slow,
             cores=usable_cores(),
@@ -445,7 +446,7 @@ class _FetchCall:
         return plan
 
     def _check_replaceable(self, place: Path) -> None:
-        """Refuse to replace what is not ours, or not as we left it, and the source itself."""
+        """Refuse to replace what is not ours or has changed, and the source itself."""
         if not os.path.lexists(place):
             return
         for path in paths_of(self.source):
@@ -467,13 +468,13 @@ class _FetchCall:
         raise TargetExistsError(msg)
 
     def _may_replace(self, place: Path) -> bool:
-        """Return whether what is there is ours and as we left it, or is to be replaced whatever it is."""
+        """Return whether what is there is ours and unchanged, or is to be replaced in any case."""
         if self.overwrite:
             return True
         record = FETCHED.read(place)
         ours = record is not None and record.address == self.source.address and record.fits(place)
         if place.is_dir() and not place.is_symlink():
-            # Nobody loses anything by an empty folder.
+            # Replacing an empty folder loses nothing.
             return ours or look_at(place).kind == "empty folder"
         return ours
 
@@ -486,6 +487,6 @@ class _FetchCall:
             seconds,
             kept_bytes,
             record.transport,
-            # Parts of one source may have the same to say.
+            # Several parts of a source may have the same note.
             tuple(dict.fromkeys(note for note in notes if note)),
         )

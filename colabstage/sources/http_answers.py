@@ -1,4 +1,4 @@
-"""What a web server's answer means: the status, the range, the name, the time, the checksum, a page. Pure functions.
+"""The meaning of a web server's answer: status, range, name, time, checksum, web pages. Pure functions.
 
 Headers are any mapping that ignores the case of names.
 """
@@ -26,13 +26,13 @@ from colabstage.sources.remote import Checksum, TransientError, parse_checksum
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A server may ask for more patience than this; then the work is better begun again by a person.
+# If a server asks for more patience than this, a person should start the work again later.
 _MAX_WAIT_S = 3600.0
 _NAME_BYTES = 200
 _TRANSIENT = frozenset({202, 408, 425, 429})
 _PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml"})
 _BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
-# Files that are compressed themselves, and what careless servers then say of their transfer.
+# Compressed files, and the transfer codings that careless servers then claim.
 _OWN_CODING = {"gzip": (".gz", ".tgz", ".svgz"), "x-gzip": (".gz", ".tgz"), "zstd": (".zst", ".tzst")}
 _OWN_CODING |= {"br": (".br",), "compress": (".z",), "x-bzip2": (".bz2", ".tbz2"), "bzip2": (".bz2", ".tbz2")}
 _OWN_TYPES = frozenset({"application/gzip", "application/x-gzip", "application/x-tgz", "application/x-gtar-compressed"})
@@ -47,11 +47,11 @@ class ContentRange:
     stop: int
     """The byte after the last."""
     total: int | None
-    """The length of the whole; `None` where the server does not know it."""
+    """The length of the whole file; `None` if the server does not know it."""
 
 
 def parse_content_range(text: str | None) -> ContentRange | None:
-    """Read a Content-Range header; `None` when it is missing, or says nothing or nonsense."""
+    """Read a Content-Range header; `None` if it is missing, empty or invalid."""
     match = re.fullmatch(r"\s*bytes\s+(\d+)-(\d+)/(\d+|\*)\s*", text or "", re.ASCII)
     if not match:
         return None
@@ -61,13 +61,13 @@ def parse_content_range(text: str | None) -> ContentRange | None:
 
 
 def parse_missed_total(text: str | None) -> int | None:
-    """Return the size that `Content-Range: bytes */SIZE` of a 416 tells."""
+    """Return the size in the `Content-Range: bytes */SIZE` of a 416."""
     match = re.fullmatch(r"\s*bytes\s+\*/(\d+)\s*", text or "", re.ASCII)
     return int(match[1]) if match else None
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return the length told, where it is not overruled by sending in chunks.
+    """Return the reported length, unless chunked transfer overrides it.
 
     Raises:
         SourceReadError: the reported length is not a number, so that a body that was cut could not be told from a whole
@@ -89,7 +89,7 @@ def content_length(headers: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """By what one content is told from another."""
+    """What distinguishes one version of the content from another."""
 
     etag: str = ""
     """The entity tag, with its quotes and, if weak, its `W/`."""
@@ -100,15 +100,15 @@ class Validators:
 
     @property
     def version(self) -> str:
-        """Return a text that is another one when the content is; "" where the server gives no sign."""
+        """Return a text that changes when the content changes; "" if the server gives no such sign."""
         return self.etag or self.last_modified
 
     @property
     def if_range(self) -> str:
-        """Return what `If-Range` may be sent with by RFC 9110, 13.1.5; "" where nothing may.
+        """Return the value to send as `If-Range` by RFC 9110, 13.1.5; "" if there is none.
 
-        A weak tag may not, and where there is one a date may not either. A date is strong only when the answer was
-        made at least a second after it (8.8.2.2): before, the file could have changed twice in that second.
+        A weak tag must not be sent, and neither must a date beside one. A date is strong only if the answer was made at
+        least a second later (8.8.2.2), because the file could have changed twice within a second.
         """
         if self.etag:
             return "" if self.etag.startswith("W/") else self.etag
@@ -116,9 +116,9 @@ class Validators:
         return self.last_modified if modified is not None and made is not None and made - modified >= 1 else ""
 
     def contradicts(self, other: Validators) -> bool:
-        """Return whether the two cannot be of one content."""
+        """Return whether the two cannot be from the same content."""
         if self.etag and other.etag:
-            # Weak or strong: a proxy that compresses weakens a tag on its way.
+            # Weak or strong: a proxy that compresses weakens a tag.
             return self.etag.removeprefix("W/") != other.etag.removeprefix("W/")
         return bool(self.last_modified and other.last_modified) and self.last_modified != other.last_modified
 
@@ -126,13 +126,13 @@ class Validators:
 def validators(headers: Mapping[str, str]) -> Validators:
     """Return the validators of an answer."""
     etag = headers.get("ETag", "").strip()
-    # What is not a tag may be anything, also something that changes with each answer.
+    # Anything that is not a tag may change with each answer.
     usable = re.fullmatch(r'(?:W/)?"[^"]*"', etag) is not None
     return Validators(etag if usable else "", headers.get("Last-Modified", "").strip(), headers.get("Date", "").strip())
 
 
 def parse_http_date(text: str) -> float | None:
-    """Return seconds since 1970 of a date in a header; `None` where it is none."""
+    """Return a header's date as seconds since 1970; `None` if it is not a date."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -142,7 +142,7 @@ def parse_http_date(text: str) -> float | None:
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return seconds that `Retry-After` asks to wait, from 0 to an hour; `None` without a sensible one.
 
-    A date is taken by the server's own clock where it tells it.
+    A date is compared with the server's own clock, if it is sent.
     """
     # Seconds or a date, by RFC 9110, 10.2.3.
     text = headers.get("Retry-After", "").strip()
@@ -156,7 +156,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def status_error(status: int, headers: Mapping[str, str], url: str, label: str, text: str = "") -> SourceError:
-    """Return the typed error for an answer with this status. `text`: the beginning of what came with it."""
+    """Return the typed error for an answer with this status. `text`: the beginning of its body."""
     phrase = next((one.phrase for one in HTTPStatus if one == status), "")
     said = f"{status} {phrase}".rstrip()
     if status in {401, 403, 407, 451}:
@@ -177,7 +177,7 @@ def _access_remedy(status: int, url: str, text: str) -> str:
         return "The proxy wants a login: put it into the variable HTTPS_PROXY, as http://user:password@host:port."
     if status == 451:
         return "It is withheld for legal reasons, perhaps only in this machine's country."
-    # Before the login: a signed address needs none, it needs to be a fresh one.
+    # Before the login, because a signed address needs no login, but has to be fresh.
     if is_signed_address(url) or re.search(r"(?i)\bexpired\b", text):
         return "The link carries a signature or token, which has probably expired: get a fresh link."
     if status == 401:
@@ -192,10 +192,10 @@ def _access_remedy(status: int, url: str, text: str) -> str:
 
 
 def coding_of(headers: Mapping[str, str], name: str) -> str:
-    """Return the Content-Encoding that is to be undone: "" for none.
+    """Return the Content-Encoding to decode; "" for none.
 
-    Many servers call a `.tar.gz` a tar that was compressed for the way. It was not: the file that people know, whose
-    size and hash are published, is the compressed one. Browsers see it so too.
+    Many servers declare a `.tar.gz` as a tar that was compressed for the transfer. It was not: the file whose size and
+    hash are published is the compressed one. Browsers treat it like this too.
     """
     coding = headers.get("Content-Encoding", "").strip().lower()
     if coding in {"", "identity", "none", "aws-chunked"}:
@@ -210,39 +210,39 @@ def content_type(headers: Mapping[str, str]) -> str:
 
 
 def is_page_type(headers: Mapping[str, str]) -> bool:
-    """Return whether the server calls it a web page."""
+    """Return whether the server declares a web page."""
     return content_type(headers) in _PAGE_TYPES
 
 
 def is_page(headers: Mapping[str, str], head: bytes) -> bool:
-    """Return whether a web page came, by what the server calls it and what it begins with.
+    """Return whether the answer is a web page, by its declared type and first bytes.
 
-    Bytes that no text contains are data whatever the server calls them.
+    Bytes that no text contains are data, whatever the server declares.
     """
     return is_html(head) or (is_page_type(headers) and head != b"" and not _BINARY.search(head))
 
 
 def names_a_page(url: str, name: str) -> bool:
-    """Return whether a web page is what the address asks for."""
+    """Return whether the address itself names a web page."""
     suffixes = (".html", ".htm", ".xhtml", ".shtml")
     return urlsplit(url).path.lower().endswith(suffixes) or name.lower().endswith(suffixes)
 
 
 def page_title(head: bytes) -> str:
-    """Return the title of a web page that begins so; "" where none is seen."""
+    """Return the title of a web page from its beginning; "" if there is none."""
     match = re.search(rb"(?is)<title[^>]*>(.*?)(?:</title|\Z)", head)
     text = html.unescape(match[1].decode("utf-8", "replace")) if match else ""
     return "".join(character for character in " ".join(text.split()) if character.isprintable())[:120]
 
 
 def file_name(headers: Mapping[str, str], *urls: str) -> str:
-    """Return the name a file would have here: as the server says, else the last part of the first address that has one.
+    """Return the name for the file: as the server says, otherwise the last part of the first address that has one.
 
     An address whose last part has a suffix comes before one without; never with folders, never hidden.
     """
     told = _clean_name(disposition_name(headers))
     names = [_clean_name(unquote(urlsplit(url).path).rpartition("/")[2]) for url in urls]
-    # A redirect often ends at a number; the name then is in the address before it.
+    # A redirect often ends at a number; the name is then in the address before it.
     with_suffix = [name for name in names if PurePosixPath(name).suffix]
     return next(filter(None, [told, *with_suffix, *names]), "download")
 
@@ -278,17 +278,17 @@ def _clean_name(name: str) -> str:
 
 
 def offered_checksum(headers: Mapping[str, str], *, whole: bool, first_hop: Mapping[str, str]) -> Checksum | None:
-    """Return the hash of the whole content that the service tells, the strongest of those.
+    """Return the strongest hash of the whole content that the service reports.
 
-    `whole`: the answer has the whole content, not a part; some headers speak of the answer's own body only.
-    `first_hop`: the headers of the answer that redirected here; Hugging Face tells a file's SHA-256 there.
+    `whole`: whether the answer has the whole content, because some headers only refer to the answer's body.
+    `first_hop`: the headers of the answer that redirected here, in which Hugging Face reports a file's SHA-256.
     """
     offers: list[tuple[str, str]] = []
     for header in ("Repr-Digest", "Digest", *(("Content-Digest",) if whole else ())):
         offers += re.findall(r"(?i)(sha-256|sha-512|md5)=:?([\w+/=]+)", headers.get(header, ""))
     if headers.get("x-goog-stored-content-encoding", "identity") == "identity":
         offers += re.findall(r"(?i)(md5)=([\w+/=]+)", headers.get("x-goog-hash", ""))
-    # The digest of an object that came in parts is one of their digests, and ends in their number.
+    # The digest of an object uploaded in parts is a digest of their digests, and ends in their number.
     if headers.get("x-amz-checksum-type", "FULL_OBJECT").upper() == "FULL_OBJECT":
         offers.append(("sha256", headers.get("x-amz-checksum-sha256", "")))
     offers.append(("md5", headers.get("x-ms-blob-content-md5", "")))

@@ -1,4 +1,4 @@
-"""One file on a web server: what is known of it, and any part of it, checked against what was promised."""
+"""One file on a web server: its facts, and any part of it, checked against what the server promised."""
 
 from __future__ import annotations
 
@@ -40,47 +40,47 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum
 
 _TIMEOUT_S = 30.0
-# The first look asks for so much: enough to see a page's title; it still comes in the first round trip.
+# The first request asks for this much: enough for a page's title, and it still arrives in the first round trip.
 _LOOK_BYTES = 8 * 1024
-# A trickle is looked at for so long.
+# How long to read from a slow trickle at first.
 _LOOK_S = 5.0
-# What was asked for besides is waited for no longer.
+# The longest wait for what was requested in addition.
 _LONGEST_TAIL_S = 60.0
 _PIECE_BYTES = 256 * 1024
-# What servers give to one client at full speed; aria2 goes no further either.
+# As many as servers serve at full speed to one client; aria2 has the same limit.
 _CONNECTIONS = 16
-# Whoever asks for more patience before the first byte is better told so.
+# If more patience is required before the first byte, the user should know.
 _MAX_OPENING_WAIT_S = 60.0
-# Some servers answer a range they do not like so; the whole file may come all the same.
+# Some servers answer like this to a range that they do not like, but send the whole file.
 _NO_RANGES = frozenset({400, 405, 412, 416, 501})
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the first answer told."""
+    """The facts in the first answer."""
 
     facts: RemoteFacts
     """The facts on the file."""
     validators: Validators
-    """What tells its content from another."""
+    """What distinguishes its content from another version."""
     is_page_type: bool
-    """Whether the server calls the data a page."""
+    """Whether the server declares the data as a web page."""
     head: bytes = b""
-    """The first bytes of a file whose parts can be had."""
+    """The first bytes of a file that is served in parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The last bytes of a file, as one answer gave them."""
+    """The last bytes of a file, from one answer."""
 
     begin: int
     """Where they begin."""
     data: bytes
     """The bytes."""
     total: int
-    """The size of the file, as it was told with them."""
+    """The size of the file, as reported with them."""
     validators: Validators
-    """What tells the content that they are of from another."""
+    """What distinguishes their content from another version."""
 
 
 def open_http(
@@ -92,14 +92,14 @@ def open_http(
     clock: Clock = SYSTEM_CLOCK,
     along_bytes: int = 0,
 ) -> HttpFile:
-    """Look at a file on a web server.
+    """Open a file on a web server.
 
-    A part of it is asked for, since nothing else proves that parts can be had; `HEAD` is never used, which signed
-    addresses and many services refuse. User and password in the address are used, and never shown.
+    A part of it is requested, because nothing else proves that parts are served; `HEAD` is never used, because signed
+    addresses and many services refuse it. User and password in the address are used, and never shown.
 
     Args:
         url: `http://` or `https://`.
-        checksum: what the content should have, when the caller knows; otherwise the one the server tells, if any.
+        checksum: the expected checksum, if the caller knows it; otherwise the one that the server reports, if any.
         timeout_s: seconds of silence, at any time, after which the connection counts as failed; also for the whole
             head of an answer.
         policy: how often to try again when the first look fails in a transient way.
@@ -117,14 +117,14 @@ def open_http(
         tail = in_thread(lambda: _ask_for_tail(session, along_bytes), "colabstage-end") if along_bytes else None
         look = _look_patiently(session, checksum, policy or RetryPolicy(), max(_LOOK_BYTES, along_bytes))
         return HttpFile(session, look, tail)
-    # Nobody else has the session yet.
+    # Nobody else uses the session yet.
     except BaseException:
         session.close()
         raise
 
 
 def open_known(url: str, facts: RemoteFacts, headers: Mapping[str, str]) -> HttpFile:
-    """Return a file of which another answer from this address has told the facts, without a look of its own.
+    """Return a file whose facts are known from another answer of this address, without another request.
 
     Args:
         url: where the answer came from.
@@ -160,7 +160,7 @@ class HttpFile(RemoteFile):
         # Whoever asks the usual way is told what is wrong.
         except Exception:  # noqa: BLE001 - as above
             return None
-        # Of another state of the file they are of no use.
+        # From another state of the file they are of no use.
         if tail is None or tail.total != self.facts.size or tail.validators.contradicts(self._look.validators):
             return None
         return tail.data[offset - tail.begin : stop - tail.begin] if tail.begin <= offset else None
@@ -178,25 +178,25 @@ class HttpFile(RemoteFile):
             whole = "" if self.facts.ranges else " Its server gives only the whole, from the beginning."
             msg = f"'{label}' has no part of {length} bytes at {offset}; its size is {size}.{whole}"
             raise OptionError(msg)
-        # HTTP has no way to ask for nothing.
+        # HTTP cannot request an empty range.
         if stop == offset:
             return iter(())
         return self._part(offset, stop) if self.facts.ranges and stop is not None else self._beginning(stop)
 
     def close(self) -> None:
-        """Hang up, also on parts that are being read."""
+        """Close all connections, including those being read."""
         self._session.close()
 
     def _part(self, offset: int, stop: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={offset}-{stop - 1}"}
         if self._look.validators.if_range:
-            # Of another state the server then sends the whole, which is told from a part by its status.
+            # From another state the server then sends the whole file, which differs from a part by its status.
             headers["If-Range"] = self._look.validators.if_range
         with self._session.get(headers) as response:
             if response.status_code == 206:
                 promised = self._check_part(response, offset, stop)
                 yield from self._exactly(response, promised, ends=True)
-                # A server may send less than was asked for; what it promised has come, the rest is asked for again.
+                # A server may send less than requested; what it promised has arrived, and the rest is requested again.
                 if promised < stop - offset:
                     raise TransientError(self._short(promised, stop - offset))
                 return
@@ -207,7 +207,7 @@ class HttpFile(RemoteFile):
             self._refuse(response)
 
     def _beginning(self, stop: int | None) -> Iterator[bytes]:
-        """Yield the whole file, or its beginning, where no parts can be had."""
+        """Yield the whole file, or its beginning, if parts are not served."""
         with self._session.get({}) as response:
             if response.status_code != 200:
                 self._refuse(response)
@@ -224,7 +224,7 @@ class HttpFile(RemoteFile):
                 yield from _read_pieces(response, self._session)
 
     def _check_part(self, response: requests.Response, offset: int, stop: int) -> int:
-        """Return how many bytes the part has; raise when it is not the one that was asked for."""
+        """Return how many bytes the part has; raise an error if it is not the requested part."""
         self._check_same(response)
         told, label = parse_content_range(response.headers.get("Content-Range")), self.facts.label
         if told is None or told.start != offset or told.stop > stop:
@@ -233,7 +233,7 @@ class HttpFile(RemoteFile):
                 f"(Content-Range: {response.headers.get('Content-Range', 'none')}). It cannot be trusted with parts."
             )
             raise SourceReadError(msg)
-        # The version alone would not do: many servers tell none.
+        # The version alone is not enough, because many servers report none.
         self._check_size(told.total)
         if coding_of(response.headers, self.facts.name):
             msg = (
@@ -247,7 +247,8 @@ class HttpFile(RemoteFile):
         return told.stop - offset
 
     def _check_whole_for_part(self, response: requests.Response, offset: int) -> None:
-        """Refuse a whole that came in answer to a part, unless it is the same file and begins where we do."""
+        """Refuse a whole file in answer to a request for a part, unless it is the same file and the part begins at
+        0."""
         self._check_same(response)
         self._check_size(content_length(response.headers))
         # Without a sign on both sides, a whole of the same length may be another state.
@@ -265,7 +266,7 @@ class HttpFile(RemoteFile):
 
     def _check_same(self, response: requests.Response) -> None:
         if response.status_code == 200 and is_page_type(response.headers) and not self._look.is_page_type:
-            # A login that ran out, or a limit: a page with status 200, in the midst of the data.
+            # An expired login or a limit: a page with status 200, in the middle of the data.
             coding = coding_of(response.headers, self.facts.name)
             raise _page_error(self.facts.label, _read_head(response, self._session, coding))
         now, before = validators(response.headers), self._look.validators
@@ -273,7 +274,7 @@ class HttpFile(RemoteFile):
             raise SourceChangedError(self._changed(f"its version was {before.version} and is {now.version}"))
 
     def _refuse(self, response: requests.Response) -> None:
-        """Raise what the status, not 200 nor 206, means."""
+        """Raise the error for a status other than 200 and 206."""
         if response.status_code == 416:
             self._check_size(parse_missed_total(response.headers.get("Content-Range")))
             # One of several servers behind the address may not have the file yet.
@@ -325,7 +326,7 @@ def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: Ret
             return _ask_for_head(session, checksum, length)
         except TransientError as error:
             wait_s = max(error.wait_s or 0.0, policy.first_wait_s * 2 ** (tries - 1))
-            # A minute of silence before anything is seen to happen looks like a program that hangs.
+            # A minute of silence at the beginning looks like a program that hangs.
             if tries == policy.attempts or wait_s > _MAX_OPENING_WAIT_S:
                 raise
         session.clock.sleep(wait_s)
@@ -333,7 +334,7 @@ def _look_patiently(session: HttpSession, checksum: Checksum | None, policy: Ret
 
 
 def _ask_for_tail(session: HttpSession, length: int) -> _Tail | None:
-    """Return the last bytes of a file; `None` of one whose server does not send just these."""
+    """Return the last bytes of a file; `None` if the server does not send exactly these."""
     with session.get({"Range": f"bytes=-{length}"}) as response:
         told = parse_content_range(response.headers.get("Content-Range"))
         coding = coding_of(response.headers, file_name(response.headers, session.url, response.url))
@@ -396,7 +397,7 @@ def _judge_answer(
     if is_page(headers, head) and not names_a_page(session.url, name):
         raise _page_error(session.label, head)
     modified = parse_http_date(found.last_modified)
-    # The front door may tell a checksum that the storage behind it does not.
+    # The first server may report a checksum that the storage behind it does not.
     first_hop = response.history[0].headers if response.history else {}
     decoded = coding_of(headers, name) != ""
     whole = response.status_code == 200

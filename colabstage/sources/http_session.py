@@ -1,4 +1,4 @@
-"""The connections to one file's web server: redirects, logins, time limits, and what failures of them mean."""
+"""The connections to one file's web server: redirects, logins, time limits, and the meaning of failures."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Clock
 
-# More than anybody has in flight at once, so that none is thrown away after each use.
+# More than are ever in flight at once, so that no connection is discarded after use.
 _POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
-# What a signed address that has expired is answered with, by one service or another.
+# The statuses with which services answer an expired signed address.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 
 
 class _TimedLines:
-    """A socket's stream whose lines come in bounded time, however slowly their bytes drip.
+    """A socket's stream with a time limit for lines, however slowly their bytes arrive.
 
     A socket's own timeout starts over with every byte, so a server that sends one every twenty seconds would hold its
     reader for as long as it likes. `deadline`: for all lines of a head; each line has its own where there is none.
@@ -45,7 +45,7 @@ class _TimedLines:
         self.deadline: float | None = None
 
     def readline(self, limit: int = -1) -> bytes:
-        """Read a line as the stream does.
+        """Read a line, like the stream.
 
         Raises:
             TimeoutError: it does not end in time.
@@ -104,12 +104,12 @@ class _PromptResponse(http.client.HTTPResponse):
 
 
 class HttpSession:
-    """Answers of one address. May be used by many threads at once.
+    """The answers of one address. May be used by many threads at once.
 
-    Redirects are followed once. Services that redirect (releases, data sets, mirrors) hand out an address that is good
-    for minutes or hours; going through the front door for each of hundreds of parts doubles the latency, runs into
-    the front door's limit of requests, and may end at another mirror each time, whose ETag is another. So parts are
-    asked of where the first answer came from, and only when that refuses is the address looked up again, once.
+    Redirects are followed once. Services that redirect (releases, data sets, mirrors) give an address that is valid for
+    minutes or hours. Following the redirect for each of hundreds of parts would double the latency, exceed the
+    service's request limit, and might end at a different mirror with another ETag each time. So parts are requested
+    from where the first answer came from, and only if that refuses is the redirect followed again, once.
     """
 
     def __init__(self, url: str, timeout_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -121,13 +121,14 @@ class HttpSession:
         self._timeouts = (min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s)
         self._session = _new_session(self.label)
         self._lock = threading.Lock()
-        # Those that are being read, to be hung up on from another thread.
+        # The answers being read, which another thread may close.
         self._open: set[requests.Response] = set()
         self._closed = False
 
     @contextlib.contextmanager
     def get(self, headers: dict[str, str]) -> Iterator[requests.Response]:
-        """Yield the answer to a GET, its body not yet read; hung up on at the end, unless it was read to its end.
+        """Yield the answer to a GET before its body is read; the connection is closed at the end, unless the body was
+        read completely.
 
         Failures inside the block, too, become TransientError or the error they are.
         """
@@ -137,7 +138,7 @@ class HttpSession:
                 with self._lock:
                     self._open.add(response)
                 yield response
-                # A body without a length ends like a whole one when it is hung up on.
+                # A body without a length looks complete when the connection is closed.
                 self._check_open()
             finally:
                 with self._lock:
@@ -149,7 +150,7 @@ class HttpSession:
                     self._session.close()
 
     def close(self) -> None:
-        """Hang up, also on those who are reading. Calling it twice is fine."""
+        """Close all connections, including those being read. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             reading = list(self._open)
@@ -162,7 +163,7 @@ class HttpSession:
     def _ask(self, headers: dict[str, str]) -> requests.Response:
         target = self._target
         response = self._send(target, headers)
-        # A signed address that has run out refuses; the front door gives a new one.
+        # An expired signed address refuses; following the redirect again gives a new one.
         if target != self.url and response.status_code in _EXPIRED:
             response.close()
             response = self._send(self.url, headers)
@@ -175,7 +176,7 @@ class HttpSession:
         from requests.auth import HTTPBasicAuth
 
         self._check_open()
-        # A password is for the server that it was given for, and none that it redirects to.
+        # A password is only for the server that it was given for, not for one that it redirects to.
         login = self._login if _origin(url) == _origin(self.url) else None
         try:
             return self._session.get(
@@ -195,7 +196,8 @@ class HttpSession:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise ours for what requests, urllib3 and the system raise, whose texts may show the whole address."""
+        """Raise our own errors for those of requests, urllib3 and the system, whose texts may show the whole
+        address."""
         import requests
         import urllib3
 
@@ -204,7 +206,7 @@ class HttpSession:
         except ColabstageError:
             raise
         except (OSError, urllib3.exceptions.HTTPError, http.client.HTTPException) as error:
-            # Hanging up breaks reads off in many ways; what it was is told once.
+            # Closing makes reads fail in many ways; all are reported as the same error.
             self._check_open()
             if isinstance(error, requests.exceptions.TooManyRedirects):
                 msg = f"'{self.label}' redirects in a loop. Open it in a browser; it may want a login or cookies."
@@ -249,9 +251,9 @@ def _reason_of(error: BaseException, inner: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """Return what an error of a connection came from at last."""
+    """Return the innermost cause of a connection's error."""
     seen: set[int] = set()
-    # Causes may form a circle.
+    # Causes may form a cycle.
     while id(error) not in seen:
         seen.add(id(error))
         candidates: tuple[Any, ...] = (getattr(error, "reason", None), *error.args, error.__cause__, error.__context__)
@@ -286,7 +288,7 @@ def _new_session(label: str) -> requests.Session:
     from requests.adapters import HTTPAdapter
 
     class Session(requests.Session):
-        """Never goes from https to http, nor to anything that is not the web."""
+        """Never redirect from https to http, nor to anything other than the web."""
 
         def get_redirect_target(self, resp: requests.Response) -> str | None:
             target = super().get_redirect_target(resp)
@@ -315,7 +317,7 @@ def _new_session(label: str) -> requests.Session:
     }
 
     class Adapter(HTTPAdapter):
-        """Whose connections answer in time, through a proxy too."""
+        """An adapter whose connections have time limits, through a proxy too."""
 
         def get_connection_with_tls_context(
             self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
@@ -324,7 +326,7 @@ def _new_session(label: str) -> requests.Session:
             pool.ConnectionCls = prompt.get(pool.ConnectionCls, pool.ConnectionCls)
             return pool
 
-    # No retries of its own: whoever reads continues at the byte where it stopped.
+    # No retries here, because the reader continues at the byte where it stopped.
     adapter = Adapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0)
     session.mount("https://", adapter)
     session.mount("http://", adapter)

@@ -1,7 +1,7 @@
-"""The state of a source at one time: enough to tell later whether it is still the same.
+"""The state of a source at one time: enough to decide later whether it is still the same.
 
-Two states are the same when something proves it: a service's version, the checksums of every member of a zip or of
-every file, or names, sizes and times of all files where times can be trusted. What is left open is said, not assumed.
+Two states are the same if something proves it: a service's version, the checksums of every member of a zip or of every
+file, or names, sizes and times of all files if times can be trusted. Otherwise the answer is "unproved", never assumed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from colabstage.trees.folder import FolderTree
     from colabstage.trees.tree import ByteSource, Tree
 
-# The first and last bytes of a file that are compared where nothing vouches for all of them.
+# How many bytes at each end of a file are compared if nothing vouches for all of it.
 _END_BYTES = 64 * 1024
 _ZIP_MARK = b"PK"
-# Google Drive keeps milliseconds, a mount that has just written more.
+# Google Drive stores milliseconds; a mount that has just written stores more digits.
 _SECOND_NS = 1_000_000_000
 # Times of a folder's files are kept in so many groups: few enough to be carried along, and one file each in small ones.
 _GROUPS = 256
 _GROUP_DIGITS = 8
 
-# What a quick look and an opened source say alike.
+# The wording shared by a quick look and an opened source.
 MD5_PROOF = "the MD5s that Drive's client reports are unchanged"
 
 Verdict = Literal["same", "unproved", "changed"]
@@ -52,62 +52,62 @@ class SourceIdentity:
     nbytes: int
     """Their bytes together."""
     address: str = ""
-    """Which source it is."""
+    """The address of the source."""
     mtime_ns: int = 0
     """The modification time of an archive."""
     ends: str = ""
     """A hash of an archive's first and last 64 KiB."""
     version: str = ""
-    """What a service calls this state of a file: an ETag, a generation; "" where there is none."""
+    """A service's name for this state of a file: an ETag, a generation; "" if there is none."""
     checksum: str = ""
-    """The hash of the whole file that was asked for and found, as `"sha256:…"`."""
+    """The requested and verified hash of the whole file, as `"sha256:…"`."""
     digest: str = ""
-    """What stands for every byte; "" where nothing does.
+    """A digest that covers every byte; "" if there is none.
 
-    `"zip:…"`, of a zip's whole directory with each member's checksum; `"sha256:…"` of all content.
+    `"zip:…"` is of a zip's whole directory with each member's checksum; `"sha256:…"` of all content.
     """
     md5: str = ""
-    """What the client of a mounted Google Drive tells of all bytes; "" where it tells none.
+    """The MD5 that the client of a mounted Google Drive reports; "" if it reports none.
 
-    Of one file its MD5, of a folder a hash of all names with theirs.
+    For one file its MD5, for a folder a hash of all names and MD5s.
     """
     listing: str = ""
     """A hash of the names and sizes in a folder."""
     times: str = ""
     """The same with modification times."""
     clock: str = ""
-    """Of times alone, to the second: 8 digits for each of up to 256 groups of files in the order of their names."""
+    """A hash of times alone, to the second: 8 digits for each of up to 256 groups of files in the order of their
+    names."""
     stamps: dict[str, int] = field(default_factory=dict)
     """The modification time in ns of each folder by name, which changes with every name in it."""
     parts: tuple[SourceIdentity, ...] = ()
-    """Of `"many"`, each source's own, in order."""
+    """For `"many"`, the identity of each source, in order."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; what is not known is left out, because there may be thousands of parts."""
+        """Return it as JSON values; unknown fields are left out, because there may be thousands of parts."""
         return _compact(asdict(self))
 
     @staticmethod
     def from_json(raw: Any) -> SourceIdentity | None:
-        """Read it back; `None` for anything that is not one."""
+        """Read it from JSON values; `None` for anything that is not an identity."""
         return read_fields(SourceIdentity, raw)
 
     @property
     def trusts_times(self) -> bool:
-        """Return whether another modification time means another content, and the same time the same.
+        """Return whether a different modification time means different content, and the same time the same content.
 
-        A mount of Google Drive may show other times after it was mounted again, and what was downloaded has those of
-        the download.
+        A Google Drive mount may show other times after a remount, and downloaded files have the times of the download.
         """
         return not self.address.startswith(("drive:", "gdrive:", "kaggle:"))
 
     @property
     def is_downloaded(self) -> bool:
-        """Return whether its times are those of its download, which say nothing of its content."""
+        """Return whether its times are those of its download, which say nothing about its content."""
         return self.address.startswith(("gdrive:", "kaggle:"))
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that is another one when the content may be; "" where nothing would tell."""
+        """Return a text that changes when the content may have changed; "" if nothing would show that."""
         if self.kind == "many":
             parts = [part.fingerprint for part in self.parts]
             return hash_block("\n".join(parts).encode()) if all(parts) else ""
@@ -123,7 +123,7 @@ class SourceIdentity:
 
     @property
     def without_stamps(self) -> SourceIdentity:
-        """Return the same for a machine that has not seen the source: there folders' times alone prove nothing."""
+        """Return the same for a machine that has not seen the source, on which times of folders alone prove nothing."""
         return replace(self, stamps={}, parts=tuple(part.without_stamps for part in self.parts))
 
 
@@ -136,7 +136,7 @@ def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") ->
     """Return the identity of one file; reads its first and last 64 KiB, and the whole directory of a zip."""
     first = source.pread(_END_BYTES, 0)
     last = source.pread(_END_BYTES, max(0, source.size - _END_BYTES))
-    # With the checksum of every member, it stands for all bytes without reading them.
+    # With the checksum of every member, it covers all bytes without reading them.
     directory = directory_bytes(source) if first.startswith(_ZIP_MARK) else None
     digest = "" if directory is None else f"zip:{hash_block(directory)}"
     ends = hash_block(first + last)
@@ -144,7 +144,7 @@ def identify_archive(source: ByteSource, mtime_ns: int, *, address: str = "") ->
 
 
 def identify_remote(facts: RemoteFacts, size: int, *, address: str) -> SourceIdentity:
-    """Return the identity of one file of a service that names its versions, or at least their times; reads nothing."""
+    """Return the identity of one file of a service that reports versions, or at least times; reads nothing."""
     return SourceIdentity("archive", 1, size, address=address, mtime_ns=facts.mtime_ns, version=facts.version)
 
 
@@ -158,7 +158,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
         md5s: of each file in the order of `tree.entries`, where Drive's client tells them; empty where it does not.
     """
     entries = FileEntries.of(tree.entries)
-    # In groups, because a time for each of a million files would be most of the record.
+    # In groups, because a time for each of a million files would fill most of the record.
     seconds = (entries.mtimes_ns // _SECOND_NS).tolist()
     groups = min(len(seconds), _GROUPS)
     bounds = [number * len(seconds) // groups for number in range(groups + 1)] if groups else []
@@ -173,8 +173,7 @@ def identify_tree(tree: Tree, *, address: str = "", digest: str = "", md5s: Sequ
 
 
 def identify_by_times(tree: Tree, *, address: str = "") -> SourceIdentity:
-    """Return what is compared of a folder where times are trusted and nobody vouches for content: half the work of
-    `identify_tree`."""
+    """Return what is compared for a folder with trusted times and without MD5s: half the work of `identify_tree`."""
     entries = FileEntries.of(tree.entries)
     return SourceIdentity(
         "folder",
@@ -192,7 +191,7 @@ def drive_md5s(tree: FolderTree, questions: Md5Questions) -> tuple[list[str], st
 
 
 def identify_many(parts: Sequence[SourceIdentity], *, address: str) -> SourceIdentity:
-    """Return the identity of several sources that are one dataset."""
+    """Return the identity of several sources that form one dataset."""
     files, nbytes = sum(part.files for part in parts), sum(part.nbytes for part in parts)
     return SourceIdentity("many", files, nbytes, address=address, parts=tuple(parts))
 
@@ -203,7 +202,7 @@ def as_one_of_many(identity: SourceIdentity) -> SourceIdentity:
 
 
 def _hash_lines(lines: Iterable[str]) -> str:
-    # Names that are no UTF-8 come as the file system has them.
+    # Names that are not UTF-8 are hashed as the file system has them.
     return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
 
@@ -219,7 +218,7 @@ def _hash_pieces(pieces: Iterable[bytes]) -> str:
 
 
 def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
-    """Return whether two full identities are of the same content, as far as they prove it.
+    """Return whether two full identities have the same content, as far as they prove it.
 
     A service's version decides alone; else what stands for every byte, where both have it: the MD5 that Drive's client
     tells, or a digest. Without, everything that is known of them has to agree. `"unproved"`: names and sizes agree, and
@@ -231,7 +230,7 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     if recorded.kind == "many":
         other: list[Verdict] = ["changed"] if len(recorded.parts) != len(now.parts) else []
         verdicts = {*other, *map(compare_states, recorded.parts, now.parts)}
-        # One part that changed is a change of all.
+        # If one part has changed, the whole has changed.
         return next((verdict for verdict in get_args(Verdict)[::-1] if verdict in verdicts), "same")
     told = _deciding_facts(recorded, now)
     if any(told):
@@ -240,15 +239,15 @@ def compare_states(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
         return _compare_folders(recorded, now)
     if now.is_downloaded:
         return "unproved" if recorded.ends == now.ends else "changed"
-    # Drive's mounts give the same file times that differ within the second.
+    # Drive's mounts report times for the same file that differ within a second.
     unit = 1 if now.trusts_times else _SECOND_NS
     same_time = recorded.mtime_ns // unit == now.mtime_ns // unit
     return "same" if same_time and recorded.ends == now.ends else "changed"
 
 
 def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str, str]:
-    """Return what decides alone, of both; nothing where there is no such thing."""
-    # A version on one side only is another one: the service would have told it before.
+    """Return the values that decide alone, of both; nothing if there are none."""
+    # A version on one side only is a difference: the service would have reported it before.
     if recorded.version or now.version:
         return recorded.version, now.version
     if recorded.md5 and now.md5:
@@ -259,7 +258,7 @@ def _deciding_facts(recorded: SourceIdentity, now: SourceIdentity) -> tuple[str,
 
 
 def proof_of(recorded: SourceIdentity, now: SourceIdentity) -> str:
-    """Return what `compare_states` found two states of one content by, in words."""
+    """Return in words by what `compare_states` found two states to be the same."""
     if recorded.kind == "many":
         return "; ".join(dict.fromkeys(map(proof_of, recorded.parts, now.parts)))
     if recorded.version or now.version:
@@ -284,7 +283,8 @@ def _compare_folders(recorded: SourceIdentity, now: SourceIdentity) -> Verdict:
     other = sum(recorded.clock[at : at + _GROUP_DIGITS] != now.clock[at : at + _GROUP_DIGITS] for at in starts)
     if not other:
         return "same"
-    # Some other times are somebody's work. All of them may be a remount's; a few files are read again to be sure.
+    # If some times differ, somebody changed files. If all differ, it may be a remount; a few files are simply read
+    # again.
     return "unproved" if other == len(starts) and now.files > _GROUPS else "changed"
 
 

@@ -1,4 +1,5 @@
-"""An archive to a folder on the local disk: planned, parallel, verified, in one step at the end, and never twice."""
+"""Extract an archive to a folder on the local disk: planned, parallel, verified, put in place in one step, never
+twice."""
 
 from __future__ import annotations
 
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource, FileEntry, Tree
 
 _PATH_BYTES = 4095
-# What stays free on a disk beyond what the plan counts: folders, the journal, other programs' small needs.
+# Space to keep free beyond the plan: for folders, the journal, and other programs.
 _RESERVE_BYTES = 32 * 1024 * 1024
 _NO_ROOM = (
     "choose a target on a larger disk; or leave the archive as it is, because stage_dataset packs straight from it"
 )
-# The directory of a zip, with the checksums of all members, is at its end; the headers of a tar begin it.
+# A zip's directory, with the checksums of all members, is at its end; a tar begins with a header.
 _EDGE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveIdentity:
-    """Which archive in which state."""
+    """An archive in a certain state."""
 
     address: str
-    """What it is called, as a source."""
+    """Its address as a source."""
     size: int
     """Its length in bytes."""
     mtime_ns: int
@@ -68,17 +69,18 @@ class ArchiveIdentity:
 
     @property
     def fingerprint(self) -> str:
-        """Return a text that changes when the content may have, by which an interrupted extraction is continued."""
+        """Return a text that changes when the content may have changed; an interrupted extraction continues only if it
+        is equal."""
         return f"{self.address} {self.size} {self.mtime_ns} {self.edges}"
 
     def is_same_content(self, other: ArchiveIdentity) -> bool:
-        """Return whether the content is the same for all that can be seen without reading it whole."""
+        """Return whether the content is the same, as far as can be seen without reading all of it."""
         return (self.size, self.mtime_ns, self.edges) == (other.size, other.mtime_ns, other.edges)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractRecord:
-    """What `extract_archive` notes of a finished folder."""
+    """The record of a folder that `extract_archive` made."""
 
     archive: ArchiveIdentity
     """From which archive it was made."""
@@ -87,10 +89,10 @@ class ExtractRecord:
     content_bytes: int
     """Their bytes together."""
     deed: str
-    """The digest of the inventory of what was put there; by the word that records have had from the first."""
+    """The digest of the folder's inventory; records have used this field name from the beginning."""
 
     def fits(self, target: Path) -> bool:
-        """Return whether all that was extracted is there, with its size and time, and nothing else."""
+        """Return whether everything extracted is there with its size and time, and nothing else."""
         here = look_at(target)
         return here.is_as_made and here.inventory == self.deed
 
@@ -107,7 +109,7 @@ def identify(source: ByteSource, mtime_ns: int) -> ArchiveIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ExtractReport:
-    """What an extraction did."""
+    """The result of an extraction."""
 
     target: Path
     """The folder."""
@@ -116,19 +118,19 @@ class ExtractReport:
     content_bytes: int
     """Their bytes together."""
     seconds: float
-    """What this call took."""
+    """Seconds that this call took."""
     kept_members: int
-    """Of the files, how many an earlier, interrupted call had written and verified."""
+    """How many of the files an earlier, interrupted call had written and verified."""
     reused: bool
     """Whether the folder was there already, from the same archive, and nothing was done."""
     workers: int
-    """How many worked at once."""
+    """Number of workers."""
     notes: tuple[str, ...]
     """What was left out, and why."""
 
     @property
     def bytes_per_second(self) -> float:
-        """Return the content that this call's work wrote in a second; 0 where nothing was."""
+        """Return the bytes per second that this call wrote; 0 if it wrote nothing."""
         return 0.0 if self.reused or self.seconds <= 0 else self.content_bytes / self.seconds
 
     def __str__(self) -> str:
@@ -155,22 +157,22 @@ def extract_archive(
 ) -> ExtractReport:
     """Extract an archive into a folder of its own.
 
-    The kind of archive is told by its content, never by its name: zip, tar (also compressed by gzip, bzip2, xz or
-    Zstandard), 7z and rar where a tool or package for them is there, or one file compressed by itself. An archive that
-    holds what no honest one does is refused as a whole, before anything is written. The folder appears when it is
-    complete and every member has been verified; until then, what was there stays. A call that was interrupted continues
-    where it stopped; the same archive into the same folder again does nothing.
+    The kind of archive is recognised by its content, never by its name: zip, tar (also compressed with gzip, bzip2, xz
+    or Zstandard), 7z and rar if a tool or package for them is installed, or a single compressed file. A suspicious
+    archive is refused as a whole, before anything is written. The folder appears when it is complete and every member
+    has been verified; until then, what was there stays. A call that was interrupted continues where it stopped; the
+    same archive into the same folder again does nothing.
 
-    Files get the mode 0644, or 0755 where the archive marks them as programs, and the archive's times. Links to files
-    of the archive become those files; links that lead nowhere are left out, with a note. Folders without files and
-    what operating systems leave (`__MACOSX`, `.DS_Store`) are left out.
+    Files get the mode 0644, or 0755 if the archive marks them as executable, and the archive's times. Links to files in
+    the archive become those files; links that lead nowhere are left out, with a note. Empty folders and files of
+    operating systems (`__MACOSX`, `.DS_Store`) are left out.
 
     Args:
         path: the archive.
-        target: the folder to make. It may be there if it is empty, or what this function made of the same archive,
-            as it made it.
-        limits: what the archive's headers may promise, and its content hold.
-        overwrite: whether a folder at `target` that is anything else is replaced.
+        target: the folder to create. It may exist if it is empty, or if this function made it from the same archive and
+            it is unchanged.
+        limits: how much the archive's headers may announce, and its content hold.
+        overwrite: whether to replace any other folder at `target`.
         progress: `True` for a bar, `False` for silence, or an object with a method `step()`.
         cancellation: to stop from another thread.
 
@@ -179,13 +181,14 @@ def extract_archive(
 
     Raises:
         SourceNotFoundError: there is no such archive.
-        TargetExistsError: something else is at `target`, something in it was changed or added since, or the
-            archive itself is in it.
-        ArchiveError: the file is not an archive, needs a password, or uses a method that is not read here.
+        TargetExistsError: something else is at `target`, something in it was changed or added, or it contains the
+            archive.
+        ArchiveError: the file is not an archive, needs a password, or uses an unsupported method.
         CorruptArchiveError: it is truncated or damaged.
-        UnsafeArchiveError: it names outside paths, devices, duplicates, or unpacks to more than `limits` allow.
-        MissingDependencyError: it is a 7z or rar, and there is neither tool nor package that reads it.
-        NotEnoughSpaceError: it does not fit; with figures, before the first byte where the archive tells its size.
+        UnsafeArchiveError: it contains paths outside the target, devices or duplicates, or unpacks to more than
+            `limits` allow.
+        MissingDependencyError: it is a 7z or rar, and no tool or package that reads it is installed.
+        NotEnoughSpaceError: it does not fit; with figures, and before the first byte if the archive tells its size.
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
@@ -194,10 +197,10 @@ def extract_archive(
     shown = resolve_progress(progress)
 
     def extract() -> ExtractReport:
-        # A mount that hangs would hold up every look at it for ever.
+        # On a mount that hangs, any look at it would never return.
         require_answer(archive, place)
         _check_file(archive)
-        # With overwrite, what is at the target goes, and this archive with it.
+        # With overwrite, the target would be removed, and the archive with it.
         if os.path.lexists(place) and place_in(archive, place) is not None:
             msg = f"'{place}' holds the archive '{archive}', which would be removed with it. Choose another target."
             raise TargetExistsError(msg)
@@ -227,17 +230,17 @@ def extract_bytes(
     progress: Progress,
     cancellation: Cancellation,
 ) -> ExtractReport:
-    """Extract as `extract_archive`, from bytes that come from anywhere: a file that is still being copied here too.
+    """Extract as `extract_archive` does, from any bytes, including a file that is still being copied here.
 
-    `TemporaryBytes` are consumed: the disk gets back what has been extracted, so that archive and folder never lie
-    there whole at the same time. The source stays open.
+    `TemporaryBytes` are consumed: what has been extracted is freed on the disk, so that archive and folder are never
+    there completely at the same time. The source stays open.
     """
     began = time.monotonic()
-    # Closing the tree must not close what is the caller's.
+    # Closing the tree must not close the caller's source.
     with SharedBytes(source) as lent:
         found = _reusable(target, identity, overwrite=overwrite)
         if found is not None:
-            # A run that died right after it put the folder in place could not clear up.
+            # A run that died right after putting the folder in place could not clean up.
             EXTRACTED.settle(target)
             for name in (target.name, _spool_name(target)):
                 sweep_orphans(target.parent, name=name)
@@ -245,13 +248,13 @@ def extract_bytes(
             return ExtractReport(target, found.members, found.content_bytes, seconds, 0, True, 0, ())
         make_folder(target.parent)
         with (
-            # For what must be unpacked before its members are known.
+            # For archives that must be unpacked before their members are known.
             open_spool(target.with_name(_spool_name(target))) as spool,
             open_archive(lent, spool=spool, limits=limits, cancellation=cancellation) as tree,
             contextlib.ExitStack() as stack,
         ):
             entries = sorted(tree.entries, key=lambda entry: (entry.position, entry.name))
-            # Before anything is written: a file system without room for a name would stop it midway.
+            # Before anything is written, because a name that is too long would stop it midway.
             names = [entry.name for entry in entries]
             check_names_fit(tree.label, names, target.parent)
             # The work is done in a folder beside the target, with a longer name.
@@ -267,7 +270,7 @@ def extract_bytes(
             # The archive itself, where it is still to come and its members are read as it does.
             read = bytes_of(tree)
             copying = read if isinstance(read, StreamingCopy) else None
-            # What an earlier run left needs no room.
+            # What an earlier run left needs no more room.
             needed = max(0, plan.peak_bytes - extraction.kept_bytes) + (0 if copying is None else copying.size)
             check_space(
                 target.parent,
@@ -291,7 +294,7 @@ def extract_bytes(
 def plan_for(tree: Tree, entries: list[FileEntry]) -> ExtractPlan:
     """Return the plan for an open archive on this machine; `entries` by ascending position."""
     own = released_by(tree)
-    # Another process can only read what has a handle.
+    # Another process can only read a source that has a handle.
     local = isinstance(bytes_of(tree), LocalBytes)
     return plan_extract(
         entries,
@@ -314,7 +317,8 @@ def _check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[ByteSource, int]]:
-    """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read meanwhile."""
+    """Yield the archive's bytes and its time; one on a slow mount is copied here in one pass, and read while it
+    arrives."""
     if not is_slow_mount(path):
         try:
             local = LocalBytes(path)
@@ -335,7 +339,7 @@ def _opened(path: Path, target: Path, progress: Progress) -> Iterator[tuple[Byte
 
 
 def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> ExtractRecord | None:
-    """Return the record of a folder that is right as it stands; `None` when it has to be made.
+    """Return the record of a folder that is already right; `None` if it has to be made.
 
     Raises:
         TargetExistsError: something is there that is not ours to replace.
@@ -348,7 +352,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     ours = record is not None and here.inventory == record.deed
     if record is not None and ours and here.is_as_made and record.archive.is_same_content(identity):
         return record
-    # An archive that has changed is extracted again; nothing is lost that is not in it or its earlier state.
+    # A changed archive is extracted again; nothing is lost but the content of its earlier state.
     same = record is not None and record.archive.address == identity.address
     if overwrite or (ours and same and here.is_as_made):
         return None
