@@ -1,7 +1,7 @@
 """`GpuMonitor`: how busy the GPU is while a model trains, sampled in the background.
 
-Functions turn the samples into figures, sentences, a picture, and the lines that show in a notebook how busy each GPU
-has been while a monitor runs.
+Functions turn the samples into figures, sentences, a plot, and the live lines in a notebook that show how busy each GPU
+is.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from colabstage.machine.gpu import GpuProcess, GpuReading, GpuSource
 
-# Below this share of the driver's sampling period no training step can have run.
+# With a lower utilisation no training step can have run in the driver's sampling period.
 IDLE = 0.05
-# A GPU that trains from memory is above 90 %; below this, more than half of what is paid for is not used.
+# A GPU that trains from memory is above 90 %; below this, more than half of it is unused.
 _LOW = 0.5
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 60
@@ -44,11 +44,12 @@ _LINES = ("#2a86b0", "#c8553d", "#2e8b57", "#8a5aa8", "#b7791f", "#4a5a6a", "#b0
 
 _log = logging.getLogger(__name__)
 
-# A night at two samples a second would be 70 MB; from here on every second one is dropped, and the interval doubled.
+# A night with two samples a second would take 70 MB; beyond this number every second sample is dropped and the interval
+# doubled.
 _MOST_SAMPLES = 7200
-# nvidia-smi misses an answer now and then on a busy machine.
+# nvidia-smi sometimes fails to answer on a busy machine.
 _MOST_FAILURES = 3
-# The processes on a GPU change seldom, and asking for them is a second call of nvidia-smi.
+# The processes on a GPU change rarely, and listing them is a second call of nvidia-smi.
 _PROCESSES_EVERY_S = 5.0
 _SHOW_EVERY_S = 1.0
 _END_S = 1.0
@@ -61,39 +62,39 @@ class GpuSample:
     seconds: float
     """When it was taken, after the monitor's start."""
     gpus: tuple[GpuReading, ...]
-    """What each GPU said."""
+    """The reading of each GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFigures:
-    """One GPU over all samples; `None` where the driver told nothing."""
+    """One GPU over all samples; `None` for values that the driver does not report."""
 
     index: int
     """The GPU's number."""
     name: str
-    """What its maker calls it."""
+    """Its product name."""
     samples: int
     """How many samples there are."""
     seconds: float
     """How long from the first to the last."""
     utilisation: float | None
-    """Mean part of the time in which it was busy, 0 to 1."""
+    """Mean utilisation, 0 to 1."""
     idle: float | None
-    """Part of the samples below 5 %."""
+    """Fraction of the samples below 5 %."""
     memory_bytes: int | None
-    """The most memory that was held."""
+    """The peak of used memory."""
     memory_total_bytes: int | None
-    """The memory that there is."""
+    """The total memory."""
     power_w: float | None
-    """The mean of the watts."""
+    """The mean power in watts."""
     power_limit_w: float | None
     """The most it may draw."""
     energy_wh: float | None
-    """Watt hours in all."""
+    """Total energy in watt hours."""
     sliced: bool = False
-    """Whether it is cut into MIG slices."""
+    """Whether it is divided into MIG slices."""
     processes: tuple[GpuProcess, ...] = ()
-    """Who computed on it, with the most memory that each held."""
+    """The processes that computed on it, with the peak memory of each."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -101,7 +102,11 @@ class GpuFigures:
 
     def __str__(self) -> str:
         if self.utilisation is None:
-            use = "utilisation not told, as it is cut into MIG slices" if self.sliced else "utilisation not told"
+            use = (
+                "utilisation not reported, because it is divided into MIG slices"
+                if self.sliced
+                else "utilisation not told"
+            )
         else:
             use = f"{self.utilisation:.0%} busy on average, idle in {self.idle or 0:.0%} of {self.samples:,} samples"
         parts = [use]
@@ -115,7 +120,7 @@ class GpuFigures:
 
     @property
     def advice(self) -> str:
-        """Return what to do about it, as a sentence; empty where it is busy, or where nobody knows."""
+        """Return what to do about it, as a sentence; empty if it is busy, or if its utilisation is unknown."""
         if self.utilisation is None or self.utilisation >= _LOW:
             return ""
         return (
@@ -124,7 +129,7 @@ class GpuFigures:
 
 
 def figure_out(samples: Sequence[GpuSample]) -> tuple[GpuFigures, ...]:
-    """Return the figures of each GPU, by index, treating samples as equally far apart."""
+    """Return the figures of each GPU, by index, treating samples as equally spaced."""
     by_gpu: dict[int, list[GpuReading]] = {}
     for sample in samples:
         for reading in sample.gpus:
@@ -156,7 +161,7 @@ def _summarise(readings: Sequence[GpuReading], seconds: float) -> GpuFigures:
 
 
 def _processes_of(readings: Sequence[GpuReading]) -> tuple[GpuProcess, ...]:
-    # By process, because one may be seen in every sample; the most it held is what matters.
+    # By process, with the peak over all samples.
     most: dict[int, GpuProcess] = {}
     for process in (process for reading in readings for process in reading.processes):
         before = most.get(process.pid)
@@ -166,13 +171,13 @@ def _processes_of(readings: Sequence[GpuReading]) -> tuple[GpuProcess, ...]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known; `None` where nothing is."""
+    """Return the mean of the known values; `None` if there are none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def summarise(samples: Sequence[GpuSample], problem: str | None) -> str:
-    """Return a line for each GPU, and what to do; or why there is nothing to say."""
+    """Return a line for each GPU, and what to do; or why there are no figures."""
     if not samples:
         return problem or "No sample of a GPU was taken yet."
     figures = figure_out(samples)
@@ -186,13 +191,13 @@ def history(samples: Sequence[GpuSample], index: int, *, width: int) -> list[flo
     values = [reading.utilisation for sample in samples for reading in sample.gpus if reading.index == index]
     if len(values) <= width:
         return values
-    # Means of equal parts, in which a peak of one sample counts as little as it lasted.
+    # Means of equal parts, in which a peak of one sample counts only for its duration.
     edges = [len(values) * part // width for part in range(width + 1)]
     return [mean(values[start:stop]) for start, stop in pairwise(edges)]
 
 
 def draw_blocks(values: Iterable[float | None]) -> str:
-    """Return a line of block characters; blanks where nothing is known.
+    """Return a line of block characters; blanks for unknown values.
 
     >>> draw_blocks([0.0, 0.5, 1.0, None])
     '▁▅█ '
@@ -202,7 +207,7 @@ def draw_blocks(values: Iterable[float | None]) -> str:
 
 
 class LiveUsage:
-    """What is shown at one moment: SVG in a notebook, block characters elsewhere."""
+    """The live display at one moment: SVG in a notebook, block characters elsewhere."""
 
     def __init__(self, samples: Sequence[GpuSample], problem: str | None) -> None:
         self._samples = samples
@@ -237,7 +242,7 @@ def _describe_reading(gpu: GpuReading) -> str:
 
 
 def draw_svg(values: Sequence[float | None]) -> str:
-    """Draw bars from 0 to 1 on a line, as an SVG element of 240 x 28 pixels at most."""
+    """Draw bars from 0 to 1 on a line, as an SVG element of at most 240 x 28 pixels."""
     width = _COLUMNS * _STEP
     # At least a pixel high, so that idle time shows as a line and missing samples as a gap.
     bars = "".join(
@@ -254,11 +259,11 @@ def draw_svg(values: Sequence[float | None]) -> str:
 
 @takes_names
 class GpuMonitor:
-    """Samples the GPUs in the background: utilisation, memory, power, and who uses them.
+    """Sample the GPUs in the background: utilisation, memory, power, and the processes that use them.
 
-    Asks NVML where the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
-    below the cell shows the latest samples. On a machine without an NVIDIA GPU it logs a message once and does nothing.
-    It may be started again, and then adds to its samples.
+    It uses NVML if the package nvidia-ml-py is installed, otherwise the program nvidia-smi. In a notebook a sparkline
+    below the cell shows the latest samples. On a machine without an NVIDIA GPU it logs one message and does nothing. It
+    can be started again, and then adds to its samples.
 
     >>> with GpuMonitor() as gpu:  # doctest: +SKIP
     ...     train()
@@ -274,10 +279,10 @@ class GpuMonitor:
         timeout_s: float = 5.0,
         notice: Callable[[str], object] | None = None,
     ) -> None:
-        """Prepare; nothing is asked before it is started.
+        """Create a monitor; it reads nothing before it is started.
 
         Args:
-            interval_s: seconds between two samples; doubled whenever there are 7,200 of them.
+            interval_s: seconds between two samples; doubled whenever there are 7,200 samples.
             live: show the sparkline; `"auto"` in a notebook only.
             timeout_s: seconds that nvidia-smi may take for an answer.
             notice: called, once, with the sentence that says why there is nothing to watch; a log message by default.
@@ -298,25 +303,25 @@ class GpuMonitor:
 
     @property
     def samples(self) -> tuple[GpuSample, ...]:
-        """Return all samples so far, in order; empty where there is no GPU."""
+        """Return all samples so far, in order; empty without a GPU."""
         return self._earlier + (() if self._run is None else self._run.taken())
 
     @property
     def figures(self) -> tuple[GpuFigures, ...]:
-        """Return means and maxima of each GPU so far."""
+        """Return the means and maxima of each GPU so far."""
         return figure_out(self.samples)
 
     @property
     def problem(self) -> str | None:
-        """Return why nothing is sampled, or sampling ended early; `None` where all is well."""
+        """Return why nothing is sampled, or why sampling ended early; `None` if all is well."""
         return self._problem if self._run is None else self._run.problem
 
     def start(self) -> Self:
-        """Begin to sample, and return at once. Starting it twice is fine."""
+        """Start sampling, and return at once. Starting it twice is fine."""
         if self._run is not None:
             return self
         self._problem = None
-        # No error: the same notebook has to run on a machine without a GPU.
+        # Not an error, because the same notebook must run on a machine without a GPU.
         problem = gpu_problem()
         if problem is not None:
             self._problem = f"Nothing to watch: {problem}."
@@ -324,16 +329,16 @@ class GpuMonitor:
             return self
         # The handle's `update` replaces what is shown below the cell, from any thread.
         handle = import_module("IPython.display").display(LiveUsage((), None), display_id=True) if self._live else None
-        # Time continues where the last run ended, so that a plot of both has no line going back.
+        # Time continues where the last run ended, so that a plot of both runs does not jump back.
         began = self._earlier[-1].seconds + self._interval_s if self._earlier else 0.0
         self._run = _SamplingThread(self._interval_s, self._timeout_s, began, handle)
         self._run.start()
-        # A monitor that is dropped without being stopped has to end its thread.
+        # If a monitor is dropped without being stopped, its thread must end.
         weakref.finalize(self, self._run.stop_soon)
         return self
 
     def stop(self) -> None:
-        """End sampling, and the thread with it. Stopping it twice is fine."""
+        """End sampling and its thread. Stopping it twice is fine."""
         if self._run is None:
             return
         self._run.stop(self._timeout_s + _END_S)
@@ -351,11 +356,11 @@ class GpuMonitor:
         self._notice(problem)
 
     def sparklines(self) -> str:
-        """Return how busy each GPU has been, a line of block characters each."""
+        """Return one line of block characters for the utilisation of each GPU."""
         return repr(LiveUsage(self.samples, self.problem))
 
     def strip(self) -> str:
-        """Return `sparklines()`, whose old name this is."""
+        """Return `sparklines()`; this is its old name."""
         warnings.warn(
             "GpuMonitor.strip is GpuMonitor.sparklines now; the old name goes with the next release.",
             DeprecationWarning,
@@ -364,7 +369,7 @@ class GpuMonitor:
         return self.sparklines()
 
     def summary(self) -> str:
-        """Return a line for each GPU, and what to do where one waits."""
+        """Return a line for each GPU, and what to do if one is waiting."""
         return summarise(self.samples, self.problem)
 
     def to_dict(self) -> dict[str, Any]:
@@ -394,14 +399,14 @@ class GpuMonitor:
         for axis, (label, value) in zip(axes, panels, strict=True):
             for one in self.figures:
                 points = [(seconds, value(gpu)) for seconds, gpu in readings if gpu.index == one.index]
-                # What the driver did not tell leaves no gap: a line through the others shows more.
+                # Missing values leave no gap, because a line through the others shows more.
                 known = [point for point in points if point[1] is not None]
                 if known:
                     busy = "" if one.utilisation is None else f": {one.utilisation:.0%} busy on average"
                     look = {"color": _LINES[one.index % len(_LINES)], "label": f"GPU {one.index}, {one.name}{busy}"}
                     axis.plot(*zip(*known, strict=True), linewidth=1.4, **look)
             axis.set_ylabel(label)
-            # From zero, or a little noise would fill the picture.
+            # From zero, or a little noise would fill the plot.
             axis.set_ylim(bottom=0)
             plain_axes(axis)
         axes[0].set_ylim(0, 105)  # a line at 100 % would otherwise be cut in half
@@ -443,7 +448,7 @@ def _process_table(one: GpuFigures) -> str:
 
 
 class _SamplingThread:
-    """The thread of a started monitor. It has no reference to the monitor, which may be dropped while it runs."""
+    """The thread of a started monitor. It has no reference to the monitor, which may be dropped meanwhile."""
 
     def __init__(self, interval_s: float, timeout_s: float, began: float, handle: Any) -> None:
         self.problem: str | None = None
@@ -491,7 +496,7 @@ class _SamplingThread:
         while True:
             now = time.monotonic() - began
             try:
-                # Who uses the GPU changes seldom, and asking takes longer than all the rest.
+                # The processes change rarely, and listing them takes longer than everything else.
                 gpus = source.read(processes=now - asked > _PROCESSES_EVERY_S)
                 asked = now if now - asked > _PROCESSES_EVERY_S else asked
                 failures = 0
@@ -504,7 +509,7 @@ class _SamplingThread:
             if now - shown > _SHOW_EVERY_S:
                 shown = now
                 self._update()
-            # Less what the reading took, so that samples are evenly apart.
+            # Minus the time of the reading, so that samples are evenly spaced.
             if self._end.wait(max(0.0, self._interval_s - (time.monotonic() - began - now))):
                 return
 
@@ -512,7 +517,8 @@ class _SamplingThread:
         with self._lock:
             self._samples.append(sample)
             if len(self._samples) >= _MOST_SAMPLES:
-                # Every other one goes: hours of training stay a plot of the same size, with the whole of it in view.
+                # Every other sample is dropped, so that a plot of hours of training keeps its size and covers all of
+                # it.
                 del self._samples[1::2]
                 self._interval_s *= 2
 

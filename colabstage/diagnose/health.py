@@ -1,8 +1,8 @@
-"""What `doctor` knows about this machine and a dataset before it judges any of it, as plain JSON values, and how it
-comes to know it. This is the only part of `doctor` that touches anything, each touch under a deadline.
+"""The facts about this machine and a dataset that `doctor` judges, as plain JSON values, and how they are collected.
+This is the only part of `doctor` that touches anything, always under a deadline.
 
-A dataset's path is looked at in a process of its own, because a path on a mount that hangs takes whoever touches it.
-Run as a program (the path, and the seconds that counting files may take) this module prints `DatasetFacts` as JSON.
+A dataset's path is examined in a process of its own, because a process that touches a hanging mount hangs too. Run as a
+program (with the path, and the seconds for counting files) this module prints `DatasetFacts` as JSON.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 ProbeState = Literal["alive", "missing", "dead", "failing", "silent"]
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 _HDF5_SUFFIXES = {".h5", ".hdf5"}
-# Of a deadline, for counting files: the rest is for starting the process, for its answer, and for what comes besides.
+# The share of a deadline for counting files; the rest is for starting the process, its answer, and everything else.
 _COUNTING_PART = 0.5
 PACKAGES = ("numpy", "h5py", "torch")
 _DRIVE_CLIENT = "root/.config/Google/DriveFS"
-# A machine with more mounts than this is not a notebook; their probes would take each other's time.
+# A machine with more mounts than this is not a notebook, and so many probes would slow each other down.
 _MOST_MOUNTS = 16
 
 
@@ -61,9 +61,9 @@ class PlatformFacts:
     """What this computer is."""
 
     name: str
-    """The platform's short name, as `detect_platform` has it."""
+    """The platform's short name, as in `detect_platform`."""
     title: str
-    """What people call the platform."""
+    """The platform's name for people."""
     system: str
     """`sys.platform`."""
     python: str
@@ -71,22 +71,22 @@ class PlatformFacts:
     fast_dir: str
     """Where datasets are staged."""
     fast_dir_problem: str | None = None
-    """Why nothing can be written there, `None` when it can."""
+    """Why nothing can be written there; `None` if it is writable."""
     fast_dir_mount: str | None = None
-    """Why that folder is a slow one ("Google Drive"), `None` on a local disk."""
+    """Why that folder is slow ("Google Drive"); `None` on a local disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """The disk that datasets are staged on, and what Drive's client keeps."""
+    """The disk on which datasets are staged, and the cache of Drive's client."""
 
     free_bytes: int | None
-    """The free bytes of that disk; `None` where it does not tell."""
+    """Free bytes on that disk; `None` if unknown."""
     total_bytes: int | None
-    """Its size; `None` where it does not tell."""
+    """Its size; `None` if unknown."""
     drive_cache_bytes: int | None = None
-    """What the Drive client keeps on this machine of all that went through the mount, `None` without such a client;
-    at least so much where `drive_cache_counted` is `False`."""
+    """Bytes that the Drive client keeps on this machine; `None` without such a client; a lower bound if
+    `drive_cache_counted` is `False`."""
     drive_cache_counted: bool = True
     """Whether all of Drive's cache could be counted in time."""
 
@@ -98,7 +98,7 @@ class MountFacts:
     mountpoint: str
     """Where it is mounted."""
     kind: str
-    """Why it is a slow one."""
+    """Why it is slow."""
     state: ProbeState
     """Whether it answered."""
     reason: str
@@ -109,16 +109,16 @@ class MountFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """A package that matters here."""
+    """A relevant package."""
 
     installed: str | None
-    """The version that pip knows."""
+    """The installed version, according to pip."""
     imported: str | None = None
-    """The version that this process has loaded; `None` for none."""
+    """The version loaded in this process; `None` if it is not loaded."""
 
     @property
     def version(self) -> str | None:
-        """Return the version that counts in this process."""
+        """Return the version in use in this process."""
         return self.imported or self.installed
 
 
@@ -129,61 +129,60 @@ class PackFacts:
     rows: int
     """The samples of all splits."""
     row_bytes: int
-    """The bytes of one input as it is handed over."""
+    """The bytes of one input as it is returned."""
     ours: bool
     """Whether colabstage wrote it."""
     manifest: Literal["agrees", "differs", "missing", "unreadable", "newer"]
-    """Whether what vouches for its bytes is beside it and speaks of a file of this length."""
+    """Whether its manifest is there and fits its length."""
     manifest_detail: str
     """The same as a sentence."""
     sealed: bool | None = None
-    """Whether the file is untouched since it was staged here, by its record; `None` where no record is beside
-    it."""
+    """Whether the file is unchanged since it was staged here, according to its record; `None` without a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What the path that a person named is."""
+    """The facts about the given path."""
 
     path: str
-    """What the person named."""
+    """The path as given."""
     state: Literal["missing", "unreachable", "file", "folder"]
-    """`"missing"`; `"unreachable"`, nothing could be asked before the deadline; else what it is."""
+    """`"missing"`; `"unreachable"`, without an answer before the deadline; otherwise its kind."""
     nbytes: int = 0
-    """Its bytes on disk; a lower bound where `counted` is `False`."""
+    """Its bytes on disk; a lower bound if `counted` is `False`."""
     files: int = 0
-    """How many files it has; a lower bound where `counted` is `False`."""
+    """How many files it has; a lower bound if `counted` is `False`."""
     largest_folder: int = 0
-    """Entries of the folder with the most of them."""
+    """Number of entries in its largest folder."""
     counted: bool = True
     """Whether all files could be counted in time."""
     slow_mount: str | None = None
-    """Why the mount that it is on is a slow one, or `None`."""
+    """Why its mount is slow, or `None`."""
     resident: float | None = None
-    """Part of the file, 0 to 1, that is in the page cache; `None` for what is not a local file."""
+    """Fraction of the file, 0 to 1, in the page cache; `None` if it is not a local file."""
     pack: PackFacts | None = None
-    """What the file holds."""
+    """The contents of the file."""
     problem: str | None = None
-    """Why it could not be read as a pack, where it is HDF5."""
+    """Why it could not be read as a pack, if it is HDF5."""
     instead: str = ""
-    """What there is in place of a path that is missing, in a sentence."""
+    """A sentence on what exists instead of a missing path."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The GPUs, as the driver tells."""
+    """The GPUs, as the driver reports them."""
 
     gpus: tuple[GpuReading, ...] = ()
-    """What each says of itself."""
+    """The reading of each."""
     problem: str | None = None
-    """Why there are none."""
+    """Why there are none, if so."""
     ours: int = 0
-    """This process's number among their users."""
+    """The process id of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Everything that the checks look at."""
+    """All facts for the checks."""
 
     platform: PlatformFacts
     """What this computer is."""
@@ -196,35 +195,35 @@ class MachineFacts:
     free_memory_bytes: int
     """As `read_resources`."""
     shared_memory_bytes: int | None
-    """Free in `/dev/shm`; `None` where there is none."""
+    """Free bytes in `/dev/shm`; `None` if there is none."""
     workers: int | None
-    """Processes that load data: as the caller said, else those that run now; `workers_from` says which."""
+    """Number of loader processes: as the caller said, or those running now."""
     batch_size: int
-    """Samples of a batch, for what goes through `/dev/shm`."""
+    """Batch size, for the need of `/dev/shm`."""
     folder: str
-    """The current folder, as the kernel names it."""
+    """The current folder, according to the kernel."""
     folder_mount: str | None
-    """Why that is a slow one, or `None`."""
+    """Why that is slow, or `None`."""
     workers_from: Literal["asked", "running"] = "asked"
-    """Whether the number of workers was given, or is that of those that run."""
+    """Whether the number of workers was given, or counted from running processes."""
     mounts: tuple[MountFacts, ...] = ()
-    """Mounts on which a dataset may lie."""
+    """Mounts that may hold a dataset."""
     packages: Mapping[str, PackageFacts] = field(default_factory=dict)
     """By name."""
     gpu: GpuFacts = field(default_factory=GpuFacts)
     """The GPUs."""
     dataset: DatasetFacts | None = None
-    """What the caller asked about, if anything."""
+    """The path that the caller gave, if any."""
 
 
 def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
-    """Look at a path from a child process; never takes much longer than `timeout_s` seconds.
+    """Examine a path in a child process; never takes much longer than `timeout_s` seconds.
 
     Args:
         path: absolute.
         timeout_s: after so many seconds the child is ended, and the path is `unreachable`.
     """
-    # The child runs our code wherever it lies, also from a checkout that is not installed.
+    # The child runs our code from wherever it is, including a checkout that is not installed.
     root = str(Path(__file__).parents[2])
     places = [place for place in (root, os.environ.get("PYTHONPATH")) if place]
     answers = ask_children(
@@ -236,7 +235,7 @@ def inspect_dataset(path: Path, *, timeout_s: float) -> DatasetFacts:
         return _unreachable(path, "no answer before the deadline")
     ((status, answer, complaint),) = answers
     if status:
-        # A traceback's last line says what went wrong.
+        # The last line of a traceback says what went wrong.
         last = complaint.decode(errors="replace").strip().splitlines()[-1:]
         return _unreachable(path, last[0] if last else f"exit code {status}")
     told = json.loads(answer)
@@ -249,7 +248,7 @@ def _unreachable(path: Path, why: str) -> DatasetFacts:
 
 
 def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
-    """Look at a path from this process; takes as long as its mount does."""
+    """Examine a path in this process; takes as long as its mount."""
     slow = slow_reason(mount_of(path))
     facts = DatasetFacts(str(path), "missing", slow_mount=slow)
     try:
@@ -258,7 +257,7 @@ def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
         if not path.exists():
             return replace(facts, instead=whereabouts(path))
         facts = replace(facts, state="file", nbytes=path.stat().st_size, files=1)
-        # Asking which pages are cached means mapping the file; on a mount that would read it.
+        # Asking which pages are cached requires mapping the file, which on a mount would read it.
         facts = replace(facts, resident=None if slow else _resident_part(path))
         return _inspect_pack(facts, path) if _is_hdf5(path) else facts
     except OSError as error:
@@ -266,7 +265,7 @@ def look_here(path: Path, *, counting_s: float) -> DatasetFacts:
 
 
 def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> DatasetFacts:
-    """Count what is in a folder until the time is up."""
+    """Count the files in a folder until the time is up."""
     deadline = time.monotonic() + counting_s
     nbytes = files = largest = 0
     todo, counted = [os.fspath(folder)], True
@@ -275,7 +274,7 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
         with os.scandir(todo.pop()) as scan:
             for entry in scan:
                 entries += 1
-                # A link to a folder above would be walked for ever.
+                # Following a link to a parent folder would never end.
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
                 elif entry.is_file():
@@ -290,7 +289,7 @@ def _inspect_folder(facts: DatasetFacts, folder: Path, counting_s: float) -> Dat
 
 def _is_hdf5(path: Path) -> bool:
     with path.open("rb") as handle:
-        # By its first bytes, because people name HDF5 files as they like.
+        # By its first bytes, because HDF5 files can have any name.
         return handle.read(len(_HDF5_MARK)) == _HDF5_MARK or path.suffix.lower() in _HDF5_SUFFIXES
 
 
@@ -312,7 +311,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
 
     try:
         info = read_info(path)
-        # Opened, because a file that was cut off says so only then.
+        # Opened, because only that reveals a file that was cut off.
         readers = [SplitReader(path, split) for split in info.splits]
         row_bytes = max(reader.estimate_row_bytes() for reader in readers)
     except ColabstageError as error:
@@ -334,7 +333,7 @@ def _inspect_pack(facts: DatasetFacts, path: Path) -> DatasetFacts:
 
 
 def print_facts() -> None:
-    """Look at the path in the arguments and print what is there."""
+    """Examine the path in the arguments and print the facts."""
     facts = look_here(Path(sys.argv[1]), counting_s=float(sys.argv[2]))
     sys.stdout.write(json.dumps(asdict(facts)))
 
@@ -342,23 +341,23 @@ def print_facts() -> None:
 def inspect_machine(
     path: str | os.PathLike[str] | None, *, num_workers: int | None, batch_size: int, timeout_s: float
 ) -> MachineFacts:
-    """Look at this machine, and at a dataset.
+    """Examine this machine and a dataset.
 
     Args:
-        path: of the dataset; `None` for the machine alone.
-        num_workers: of the loader that is asked about; `None` for the worker processes that run now.
+        path: of the dataset; `None` for the machine only.
+        num_workers: of the loader in question; `None` for the worker processes that are running.
         batch_size: samples of one batch.
-        timeout_s: deadline of each look, in seconds; they run in parallel.
+        timeout_s: deadline of each examination, in seconds; they run in parallel.
     """
     folder = current_folder() or Path.cwd()
-    # In threads of their own, because each waits for somebody else: a child, the mounts, the driver.
+    # In separate threads, because each waits for something else: a child process, the mounts, the driver.
     with ThreadPoolExecutor(3, "colabstage-doctor") as pool:
         place = None if path is None else Path(os.path.normpath(folder / Path(path).expanduser()))
         dataset = None if place is None else pool.submit(inspect_dataset, place, timeout_s=timeout_s)
         mounts = pool.submit(_probe_mounts, timeout_s)
         gpu = pool.submit(_inspect_gpus, timeout_s)
         here, resources = _inspect_platform(timeout_s), read_resources()
-        # What multiprocessing has started here and still runs is the workers of a `DataLoader`, as a rule.
+        # Running child processes of multiprocessing are usually the workers of a `DataLoader`.
         running = len(multiprocessing.active_children()) or None
         return MachineFacts(
             platform=here,
@@ -383,7 +382,7 @@ def _inspect_platform(timeout_s: float) -> PlatformFacts:
     here = detect_platform()
     place = follow_links(here.fast_dir)
     slow = slow_reason(mount_of(place))
-    # Before anything is asked of the folder itself, which would wait as long as its mount does.
+    # Before the folder itself is touched, which would wait as long as its mount.
     answers = slow is None or probe_mount(mount_of(place).mountpoint, timeout_s).state == "alive"
     return PlatformFacts(
         name=here.name,
@@ -397,9 +396,9 @@ def _inspect_platform(timeout_s: float) -> PlatformFacts:
 
 
 def _write_problem(folder: Path) -> str | None:
-    """Return why nothing can be written below `folder`, which need not exist; nothing is made or changed to find
+    """Return why nothing can be written below `folder`, which need not exist; nothing is created or changed to find
     out."""
-    # What is not there yet is made in the nearest folder that is.
+    # A missing folder would be created in the nearest existing one.
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():
         return f"'{there}' is not a folder"
@@ -408,7 +407,8 @@ def _write_problem(folder: Path) -> str | None:
 
 def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
     cached, counted = _drive_cache(timeout_s * _COUNTING_PART)
-    # Where nothing can be written, room is no question; and a mount that does not answer would not answer this either.
+    # If nothing can be written, free space does not matter; and a mount that does not answer would not answer this
+    # either.
     if here.fast_dir_problem is not None:
         return DiskFacts(None, None, cached, counted)
     place, free, total = Path(here.fast_dir), None, None
@@ -421,18 +421,17 @@ def _inspect_disk(here: PlatformFacts, timeout_s: float) -> DiskFacts:
 
 
 def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
-    """Return the bytes that the Drive client's folder takes on the disk, and whether all of it could be counted in
-    time."""
+    """Return the size of the Drive client's folder on disk, and whether all of it could be counted in time."""
     deadline = time.monotonic() + counting_s
     root = system_root() / _DRIVE_CLIENT
     if not root.is_dir():
         return None, True
-    # Below the client's folder alone: what is on the mount itself takes no room here.
+    # Only below the client's folder: files on the mount itself take no space here.
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
             with contextlib.suppress(OSError):  # evicted meanwhile
-                # Blocks and not sizes: the client's files have holes.
+                # Blocks, not lengths, because the client's files are sparse.
                 total += 512 * os.lstat(f"{folder}/{name}").st_blocks
             if time.monotonic() > deadline:
                 return total, False
@@ -440,18 +439,18 @@ def _drive_cache(counting_s: float) -> tuple[int | None, bool]:
 
 
 def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
-    """Ask every slow mount that can be seen; on a practice machine only those below its root count."""
+    """Probe every visible slow mount; on a practice machine only those below its root count."""
     visible = {mount.mountpoint: mount for mount in list_mounts() if mount.mountpoint.is_relative_to(system_root())}
     slow = [mount for mount in visible.values() if slow_reason(mount) is not None][:_MOST_MOUNTS]
     if not slow:
         return ()
-    # At once, so that several mounts that hang cost one deadline.
+    # At the same time, so that several hanging mounts cost one deadline.
     with ThreadPoolExecutor(len(slow), "colabstage-probe") as pool:
         return tuple(pool.map(_probe, slow, [timeout_s] * len(slow)))
 
 
 def _probe(mount: Mount, timeout_s: float) -> MountFacts:
-    # The folder that people use: the root of a Drive is answered without asking Google.
+    # The folder that people use, because the root of a Drive is answered without asking Google.
     place = mount.mountpoint / "MyDrive" if mount.fstype == DRIVE_TYPE else mount.mountpoint
     began = time.monotonic()
     answer = probe_mount(place, timeout_s)
@@ -464,13 +463,13 @@ def _inspect_package(name: str) -> PackageFacts:
         installed: str | None = metadata.version(name)
     except metadata.PackageNotFoundError:
         installed = None
-    # Not imported to find out: torch alone takes seconds, and a broken one would end the check.
+    # Not imported: torch alone takes seconds, and a broken package would end the check.
     loaded = sys.modules.get(name)
     return PackageFacts(installed, None if loaded is None else str(getattr(loaded, "__version__", "")) or None)
 
 
 def _inspect_gpus(timeout_s: float) -> GpuFacts:
-    """Ask the driver, from a thread that is left behind where the driver never answers: a library has no deadline."""
+    """Ask the driver in a thread that is abandoned if it never answers, because a library has no deadline."""
 
     def ask() -> GpuFacts:
         with contextlib.closing(open_gpus(timeout_s=timeout_s)) as source:

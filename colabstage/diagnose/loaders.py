@@ -1,9 +1,9 @@
-"""What is profiled: any loader, seen as something that starts epochs and tells how it is set up.
+"""What is profiled: any loader, seen as an object that starts epochs and describes its setup.
 
 A torch `DataLoader`, stock or colabstage's, is iterated as a shallow copy. The copy shares dataset, sampler and
-functions, but has its own iterator, its own worker processes and, if it is colabstage's, its own place in training.
-Where batches are made in processes, which cannot be looked into from here, a second copy without processes shows the
-stages. A Keras `PyDataset` is iterated as `fit` does it, with its threads or processes.
+functions, but has its own iterator, its own worker processes and, if it is colabstage's, its own position. If batches
+are made in processes, which cannot be observed from here, a second copy without processes shows the stages. A Keras
+`PyDataset` is iterated as `fit` does it, with its threads or processes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from colabstage.diagnose.facts import StageName
 
-# Reading the annotations of more takes longer than an answer is worth.
+# With more files, finding out would take too long.
 _MOST_FILES = 2_000
-# What a DataLoader that makes its batches itself has in these places.
+# The values of these settings in a DataLoader without workers.
 _ALONE = {
     "num_workers": 0,
     "prefetch_factor": None,
@@ -52,9 +52,9 @@ _ALONE = {
 }
 
 _PYTHON = {"PyFunc", "EagerPyFunc", "PyFuncStateless"}
-# Links that hand on what they get; taking them along would measure their filling.
+# Links that only pass batches on; including them would measure how they fill up.
 _THROUGH = ("Prefetch", "Shuffle", "Repeat", "Options", "Take", "Skip", "Shard", "Cache", "MemoryCache")
-# Runs of each length, of which the shortest counts.
+# Number of runs of each length; the shortest counts.
 _LEAST_TRIES = 3
 
 
@@ -65,29 +65,29 @@ class ProfiledLoader:
     setting: Setting
     """How it is set up."""
     start: Callable[[], Iterator[Any]]
-    """Begins an epoch."""
+    """Starts an epoch."""
     alone: Callable[[], Iterator[Any]] | None = None
-    """Begins one whose batches are made in this thread, where the loader's own are made in other processes."""
+    """Starts an epoch whose batches are made in this thread, if the loader's own are made in other processes."""
     close: Callable[[], object] = lambda: None
-    """Ends what the loader keeps between epochs."""
+    """Ends whatever the loader keeps between epochs."""
     known: dict[CodeType, StageName] = field(default_factory=dict)
-    """The stages of functions that the loader names."""
+    """The stages of the loader's functions."""
     roots: tuple[object, ...] = ()
-    """The objects whose attributes are put back."""
+    """The objects whose attributes are restored."""
     stages: Callable[[float], tuple[StageCost, ...]] | None = None
-    """Measures the stages, within so many seconds, where stacks do not tell them."""
+    """Measures the stages within a number of seconds, if stacks do not show them."""
     repeats: Callable[[], bool] = lambda: False
-    """Looks whether a sample is the same each time."""
+    """Checks whether a sample is the same each time."""
     can_stage: Callable[[], bool | None] = lambda: None
-    """Looks whether staging could replace it, as in `Setting`."""
+    """Checks whether staging could replace it, as in `Setting`."""
     can_pack: Callable[[], bool] = lambda: False
-    """Looks whether its items could be packed, as in `Setting`."""
+    """Checks whether its items could be packed, as in `Setting`."""
     consumer_seen: bool = True
-    """Whether the consumer's stack tells stages."""
+    """Whether the consumer's stack shows stages."""
     once: bool = False
     """Whether it can be iterated only once."""
     notes: list[str] = field(default_factory=list)
-    """What the user should know about the profile."""
+    """Notes for the user about the profile."""
 
 
 def profiled_iterable(loader: Any) -> ProfiledLoader:
@@ -122,7 +122,7 @@ def _length(loader: Any) -> int | None:
 
 
 def known_stages(*datasets: object) -> dict[CodeType, StageName]:
-    """Return the transforms and loading functions that datasets name, also inside of what wraps them."""
+    """Return the transforms and loading functions in the attributes of datasets, including wrapped ones."""
     known: dict[CodeType, StageName] = {}
     for layer in chain.from_iterable(map(_layers, datasets)):
         for name in ("transform", "target_transform", "transforms", "transform_fn", "augment"):
@@ -131,8 +131,8 @@ def known_stages(*datasets: object) -> dict[CodeType, StageName]:
 
 
 def _layers(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset and what it wraps, from the outside in."""
-    # Subsets and concatenations wrap each other; five deep is more than anybody has, and a circle ends there.
+    """Yield a dataset and those that it wraps, from the outside in."""
+    # Subsets and concatenations wrap each other; nobody needs more than five levels, and a cycle ends there.
     for _ in range(5):
         if dataset is None:
             return
@@ -148,7 +148,7 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
         if code is None and part is not None:
             call = type(part).__call__ if callable(part) else None
             code = getattr(call, "__code__", None)
-            # A class from a library, whose `__call__` many objects share, is told by its file.
+            # A library class, whose `__call__` many objects share, is recognised by its file.
             if code is not None and "site-packages" in code.co_filename:
                 code = None
         if code is not None:
@@ -156,7 +156,7 @@ def _learn(known: dict[CodeType, StageName], function: object, stage: StageName)
 
 
 def gives_the_same(dataset: Any) -> bool:
-    """Tell whether a dataset's first item is the same when it is asked for again: nothing in it is drawn at random."""
+    """Tell whether a dataset's first item is the same when it is requested again, so that nothing in it is random."""
     import numpy as np
 
     try:
@@ -169,14 +169,14 @@ def gives_the_same(dataset: Any) -> bool:
 
 
 def named_folder(dataset: Any) -> str | None:
-    """Return the folder that a dataset says it was made from, as torchvision's do; otherwise `None`."""
-    # What torchvision calls the folder of a dataset.
+    """Return the folder in a dataset's attributes, as torchvision's have it; otherwise `None`."""
+    # torchvision's name for the folder of a dataset.
     roots = (getattr(layer, "root", None) for layer in _layers(dataset))
     return next((str(root) for root in roots if isinstance(root, str | PathLike)), None)
 
 
 def can_be_staged(folder: str | None) -> bool | None:
-    """Tell whether a folder's samples are found by a layout; `None` where that would take long to find out."""
+    """Tell whether a layout finds a folder's samples; `None` if finding out would take long."""
     if folder is None or is_slow_mount(Path(folder)):
         return None
     count = 0
@@ -193,7 +193,7 @@ def can_be_staged(folder: str | None) -> bool | None:
 
 
 def can_be_packed(dataset: Any) -> bool:
-    """Tell whether a dataset's items, by the look of the first, can be packed as they are."""
+    """Tell whether a dataset's items can be packed as they are, judged by the first one."""
     try:
         read_dataset(dataset)
     except Exception:  # noqa: BLE001 - as in gives_the_same
@@ -202,7 +202,7 @@ def can_be_packed(dataset: Any) -> bool:
 
 
 def h5_behind(dataset: object) -> str | None:
-    """Return the path of an HDF5 file that a dataset, or what it wraps, has open as an attribute; `None` without
+    """Return the path of an open HDF5 file in the attributes of a dataset or of one that it wraps; `None` without
     one."""
     h5py = sys.modules.get("h5py")
     for layer in _layers(dataset):
@@ -217,7 +217,7 @@ def h5_behind(dataset: object) -> str | None:
 
 
 def profiled_torch(loader: Any) -> ProfiledLoader:
-    """Look at a `DataLoader`."""
+    """Examine a `DataLoader`."""
     from torch.utils.data import IterableDataset
 
     if getattr(loader, "_machine", None) is not None:
@@ -231,8 +231,8 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     known = known_stages(loader.dataset)
     _learn(known, loader.collate_fn, "collate")
     workers = loader.num_workers
-    # With batch_size=None the dataset's items are handed over as they are. They may be batches or single samples, which
-    # nothing tells, so a pack of them would have rows of either kind.
+    # With batch_size=None the dataset's items are returned as they are. They may be batches or single samples, which
+    # cannot be told, so a pack might have rows of either kind.
     as_they_are = loader.batch_sampler is None
     setting = Setting(
         "torch",
@@ -248,7 +248,7 @@ def profiled_torch(loader: Any) -> ProfiledLoader:
     return ProfiledLoader(
         setting,
         start=lambda: iter(copied),
-        # Stacks of other processes cannot be sampled, so the stages are told by a copy that has none.
+        # Stacks of other processes cannot be sampled, so a copy without processes shows the stages.
         alone=(lambda: iter(_copy_loader(loader, _ALONE))) if workers else None,
         close=close,
         repeats=lambda: gives_the_same(loader.dataset),
@@ -271,12 +271,12 @@ _KEPT = (
 
 
 def _profiled_ours(loader: Any) -> ProfiledLoader:
-    # A copy has a place of its own, so the loader's stays where it is.
+    # The copy has its own position, so the loader's does not change.
     plan, copied = loader.plan, copy.copy(loader)
     processes = plan.strategy == "workers"
     setting = Setting(
         "colabstage",
-        # Where the consumer calls transforms, what is read ahead is the smaller part.
+        # If the consumer calls transforms, reading ahead is the smaller part.
         workers=plan.workers.value if processes else int(not loader.dataset.per_sample and plan.workers.value > 0),
         processes=processes,
         prefetch=max(1, plan.prefetch.value),
@@ -292,9 +292,9 @@ def _profiled_ours(loader: Any) -> ProfiledLoader:
 
     def close() -> None:
         copied.close()
-        # Images that were kept before are the training loop's; others go.
+        # Images that were kept before belong to the training loop; others are dropped.
         source.kept = kept
-        # The copy shares the sampler, which is to say the same as before of how it was asked.
+        # The copy shares the sampler, whose state must be as before.
         sampler.asked = asked
 
     notes = [] if plan.keep is None or not plan.keep.most_bytes else [_KEPT]
@@ -302,7 +302,7 @@ def _profiled_ours(loader: Any) -> ProfiledLoader:
         setting,
         start=lambda: iter(copied),
         notes=notes,
-        # Without its machine it is the plain DataLoader that other frameworks build of it.
+        # Without its own machinery it is the plain DataLoader that other frameworks build from it.
         alone=(lambda: iter(_copy_loader(loader, {**_ALONE, "_machine": None}))) if processes else None,
         close=close,
         known=known,
@@ -312,7 +312,7 @@ def _profiled_ours(loader: Any) -> ProfiledLoader:
 
 def _copy_loader(loader: Any, changes: dict[str, Any]) -> Any:
     copied = copy.copy(loader)
-    # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
+    # Bypasses `DataLoader.__setattr__`, which protects the sampler's attributes.
     copied.__dict__.update(changes)
     return copied
 
@@ -326,7 +326,7 @@ def end_iterator(iterator: Iterator[Any] | None) -> None:
 
 
 def profiled_keras(dataset: Any) -> ProfiledLoader:
-    """Look at a `PyDataset`."""
+    """Examine a `PyDataset`."""
     workers, processes = int(dataset.workers), bool(dataset.use_multiprocessing)
     pooled = workers > 1 or (workers > 0 and processes)
     ours = type(dataset).__module__.startswith("colabstage.")
@@ -355,29 +355,29 @@ def _batches_of(dataset: Any) -> Iterator[Any]:
 
 
 def _pooled(dataset: Any) -> Iterator[Any]:
-    # What `fit` itself uses; Keras 3 has no public name for it.
+    # The class that `fit` uses; Keras 3 has no public name for it.
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
     adapter = PyDatasetAdapter(dataset)
     try:
         yield from adapter._get_iterator()
     finally:
-        # Its threads do not end with the generator.
+        # Its threads do not end together with the generator.
         if adapter.enqueuer is not None:
             adapter.enqueuer.stop()
 
 
 def profiled_tf(dataset: Any) -> ProfiledLoader:
-    """Look at a `tf.data.Dataset` of batches.
+    """Examine a `tf.data.Dataset` of batches.
 
-    Its stages run in TensorFlow's own threads, where no Python stack tells anything. But a pipeline is a chain, so each
-    beginning of it is measured alone, inside of TensorFlow, and what the next link adds is that link's time. What a
-    link does is told by the operations in its function.
+    Its stages run in TensorFlow's threads, which have no Python stacks. But a pipeline is a chain, so each prefix of it
+    is measured alone, inside TensorFlow, and the difference to the next prefix is that link's time. The operations in a
+    link's function show what it does.
 
-    Iterating a shuffled dataset moves the seed of its next epoch on. So a copy is iterated: the pipeline's graph, in
-    which shuffling has a seed of its own.
+    Iterating over a shuffled dataset advances the seed of its next epoch. So a copy is iterated: the pipeline's graph,
+    in which shuffling has its own seed.
     """
-    # The pipeline's links, from the source on; of links with several inputs, the first.
+    # The pipeline's links, beginning with the source; for links with several inputs, the first input.
     chain = [dataset]
     while inputs := chain[-1]._inputs():
         chain.append(inputs[0])
@@ -396,7 +396,7 @@ def profiled_tf(dataset: Any) -> ProfiledLoader:
     notes: list[str] = []
     try:
         copied = _rebuilt(dataset)
-    except Exception as error:  # noqa: BLE001 - whatever TensorFlow says of a graph that it cannot write down
+    except Exception as error:  # noqa: BLE001 - whatever TensorFlow raises for a graph that it cannot serialise
         copied = dataset
         why = said_by(error).partition("\n")[0]
         notes.append(f"The pipeline could not be copied ({why}), so shuffling in it has moved on.")
@@ -415,7 +415,7 @@ def _rebuilt(dataset: Any) -> Any:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.python.data.ops.dataset_ops import _VariantDataset
 
-    # 1: state outside, such as a Python function's, is used as it is.
+    # 1: external state, such as that of a Python function, is used as it is.
     written = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor, external_state_policy=1, strip_device_assignment=False
     )
@@ -451,7 +451,7 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
     before_s = before_cpu_s = 0.0
     for number, link in enumerate(links):
         later = [other for other in links[number + 1 :] if "Batch" in type(other).__name__]
-        # Elements of this link that one batch of the end takes.
+        # Elements of this link for one final batch.
         per_batch = 1
         for other in later:
             per_batch *= int(getattr(other, "_batch_size", 1))
@@ -461,7 +461,7 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
         took_s, cpu_s = _time_of(copied, per_batch, seconds / len(links))
         name = type(link).__name__
         stage = _stage(link, name)
-        # Measuring scatters: a link that seems to take less than what comes before it takes nothing.
+        # Measurements scatter: a link that seems to take less than its predecessors takes nothing.
         own_s, own_cpu_s = max(0.0, took_s - before_s), max(0.0, cpu_s - before_cpu_s)
         calls_python = "Generator" in name or (hasattr(link, "_map_func") and bool(_PYTHON & _operations(link)))
         gil_s = min(own_s, own_cpu_s) if python and calls_python else 0.0
@@ -472,11 +472,11 @@ def _measure_chain(chain: list[Any], seconds: float, *, python: bool) -> tuple[S
 
 
 def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float]:
-    """Return the seconds, and core seconds, that this beginning of the pipeline takes for one batch."""
+    """Return the seconds, and CPU seconds, of this prefix of the pipeline for one batch."""
     import numpy as np
 
-    # From the difference of a short run and one of twice its length, so that what happens once, such as the filling of
-    # buffers, drops out. Each is the shortest of several, because anything else on the machine only adds to them.
+    # From the difference between a run and one of twice its length, so that one-time work, such as filling buffers,
+    # cancels out. Each is the shortest of several, because other work on the machine can only add time.
     deadline = time.monotonic() + seconds
     count = per_batch
     few, _ = _first_elements(dataset, count)
@@ -486,7 +486,7 @@ def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float
         count *= 2
         few, (many, made) = many, _first_elements(dataset, 2 * count)
     if made < 2 * count:
-        # It ends before: half of it and all of it, in whole batches.
+        # It is shorter: half of it and all of it, in whole batches.
         count = made // (2 * per_batch) * per_batch
         if not count:
             took_s, took_cpu_s = (many() * per_batch / max(1, made)).tolist()
@@ -497,8 +497,8 @@ def _time_of(dataset: Any, per_batch: int, seconds: float) -> tuple[float, float
     while tries < _LEAST_TRIES or time.monotonic() < deadline:
         short, long = np.minimum(short, few()), np.minimum(long, many())
         tries += 1
-    # What comes once only adds to a run, so a batch costs no more than the mean of either; where it seems to, something
-    # else was running during one of them.
+    # One-time work only adds to a run, so a batch costs no more than the mean of either run; if it seems to, something
+    # else was running.
     ways = [np.maximum(0, long - short) / count, long / (2 * count), short / count]
     took_s, took_cpu_s = (np.min(ways, axis=0) * per_batch).tolist()
     return took_s, took_cpu_s
@@ -512,12 +512,12 @@ def _first_elements(dataset: Any, count: int) -> tuple[Callable[[], NDArray[np.f
 
     options = tf.data.Options()
     options.autotune.enabled = False
-    # They would run a map in as many threads as autotuning finds best at the moment.
+    # They would run a map in as many threads as autotuning currently prefers.
     options.experimental_optimization.apply_default_optimizations = False
     taken = dataset.take(count)
     known = int(taken.cardinality())
     elements = known if known >= 0 else int(taken.reduce(np.int64(0), lambda number, *_: number + 1))
-    # Traced here, so that a run is no more than the work; by one thread, whatever TensorFlow would try.
+    # Traced here, so that a run contains only the work; in one thread, whatever TensorFlow would choose.
     thrown_away = taken.filter(lambda *_: False).with_options(options)
 
     def run() -> NDArray[np.float64]:

@@ -55,20 +55,20 @@ _Run = TypeVar("_Run")
 _PARTS = (0.25, 0.40, 0.10, 0.25)
 _LEAST_BATCHES = 3
 _GPU_EVERY_S = 0.2
-# In epochs of one or two batches most batches are an epoch's first, which do not count; so epochs are limited as well.
+# In epochs of one or two batches most are an epoch's first, which do not count, so epochs are limited too.
 _MOST_EPOCHS = 20
 _MOST_THREADS = 8
-# About 2 ms of one core a time, and long enough together that the system's scheduler has shared out the cores.
+# About 2 ms of one core each, and together long enough for the scheduler to distribute the cores.
 _WORK = bytes(4 << 20)
 _ROUNDS = 25
 _LEAST_CORES = 0.1
 _TRIALS = 7
-# A few hundred bytes written into a pipe or read out of it, with the thread that does it.
+# Seconds to write or read a few hundred bytes in a pipe, including the thread that does it.
 _PIPE_S = 0.0002
 
 
 class _TimedBatches:
-    """Batches from epoch after epoch, with the time that each took and whether it was an epoch's first."""
+    """Batches of consecutive epochs, with the time of each and whether it was an epoch's first."""
 
     def __init__(self, start: Callable[[], Iterator[Any]], *, once: bool, clock: Clock = SYSTEM_CLOCK) -> None:
         self.now = clock.now
@@ -149,7 +149,7 @@ def measure(
         batch_samples=samples,
         batch_bytes=size,
         image_size=image_size_of(batch),
-        # Last, because these call the dataset again, which may open files.
+        # At the end, because these call the dataset again, which may open files.
         repeats=profiled.repeats(),
         can_stage=profiled.can_stage(),
         can_pack=profiled.can_pack(),
@@ -169,17 +169,17 @@ def measure(
 
 
 def _settled(runs: list[_Run], ahead: int) -> list[_Run]:
-    """Leave out the first batches, which were prepared before they were asked for, if enough others are left."""
+    """Leave out the first batches, which were prepared in advance, if enough others are left."""
     return runs[ahead:] if len(runs) > 3 * ahead else runs[len(runs) // 3 :]
 
 
 def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
-    """Take batches without using them; return the time of each that was not an epoch's first, and a whole batch:
-    an epoch's last one may have fewer samples, and stands for no other.
+    """Take batches without using them; return the time of each that was not an epoch's first, and a full batch, because
+    an epoch's last one may have fewer samples.
 
-    Where an epoch is one batch, all of them are first, and the times are theirs.
+    If an epoch is one batch, all batches are first ones, and their times are returned.
     """
-    # The start of an epoch is measured apart, since it is paid once and not for every batch.
+    # The start of an epoch is measured separately, because it is paid once, not for every batch.
     gaps: list[float] = []
     whole: Any = None
     most = -1
@@ -197,7 +197,7 @@ def _run_alone(feed: _TimedBatches, seconds: float) -> tuple[list[float], Any]:
             gaps.append(feed.now() - began)
         elif len(feed.first_s) > 1 and feed.now() > deadline:
             break  # epochs of one batch
-        # Between two measurements. The others are let go of, as their memory may be used again.
+        # Between two measurements. The other batches are released, because their memory may be reused.
         if (samples := batch_size_of(batch)[0]) > most:
             whole, most = batch, samples
         del batch
@@ -213,7 +213,7 @@ def _run_together(
         return [], None, None
     step = step or (lambda _: None)
     transfer_s = None if device is None else _transfer_s(batch, device)
-    # Once without measuring, because the first step compiles, allocates and warms up.
+    # One unmeasured step, because the first one compiles, allocates and warms up.
     step(_move_to(batch, device))
     if gpu_problem() is not None:
         return _spans(feed, step, device, seconds), transfer_s, None
@@ -279,7 +279,7 @@ def _run_step(
 ) -> tuple[float, float]:
     """Return the seconds, and CPU seconds, of the step on a batch that is ready."""
     count = 0
-    # CUDA returns before the work is done: without waiting here, the queue of the run before would be measured.
+    # CUDA returns before the work is done; without waiting here, the previous run's queue would be measured.
     _synchronise()
     began, began_cpu = now(), time.process_time()
     while count < _LEAST_BATCHES or now() - began < seconds:
@@ -294,7 +294,7 @@ def _move_to(batch: Any, device: Any) -> Any:
         return batch
     from colabstage.load.batches import map_leaves
 
-    # Only torch has devices, so it is there.
+    # Only torch has devices, so it is installed.
     return map_leaves(batch, lambda part: part.to(device, non_blocking=True) if hasattr(part, "to") else part)
 
 
@@ -346,7 +346,7 @@ def _shares(sampler: StackSampler, batch_s: float) -> tuple[StageCost, ...]:
     """Return the costs of the stages where one thread does everything, from the shares that were sampled."""
     # Scaled to the measured time, because sampling makes everything slower by about the same factor.
     seen = sum(entry.seconds for entry in sampler.times.values())
-    # All batches came between two samples.
+    # All batches were made between two samples.
     if seen == 0:
         return (StageCost("read", batch_s, batch_s),)
     return _stage_costs(sampler, batch_s / seen)
@@ -363,7 +363,7 @@ def _stage_costs(sampler: StackSampler, scale: float) -> tuple[StageCost, ...]:
 def _costs(facts: ProfileFacts, batch: Any) -> Costs:
     resources = read_resources()
     if facts.setting.kind in {"keras", "tf.data"} or "torch" not in sys.modules:
-        handover_s, take_s = measure_pickling(batch), 0.0  # threads of theirs take it, beside the step
+        handover_s, take_s = measure_pickling(batch), 0.0  # its own threads take it, beside the step
     else:
         handover_s, take_s = measure_handover(batch)
     return Costs(
@@ -379,27 +379,26 @@ def _costs(facts: ProfileFacts, batch: Any) -> Costs:
 
 
 def _pack_s(path: str, samples: int) -> float | None:
-    """Return the seconds to read a batch of this HDF5 file by our own reader; `None` where it cannot."""
+    """Return the seconds to read a batch of this HDF5 file with our own reader; `None` if it cannot."""
     from colabstage.load.reading.reader import SplitReader
 
     try:
-        # Under the name that nearly all such files use; another one could not be pasted.
+        # Under the usual name, because the advice for another one could not be pasted.
         reader = SplitReader(path, "train", in_memory=False)
         rows = np.random.default_rng(0).integers(0, len(reader), samples)
-        # The first one may have read from the disk, and an epoch after the first does not.
+        # The first read may come from the disk, which later epochs do not.
         return _best_of(lambda: reader.read_x(rows), 3)
-    except Exception:  # noqa: BLE001 - a file of another shape is the caller's right; then this advice is not given
+    except Exception:  # noqa: BLE001 - the file may have another form; then this advice is not given
         return None
 
 
 def measure_cores(cores: int) -> float:
-    """Return how many times one core's work this process gets done with all cores, in code that releases Python's
-    lock.
+    """Return how many cores' worth of work this process gets done, in code that releases Python's lock.
 
-    Two cores that share one's units are fewer than two, and so are those that other programs use now.
+    Two cores that share units are less than two, and so are cores that other programs are using.
     """
     threads = min(cores, _MOST_THREADS)
-    # Core time, because others may use this core as well; that is what is to be found out of all of them together.
+    # CPU time, because others may also use this core, which only the measurement of all cores is to show.
     began = time.thread_time()
     _work(_ROUNDS)
     alone_s = (time.thread_time() - began) / _ROUNDS
@@ -423,19 +422,18 @@ def _work(rounds: int) -> None:
 
 
 def measure_gather(batch: Any) -> float:
-    """Return the seconds to copy this batch's bytes, row by row and out of order, from memory to a buffer that is used
-    again.
+    """Return the seconds to copy this batch's bytes, row by row in random order, from memory to a reused buffer.
 
-    Where the batch is of floating-point numbers, they are made of bytes, as they are stored, and scaled.
+    If the batch consists of floats, they are converted from stored bytes and scaled.
     """
     samples, size = batch_size_of(batch)
     if size == 0:
         return 0.0
     first = next(arrays_of(batch))
     floats = "float" in str(first.dtype)
-    # Packs store bytes: a quarter of what the floats of a batch take.
+    # Packs store bytes, a quarter of the size of a batch's floats.
     row_bytes = max(1, size // max(1, samples) // (4 if floats else 1))
-    # More rows than a batch has, so that the processor's cache does not hold all of them.
+    # More rows than in a batch, so that they do not all fit in the processor's cache.
     rows = np.ones((max(2, min(4 * samples, (256 << 20) // row_bytes)), row_bytes), np.uint8)
     chosen = np.random.default_rng(0).integers(0, len(rows), samples)
     out = np.empty((samples, row_bytes), np.uint8)
@@ -449,11 +447,10 @@ def measure_gather(batch: Any) -> float:
 
 
 def measure_handover(batch: Any) -> tuple[float, float]:
-    """Return the seconds that a worker process takes to put a batch where the consumer finds it, and the consumer to
-    take it.
+    """Return the seconds that a worker process takes to send a batch, and the consumer to receive it.
 
-    As torch's `DataLoader` does it: the batch is copied into shared memory that is new; its tensors' names are pickled
-    and go through a pipe; the consumer asks for each tensor's memory over a socket, and maps it.
+    As in torch's `DataLoader`: the batch is copied into new shared memory; its tensors' names are pickled and sent
+    through a pipe; the consumer requests each tensor's memory over a socket and maps it.
     """
     import torch
     import torch.multiprocessing  # says how tensors are pickled
@@ -473,23 +470,22 @@ def measure_handover(batch: Any) -> tuple[float, float]:
             pickle.loads(pickled)
             taken.append(time.perf_counter() - began)
     finally:
-        # The thread that hands over tensors' memory, unless it was there before, for somebody else.
+        # The thread that serves tensors' memory, unless it existed before.
         if not was_there:
             resource_sharer.stop(timeout=5.0)
-    # The shortest of what may be put off; the middle of what the step waits for each time.
+    # The minimum for work that can be deferred; the median for what the step waits for each time.
     return _PIPE_S + min(given), _PIPE_S + statistics.median(taken)
 
 
 def measure_pickling(batch: Any) -> float:
-    """Return the seconds to bring a batch from a process to another as Keras does: pickled, through a pipe, and
-    back."""
+    """Return the seconds to send a batch to another process as Keras does: pickled, through a pipe, and unpickled."""
     arrays = [np.asarray(array) for array in arrays_of(batch)]
-    # Written into the pipe and read out of it, which costs about as much again.
+    # Writing to the pipe and reading from it costs about as much again.
     return 0.0005 + 2 * _best_of(lambda: pickle.loads(pickle.dumps(arrays)))
 
 
 def _best_of(work: Callable[[], object], trials: int = _TRIALS) -> float:
-    """Return the seconds of the shortest of some trials, which was disturbed least."""
+    """Return the seconds of the shortest of several trials, which was disturbed least."""
     seconds = []
     for _ in range(trials):
         began = time.perf_counter()

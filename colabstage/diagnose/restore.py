@@ -1,11 +1,11 @@
-"""Leaving everything as it was found: random numbers, a dataset's attributes, and what a step trains.
+"""Restore random numbers, a dataset's attributes, and what a step trains.
 
-A profile runs the caller's loader and step for a while. What they draw, open and learn on the way is put back, so that
-a training run gives the same numbers with a profile before it and without.
+A profile runs the caller's loader and step for a while. What they draw, open and learn is restored, so that training
+gives the same numbers with and without a profile before it.
 
 A step is a function, and a model may be in its closure, its globals, its arguments' defaults, a partial, a dict, an
-attribute of an object, a function that it calls, or a module of the user's. All of these are walked. Libraries are not:
-what is theirs and trains says so, by `state_dict` or `get_weights`.
+attribute of an object, a function that it calls, or a module of the user's. All of these are searched. Libraries are
+not: their trainable objects have `state_dict` or `get_weights`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     Found = Iterable[tuple[str, object]]
 
-# Datasets wrap each other (a subset of a concatenation of folders), each with transforms made of transforms.
+# Datasets wrap each other (a subset of a concatenation of folders), each with nested transforms.
 _DEPTH = 5
 _MOST_PARTS = 500
 _FOREIGN = ("builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "threading", "pathlib",
                 "collections", "colabstage", "functools", "re", "types", "_thread", "_io", "io")  # fmt: skip
-# Enough for any training script; a step that reaches a dataset's million objects is not searched to the end.
+# Enough for any training script; a step that reaches a dataset's million objects is not searched completely.
 _MOST_OBJECTS = 20_000
-# A list that is longer holds data.
+# Longer lists hold data.
 _MOST_ITEMS = 1_000
 _LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-# Libraries of compiled code, whose types tell no file. What may train among them is known by its methods.
+# Compiled libraries, whose types have no file. Their trainable objects are recognised by methods.
 _NOT_ENTERED = frozenset(
     {"builtins", "torch", "numpy", "h5py", "PIL", "pandas", "keras", "tensorflow", "jax", "colabstage"}
 )
@@ -48,7 +48,7 @@ _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}
 
 @contextmanager
 def preserve_randomness(generators: Iterable[object] = ()) -> Iterator[None]:
-    """Put back the state of Python's, numpy's and torch's random numbers, and of these generators, at the end."""
+    """Restore the state of Python's, numpy's and torch's random numbers, and of these generators, at the end."""
     with ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         if (numpy := sys.modules.get("numpy")) is not None:
@@ -64,7 +64,7 @@ def preserve_randomness(generators: Iterable[object] = ()) -> Iterator[None]:
 
 
 def _generator_restorer(generator: object) -> Callable[[], object] | None:
-    """Return what puts a generator of random numbers back to its state of now; `None` of anything else."""
+    """Return a function that restores a random generator's present state; `None` for anything else."""
     if isinstance(generator, random.Random):
         state = generator.getstate()
         return lambda: generator.setstate(state)
@@ -86,10 +86,10 @@ def _generator_restorer(generator: object) -> Callable[[], object] | None:
 
 @contextmanager
 def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
-    """Put back the attributes of these objects, and of those that they are made of, at the end.
+    """Restore the attributes of these objects, and of the objects in them, at the end.
 
-    A dataset that opens its file with its first sample keeps the handle, and worker processes that are forked later
-    would share it: so the handle goes again. What is inside arrays, lists and dicts is not looked after.
+    A dataset that opens its file at the first sample keeps the handle, which worker processes forked later would share,
+    so it is removed again. The contents of arrays, lists and dicts are not restored.
     """
     with ExitStack() as stack:
         generators, objects = _find_state(roots)
@@ -100,7 +100,7 @@ def preserve_attributes(roots: Iterable[object]) -> Iterator[None]:
 
 
 def restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
-    """Give an object the attributes that it had."""
+    """Restore an object's attributes."""
     now = vars(part)
     if now.keys() == attributes.keys() and all(now[name] is value for name, value in attributes.items()):
         return
@@ -109,7 +109,7 @@ def restore_attributes(part: Any, attributes: dict[str, Any]) -> None:
 
 
 def _find_state(roots: Iterable[object]) -> tuple[list[Any], list[Any]]:
-    """Find random generators, and objects of the user's own classes, that can be reached from `roots`."""
+    """Find random generators and objects of the user's own classes that can be reached from `roots`."""
     seen: set[int] = set()
     generators: list[Any] = []
     found: list[Any] = []
@@ -133,11 +133,11 @@ def _enters(part: object) -> bool:
     if isinstance(part, type) or callable(getattr(part, "__get__", None)) or not hasattr(part, "__dict__"):
         return False
     module = type(part).__module__ or ""
-    # torch's own wrappers of datasets and samplers are entered, for users' datasets are inside.
+    # torch's wrappers of datasets and samplers are searched, because users' datasets are inside.
     return module.startswith("torch.utils.data") or module.partition(".")[0] not in _FOREIGN
 
 
-# What is said of a step in which nothing was found.
+# The note for a step in which nothing was found.
 NOTHING_FOUND = (
     "Nothing that trains was found in the step, so nothing was put back: a model that it trains has learnt from the "
     "batches that were measured. Name the model in the step, or measure with a copy of it."
@@ -146,10 +146,10 @@ NOTHING_FOUND = (
 
 @contextmanager
 def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
-    """Put back, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
+    """Restore, at the end, what a step trains: models, optimizers, parameters, and the attributes, entries and
     variables that hold them.
 
-    Gives the sentence that says what was found; empty without a step.
+    Yields a sentence that says what was found; empty without a step.
     """
     with ExitStack() as stack:
         if step is None:
@@ -164,24 +164,25 @@ def preserve_training(step: Callable[..., object] | None) -> Iterator[str]:
 
 
 class _ReachedThings:
-    """Everything that a function reaches, each thing once; `names` of what trains, as the step would write them."""
+    """Everything that a function reaches, each object once; `names` of trainable objects, as the step would write
+    them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.names: list[str] = []
         self._stack = stack
-        # With what it stands for, so that no address is given to something else meanwhile.
+        # With a reference to the object, so that its id is not reused meanwhile.
         self._seen: dict[int, object] = {}
         self._queue: deque[tuple[str, object]] = deque()
 
     def go(self, step: object) -> None:
-        """Walk all, and register what puts it back."""
+        """Search everything, and register how to restore it."""
         self._queue.append(("step", step))
         while self._queue and len(self._seen) < _MOST_OBJECTS:
             name, part = self._queue.popleft()
             if isinstance(part, _PLAIN) or id(part) in self._seen:
                 continue
             self._seen[id(part)] = part
-            # Properties of anybody's objects may raise anything.
+            # Properties of unknown objects may raise anything.
             with suppress(Exception):
                 self._queue.extend(self._visit(name, part))
 
@@ -201,7 +202,7 @@ class _ReachedThings:
             found = self._container(name, part)
         elif isinstance(part, type):
             found = [] if _is_library(part) else [(f"{name}.{key}", value) for key, value in vars(part).items()]
-        elif not isinstance(part, types.ModuleType):  # what a function takes of one is asked where the function is
+        elif not isinstance(part, types.ModuleType):  # what a function uses of a module is searched with the function
             found = self._object(name, part)
         return found
 
@@ -210,7 +211,7 @@ class _ReachedThings:
             self._stack.callback(_refill, part, dict(part))
             return [(f"{name}[{key!r}]", value) for key, value in part.items()] if len(part) <= _MOST_ITEMS else ()
         if isinstance(part, list):
-            # What was added stays: it is what a step writes down of itself.
+            # Additions stay: they are what a step records.
             self._stack.callback(part.__setitem__, slice(len(part)), list(part))
         return _enumerated(name, part) if len(part) <= _MOST_ITEMS else ()
 
@@ -227,11 +228,11 @@ class _ReachedThings:
         found += list((function.__kwdefaults__ or {}).items())
         found.append((function.__name__, getattr(function, "__wrapped__", None)))
         if _is_library_file(function.__code__.co_filename):
-            return found  # a wrapper's closure leads to what it wraps, its globals lead nowhere
+            return found  # a wrapper's closure leads to the wrapped function, its globals lead nowhere
         known = function.__globals__
         used: set[str] = set()
         for code in codes_in(function.__code__):
-            # Names of globals and attributes alike; one that is no global is not found among them.
+            # Names of globals and attributes; only globals are found below.
             used.update(code.co_names)
             for instruction in dis.get_instructions(code):
                 if instruction.opname in _STORES and instruction.argval in known:
@@ -268,7 +269,7 @@ def _enumerated(name: str, parts: Iterable[object]) -> Found:
 
 
 def _is_library(kind: type) -> bool:
-    """Tell whether a class is of Python's or of an installed package, not of the user's."""
+    """Tell whether a class is from Python or an installed package, not the user's own."""
     root = kind.__module__.partition(".")[0]
     if root in _NOT_ENTERED:
         return True
@@ -286,7 +287,7 @@ def _refill(entries: dict[Any, Any], before: dict[Any, Any]) -> None:
 
 
 def _behind(name: str, part: Any) -> Found:
-    """Return what something that trains holds beyond what it puts back itself."""
+    """Return what a trainable object holds beyond its own state."""
     groups = getattr(part, "param_groups", None)
     if isinstance(groups, list):
         # An optimizer's state has no values of its parameters, and their model may be out of reach.
@@ -321,11 +322,11 @@ def _tensor_restorer(tensor: Any) -> Callable[[], None]:
 
 
 def _torch_restorer(part: Any) -> Callable[[], None]:
-    # A state names the tensors themselves, which the step would change under it.
+    # A state refers to the tensors themselves, which the step would change.
     saved = copy.deepcopy(part.state_dict())
     parameters = list(part.parameters()) if callable(getattr(part, "parameters", None)) else []
     gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
-    # Those that a state leaves out, too.
+    # Including those that a state omits.
     buffers = list(part.buffers()) if callable(getattr(part, "buffers", None)) else []
     values = [buffer.detach().clone() for buffer in buffers]
     training = getattr(part, "training", None)
@@ -352,7 +353,7 @@ def _keras_restorer(model: Any) -> Callable[[], None]:
         model.set_weights(weights)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        # Slots that the first step made are as good as new when they are zero.
+        # Slots that the first step created are as good as new when zeroed.
         for variable in list(getattr(optimizer, "variables", None) or ())[len(variables) :]:
             variable.assign(variable * 0)
 

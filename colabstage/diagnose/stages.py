@@ -1,19 +1,19 @@
-"""How long each stage of a loader took, told from samples of all threads' Python stacks.
+"""How long each stage of a loader took, from samples of all threads' Python stacks.
 
-A sampler looks at stacks instead of putting timers around functions: nothing has to be patched, which a user's code
-might hold under another name already, and it costs the same however often a function is called. The innermost frame
-that says something decides: by its file, where that is a library's with one purpose; by the text of the call that it is
-at, which also names functions in C; or by its own name. Names are those that people use (`_read`, `augment`,
-`collate_fn`). Python looks for waiting threads right after each call, so a call in C that holds Python's lock is seen
-in the frame that made it, not in whatever comes next.
+A sampler examines stacks instead of wrapping functions in timers: nothing has to be patched, which might miss
+references under other names, and the cost does not depend on how often a function is called. The innermost conclusive
+frame decides: by its file, if it belongs to a library with one purpose; by the text of the present call, which also
+names C functions; or by its own name. Names are those that people use (`_read`, `augment`, `collate_fn`). Python
+switches threads right after each call, so a C call that holds Python's lock appears in the frame that made it, not in
+the next one.
 
-A thread looks a few hundred times a second at what every other thread is doing (`sys._current_frames`). It needs
-Python's lock for that, and would get it where another thread releases it anyway: at reads and in numpy, never in
-Python code that runs for less than the interpreter's switch interval. So that interval is short while it samples, and
-no other times are taken in that run.
+A thread examines all other threads a few hundred times a second (`sys._current_frames`). It needs Python's lock for
+that, and would only get it where another thread releases it anyway: in reads and in numpy, never in Python code that
+runs for less than the interpreter's switch interval. So that interval is short while sampling, and no other times are
+measured in that run.
 
-How long a thread had a core, and how long it had to wait for one, is the kernel's word. The same for the sampler itself
-tells whether the lock was held: it wakes up late, and not because others had the cores.
+The kernel says how long a thread had a core, and how long it waited for one. For the sampler itself this shows whether
+the lock was held: it then wakes up late although a core was free.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ LIBRARY_STAGES: tuple[tuple[str, str, StageName], ...] = (
 )
 _LIBRARIES = tuple((re.compile(path), re.compile(function), stage) for path, function, stage in LIBRARY_STAGES)
 
-# What functions are called. Decoding first, for `imread` does both and decoding is the larger part.
+# Names of functions. Decoding first, because `imread` does both and decoding is the larger part.
 _NAME_STAGES: tuple[tuple[str, StageName], ...] = (
     (r"imread|im_?decode|decode|decompress|parse|frombuffer|np\.load|numpy\.load|loads\b|read_csv", "decode"),
     (r"collate|default_convert|pad_sequence|pad_batch|(^|[._])(stack|cat|concat(enate)?)$|make_batch", "collate"),
@@ -64,7 +64,7 @@ _NAME_STAGES: tuple[tuple[str, StageName], ...] = (
 _NAMES = tuple((re.compile(pattern, re.IGNORECASE), stage) for pattern, stage in _NAME_STAGES)
 
 _LIBRARY_PATH = re.compile(r"/(site-packages|dist-packages|lib/python3[.\d]*)/|^<frozen ")
-# Above the profiler itself, a stack tells of whoever called it.
+# Frames above the profiler belong to its caller.
 _OURS = re.compile(r"/colabstage/diagnose/\w+\.py$")
 _SLEEP = re.compile(r"(^|\.)sleep$")
 _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
@@ -72,7 +72,7 @@ _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
     ("/queue.py", frozenset({"get", "put"})),
     ("/concurrent/futures/thread.py", frozenset({"_worker"})),
     ("/selectors.py", frozenset({"select"})),
-    # Servers for other processes, such as the one that torch hands tensors over with.
+    # Servers for other processes, such as torch's for sharing tensors.
     ("/socket.py", frozenset({"accept"})),
     ("/multiprocessing/connection.py", frozenset({"_recv", "wait", "_poll"})),
     ("/multiprocessing/pool.py", frozenset({"worker", "wait", "_handle_tasks", "_handle_results", "next"})),
@@ -80,7 +80,7 @@ _IDLE: tuple[tuple[str, frozenset[str]], ...] = (
 )
 # Enough for 5 % of a stage in two seconds, and half a percent of one core.
 _INTERVAL_S = 0.004
-# What other threads may keep Python's lock for when the sampler wants it.
+# How long other threads may keep Python's lock when the sampler wants it.
 _SWITCH_S = 0.00002
 # Waking up takes 0.05 to 0.1 ms by itself.
 _LATE_S = 0.00015
@@ -95,7 +95,7 @@ def is_idle(frame: FrameType) -> bool:
 
 
 def has_own_code(frame: FrameType | None) -> bool:
-    """Tell whether a stack runs code that is in no library, below the profiler itself."""
+    """Tell whether a stack runs code outside of libraries, below the profiler itself."""
     while frame is not None and not _OURS.search(frame.f_code.co_filename):
         if not _LIBRARY_PATH.search(frame.f_code.co_filename):
             return True
@@ -104,15 +104,15 @@ def has_own_code(frame: FrameType | None) -> bool:
 
 
 class StageNames:
-    """Names stages, and remembers what it found of each place in the code."""
+    """Name stages, and cache the result for each place in the code."""
 
     def __init__(self, known: dict[CodeType, StageName]) -> None:
-        """Begin with `known` functions, whose stage the loader itself tells, such as its `collate_fn`."""
+        """Start with `known` functions, whose stage the loader defines, such as its `collate_fn`."""
         self._known = known
         self._places: dict[tuple[CodeType, int], StageName | None] = {}
 
     def stage_of(self, frame: FrameType | None) -> StageName | None:
-        """Return the stage of a thread with this innermost frame; `None` where nothing on its stack says."""
+        """Return the stage of a thread with this innermost frame; `None` if nothing on its stack shows it."""
         while frame is not None and not _OURS.search(frame.f_code.co_filename):
             place = (frame.f_code, frame.f_lasti)
             if place not in self._places:
@@ -143,13 +143,13 @@ def _stage_of(name: str) -> StageName | None:
 
 
 def own_name(code: CodeType) -> str:
-    """Return a function's name; of `__call__` and `forward` the class's, which is what says something."""
+    """Return a function's name; for `__call__` and `forward` the class's name, which is more meaningful."""
     parts = [part for part in code.co_qualname.split(".") if part != "<locals>"]
     return parts[-2] if len(parts) > 1 and parts[-1] in {"__call__", "forward"} else parts[-1]
 
 
 def called_name(frame: FrameType) -> str:
-    """Return the dotted name of what a frame is calling, as its source has it; empty where there is no source."""
+    """Return the dotted name of what a frame is calling, from its source; empty without source."""
     positions = list(frame.f_code.co_positions())
     number = frame.f_lasti // 2
     if not 0 <= number < len(positions):
@@ -176,11 +176,11 @@ class StageTime:
 
 
 class StackSampler:
-    """Samples while it is entered; `times` has what it saw."""
+    """Sample while entered; `times` has the results."""
 
     def __init__(self, known: dict[CodeType, StageName], consumer: int | None) -> None:
-        """Begin with functions whose stage the loader tells, and the thread that takes batches, where its stack
-        tells stages."""
+        """Start with functions whose stage the loader defines, and the thread that takes batches, if its stack shows
+        stages."""
         self.times: dict[StageName, StageTime] = {}
         self._names = StageNames(known)
         # A thread that waits for a lock of C code shows only the frame that called it, so those that were here before,
@@ -244,7 +244,7 @@ class StackSampler:
         entry = self.times.setdefault(stage, StageTime())
         entry.seconds += passed_s
         entry.cpu_s += min(passed_s, busy_s)
-        # A thread that is kept waiting for a core keeps the lock meanwhile.
+        # A thread that waits for a core keeps the lock meanwhile.
         entry.gil_s += min(passed_s, busy_s + waited_s) if held else 0.0
 
     @staticmethod
@@ -256,8 +256,7 @@ class StackSampler:
         return "read" if waits else "transform"
 
     def _core_s(self, native_id: int | None) -> tuple[float, float] | None:
-        """Return the seconds that a thread had a core, and waited for one, since the last look; `None` where nobody
-        tells."""
+        """Return the seconds that a thread had a core, and waited for one, since the last call; `None` if unknown."""
         if native_id is None or not sys.platform.startswith("linux"):
             return None
         if native_id not in self._clocks:

@@ -46,7 +46,7 @@ def test_what_is_not_told_is_not_counted() -> None:
     (one,) = figure_out(samples(T4, replace(T4, utilisation=None), replace(T4, utilisation=1.0)))
     assert one.utilisation == 0.5
     (sliced,) = figure_out(samples(GpuReading(0, "GPU-1", "NVIDIA A100", sliced=True)))
-    assert str(sliced) == "GPU 0, NVIDIA A100: utilisation not told, as it is cut into MIG slices"
+    assert str(sliced) == "GPU 0, NVIDIA A100: utilisation not reported, because it is divided into MIG slices"
     assert (sliced.energy_wh, sliced.advice) == (None, "")
 
 
