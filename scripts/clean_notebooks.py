@@ -1,5 +1,4 @@
-"""Put notebooks into the form in which they are committed: no outputs but small pictures, no counts, no widget state,
-Colab's metadata.
+"""Clean notebooks for committing: no outputs except small pictures, no counts, no widget state, Colab's metadata.
 
 python scripts/clean_notebooks.py                        # all in notebooks/
 python scripts/clean_notebooks.py --check                # changes nothing; exit code 1 when one is not in that form
@@ -27,7 +26,7 @@ _WIDEST_PX = 900
 
 
 def clean(notebook: dict[str, Any]) -> dict[str, Any]:
-    """The notebook as it is committed; the one that is given stays as it is."""
+    """Return the notebook as it is committed; the given one is not changed."""
     colab = notebook.get("metadata", {}).get("colab", {})
     metadata: dict[str, Any] = {
         "colab": {"provenance": [], **{key: colab[key] for key in ("gpuType",) if key in colab}},
@@ -59,7 +58,7 @@ def _clean_cell(cell: dict[str, Any], taken: set[str]) -> dict[str, Any]:
 
 
 def _kept(output: dict[str, Any]) -> dict[str, Any] | None:
-    """Of an output the picture, where it is small; `None` of all else."""
+    """Return an output's picture if it is small; `None` for everything else."""
     png = "".join(output.get("data", {}).get("image/png", "")).replace("\n", "")
     if not png or len(base64.b64decode(png)) > MAX_BYTES:
         return None
@@ -91,7 +90,7 @@ def take_pictures(path: Path) -> None:
 
 
 def _seen(page: str) -> bytes:
-    """Return a picture of what a page that is only read shows of an output."""
+    """Return a picture of an output as a static page shows it."""
     from playwright.sync_api import sync_playwright
 
     sys.path.insert(0, str(FOLDER.parent))
@@ -107,7 +106,7 @@ def _seen(page: str) -> bytes:
 
 
 def _small(picture: bytes) -> bytes:
-    """Return it as a PNG of few colours, as large and with as many as there is room for."""
+    """Return it as a PNG with few colours, as large and with as many as fit."""
     from PIL import Image
 
     with Image.open(io.BytesIO(picture)) as opened:
@@ -123,12 +122,12 @@ def _small(picture: bytes) -> bytes:
 
 
 def as_text(notebook: dict[str, Any]) -> str:
-    """The notebook as the text of its file."""
+    """Return the notebook as the text of its file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
 def main() -> int:
-    """Clean all, look whether all are clean, or take their pictures."""
+    """Clean all notebooks, check that all are clean, or take their pictures."""
     words = sys.argv[1:]
     if "--pictures" in words:
         for path in sorted(FOLDER.glob("*.ipynb")):

@@ -1,8 +1,8 @@
-"""Compare the names of the tests of a commit with those of this checkout: `compare_tests.py COMMIT`.
+"""Compare the names of a commit's tests with those of this checkout: `compare_tests.py COMMIT`.
 
-What `make test` and `make test-all` run together is everything that pytest collects here, so a test that is missing
-here is run by neither. What became of tests whose names are gone on purpose stands in `compare_tests.toml`; whatever is
-missing besides, or is said to be shown by a test that is not here either, fails.
+`make test` and `make test-all` together run everything that pytest collects here, so a test that is missing here is run
+by neither. `compare_tests.toml` says what became of tests that were removed on purpose. Any other missing test is an
+error, and so is a replacement that does not exist.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TRACED = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Names of tests, or beginnings of names, and what they became.
+    """Names of tests, or prefixes of names, and what they became.
 
-    Either `moved`, and the rest of each name is as it was; or the names in `now`, or their beginnings, with the reason.
+    Either `moved`, with the rest of each name unchanged; or the names or prefixes in `now`, with the reason.
     """
 
     old: tuple[str, ...]
@@ -72,7 +72,7 @@ def names_in(folder: Path) -> set[str]:
 
 
 def find_losses(old: set[str], new: set[str], traced: Sequence[Gone]) -> list[str]:
-    """Return a line for each test of `old` that nothing in `new` stands for."""
+    """Return a line for each test of `old` that nothing in `new` replaces."""
     by_beginning = {beginning: entry for entry in traced for beginning in entry.old}
     losses: list[str] = []
     stands_for: dict[Gone, list[str]] = {}
@@ -95,7 +95,7 @@ def find_losses(old: set[str], new: set[str], traced: Sequence[Gone]) -> list[st
 
 
 def main(commit: str) -> int:
-    """Print what is missing and how many are new; returns 1 where something is missing."""
+    """Print which tests are missing and how many are new; returns 1 if any is missing."""
     traced = read_traced(TRACED)
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder) / "before"

@@ -1,12 +1,12 @@
-"""Count the code: its modules, what they hold, and how many of them a newcomer meets on two walks through it.
+"""Count the code: its modules, their contents, and how many modules a newcomer meets when following two calls.
 
 `count_code.py` counts colabstage, and each of its packages; `count_code.py PATH` counts another package, for
-comparison. It prints and judges nothing: a number is a reason to look, not a limit. Of colabstage it also prints what
-people notice of its size before they use it: the wheel that is downloaded, and the import.
+comparison. It only prints: a number is a reason to look, not a limit. For colabstage it also prints the size of the
+wheel and the time of the import.
 
-The walks are traced while they happen. Each function counts when it is entered for the first time, because that is when
-a reader meets it; coming back to a module that was read before, for another function of it, is a return. What modules
-run while they are imported (decorators, default values) is no step of the walk, whenever they happen to be imported.
+The walks are traced while they happen. Each function counts when it is first entered, because that is when a reader
+meets it; entering another function of an earlier module is a return. Code that runs during imports (decorators, default
+values) does not count.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SHORT_LINES = 60
 _BUILD_S, _IMPORT_S, _TRIES = 120.0, 30.0, 5
-# What of a class, or of its bases and decorators, makes it a record or a seam and no behaviour.
+# Bases and decorators that make a class a record or an interface.
 _RECORDS = {"dataclass", "NamedTuple", "Protocol"}
-# Imperatives that docstrings begin with. A list and no dictionary: most of what is no verb is "A …", "The …", "What …".
+# Imperatives at the beginning of docstrings. A list is enough, because most other beginnings are "A …", "The …", "What
+# …".
 _VERBS = frozenset(
     """
     abandon abort accept account acquire act add adjust adopt advance agree align allocate allow answer append apply
@@ -71,14 +72,14 @@ _VERBS = frozenset(
 
 @dataclass
 class Counts:
-    """What was counted of some modules."""
+    """The counts of some modules."""
 
     modules: int = 0
     """How many files of Python."""
     lines: int = 0
-    """All their lines, blank ones and comments included."""
+    """All their lines, including blank ones and comments."""
     code_lines: int = 0
-    """Lines that hold code, docstrings not among them."""
+    """Lines of code, without docstrings."""
     comments: int = 0
     """Lines with a comment on them."""
     short: int = 0
@@ -88,14 +89,14 @@ class Counts:
     begin_with_verb: int = 0
     """Those of them whose first word is an imperative."""
     called_once: int = 0
-    """Private functions of modules that are named in one place only."""
+    """Private module functions that are used in only one place."""
     records: int = 0
     """Dataclasses, named tuples and protocols."""
     names: Counter[str] = field(default_factory=Counter)
-    """Functions and classes at the top of modules, each with the number of modules that define it."""
+    """Top-level functions and classes, each with the number of modules that define it."""
 
     def add(self, other: Counts) -> None:
-        """Add what was counted of further modules."""
+        """Add the counts of further modules."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -152,7 +153,7 @@ def count_module(text: str) -> Counts:
 
 
 def _code_and_comments(text: str, tree: ast.Module) -> tuple[int, int]:
-    """Return how many lines hold code, and how many a comment; strings that are statements are neither."""
+    """Return how many lines have code, and how many a comment; strings that are statements are neither."""
     prose: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -169,14 +170,14 @@ def _code_and_comments(text: str, tree: ast.Module) -> tuple[int, int]:
 
 
 def _called_once(tree: ast.Module) -> int:
-    """Return how many private functions of a module are named in exactly one place outside themselves."""
+    """Return how many private functions of a module are used in exactly one place outside themselves."""
     private = [
         node
         for node in tree.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.match(r"_(?!_)", node.name)
     ]
     used = _names_used(tree)
-    # A function that calls itself is no reason to keep it apart.
+    # A recursive call does not count as a use.
     return sum(used[function.name] - _names_used(function)[function.name] == 1 for function in private)
 
 
@@ -207,7 +208,7 @@ def count_package(folder: Path) -> tuple[Counts, dict[str, Counts]]:
 
 @dataclass
 class Walk:
-    """The functions of a package that some work entered, each once, by module and in order."""
+    """The functions of a package that were entered, each once, by module and in order."""
 
     package: Path
     """The folder whose modules count."""
@@ -216,7 +217,7 @@ class Walk:
     elsewhere: set[str] = field(default_factory=set)
     """The modules that other threads entered."""
     _seen: set[object] = field(default_factory=set)
-    """The code of functions that were entered already."""
+    """The code of functions already entered."""
 
     @property
     def modules(self) -> set[str]:
@@ -225,18 +226,18 @@ class Walk:
 
     @property
     def stays(self) -> int:
-        """Return how often the calling thread changed into a module for a function that was new."""
+        """Return how often the calling thread changed to another module for a new function."""
         return sum(one != before for one, before in zip(self.visits, [None, *self.visits], strict=False))
 
     @property
     def returns(self) -> int:
-        """Return how many of the stays were in a module that had been read before."""
+        """Return how many of these changes led to a module already read."""
         return self.stays - len(set(self.visits))
 
     def _module_of(self, frame: FrameType) -> str | None:
-        """Return the module of a function that is entered for the first time; `None` for all else."""
+        """Return the module of a function that is entered for the first time; `None` for everything else."""
         code = frame.f_code
-        # The body of a class is no function, and what has no name of its own belongs to what was entered before it.
+        # A class body is not a function, and unnamed code belongs to the function entered before it.
         passed_by = not code.co_flags & inspect.CO_OPTIMIZED or code.co_name.startswith("<")
         if code in self._seen or passed_by or not code.co_filename.startswith(str(self.package)):
             return None
@@ -245,16 +246,16 @@ class Walk:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record what this thread, and threads that are started meanwhile, enter."""
+        """Record the functions that this thread, and threads started meanwhile, enter."""
 
         # By thread, because each imports for itself.
         imports = threading.local()
 
         def is_step(frame: FrameType, event: str) -> bool:
-            """Tell whether a function is entered, and not on behalf of an import."""
+            """Tell whether a function is entered other than by an import."""
             depth: int = getattr(imports, "depth", 0)
             if frame.f_code.co_name == "<module>":
-                # A recording may begin inside a module, as that of a script does, which it then sees the end of.
+                # A recording may begin inside a module, such as a script, and then sees only its end.
                 imports.depth = max(0, depth + {"call": 1, "return": -1}.get(event, 0))
                 return False
             return event == "call" and not depth
@@ -315,8 +316,8 @@ def wheel_bytes(folder: Path) -> int:
 
 
 def import_s() -> float:
-    """Return how many seconds `import colabstage` takes in a process of its own: the least of some tries."""
-    # The least, because whatever else the machine does can only add to it.
+    """Return the seconds that `import colabstage` takes in a new process: the minimum of several tries."""
+    # The minimum, because other work on the machine can only add to it.
     code = "import time; began = time.perf_counter(); import colabstage; print(time.perf_counter() - began)"
     command = [sys.executable, "-c", code]
     tries = (

@@ -1,10 +1,10 @@
-"""Run the README's first cell on a practice Colab, and draw what it showed meanwhile as docs/cell.svg, a short film.
+"""Run the README's first cell on a practice Colab, and draw what it shows as docs/cell.svg, a short animation.
 
 `python -m scripts.draw_cell`
 
-The cell is run as it stands, on real images in a simulated Drive; the frames are those that its progress had, at the
-pace that it had. Text and bars as SVG with a style sheet: a few kilobytes, sharp at every size, light or dark as the
-reader's page is, and the last frame where nothing moves.
+The cell runs unchanged, on real images in a simulated Drive; the frames and their pace are those of its progress. Text
+and bars are SVG with a style sheet: a few kilobytes, sharp at every size, light or dark like the reader's page, and the
+last frame where animation is off.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ text{{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space
 
 
 def read_cell() -> str:
-    """The first code of the README, without what installs."""
+    """Return the first code of the README, without the installation."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[:1]
     return re.sub(r"^%pip.*\n", "", str(code), flags=re.MULTILINE)
@@ -95,12 +95,12 @@ def _row(row: Row, y: float) -> str:
 
 
 def draw(code: str, frames: list[tuple[float, tuple[Row, ...]]], printed: str) -> str:
-    """Return the film."""
+    """Return the animation."""
     lines = code.strip().splitlines()
     top = (len(lines) + 2.6) * _LINE
     most = max(len(rows) for _, rows in frames)
     height = top + (most + 2) * _LINE
-    # At one pace, each as it was at that moment; where nothing changed for long, the film is cut.
+    # At a constant pace; long times without a change are cut.
     staged = frames[:-1]
     began, ended = staged[0][0], staged[-1][0]
     moments = [began + number * _FRAME_S for number in range(-1, int((ended - began) / _FRAME_S) + 2)]

@@ -1,7 +1,7 @@
-"""Install packages into the environment of the Python that runs this, which takes what `pip install` does.
+"""Install packages into the environment of the running Python, with the arguments of `pip install`.
 
-By uv where it can, which takes a third of pip's computing and both cores; by pip where there is no uv, and where uv
-fails. uv reads none of pip's settings, so it is told those that say where packages come from.
+It uses uv if possible, which needs a third of pip's CPU time and both cores; pip if there is no uv, or if uv fails. uv
+does not read pip's settings, so it is passed those that say where packages come from.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 import subprocess
 import sys
 
-# Far above what the largest environment takes to arrive.
+# Far more than the largest environment takes to install.
 TIMEOUT_S = 900
-# What of pip's settings uv knows, and by which option; pip's own order of who overrides whom.
+# The settings of pip that uv knows, with uv's option; in pip's order of precedence.
 OPTIONS = {
     "index-url": "--index-url",
     "extra-index-url": "--extra-index-url",
@@ -25,7 +25,7 @@ SECTIONS = ("global", "install", ":env:")
 
 
 def uv_settings(listed: str) -> tuple[list[str], dict[str, str]]:
-    """Return options and variables for uv that say what `pip config list` printed."""
+    """Return options and variables for uv that correspond to the output of `pip config list`."""
     found = dict(re.findall(r"^([^=\s]+)=(.*)$", listed, re.MULTILINE))
     settings = {
         key.partition(".")[2]: str(ast.literal_eval(found[key]))
@@ -45,7 +45,7 @@ def by_uv(arguments: list[str]) -> bool:
     """Try; say why it was not possible."""
     pip = [sys.executable, "-m", "pip", "config", "list"]
     options, variables = uv_settings(subprocess.run(pip, check=True, capture_output=True, text=True, timeout=60).stdout)
-    # As pip chooses: the best version that any of the indexes has.
+    # As pip does: the best version in any of the indexes.
     command = [
         "-m",
         "uv",

@@ -1,11 +1,11 @@
-"""Run the tests, on every Python that `make test` or `make test-all` has set up, and add the outcomes up at the end.
+"""Run the tests on every Python that `make test` or `make test-all` has set up, and add up the results.
 
-`make test` is all behaviour, once. `make test-all` adds what shows the same in a longer form, in
-another place or with other versions. Most tests run side by side; those that measure the machine run alone after them.
+`make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions. Most
+tests run in parallel; those that measure the machine run alone afterwards.
 
-A few tests that fail are tried once more, alone: many wait for other processes, on a machine that may be busy with
-something else. Those that pass then are named in the last lines, because each is a fault of the test, or a rare one of
-ours, and are written down in `build/second_tries.txt`: the second time that happens to a test, the run fails.
+A few failed tests are tried once more, alone, because many wait for other processes on a machine that may be busy.
+Those that then pass are named in the last lines, because each shows a fault of the test or a rare one of colabstage,
+and are recorded in `build/second_tries.txt`: the second time this happens to a test, the run fails.
 
 With `--until`, which `.ci/run` gives, nothing goes on beyond that moment: what still runs then is interrupted early
 enough for pytest to tell what failed so far, and the run fails.
@@ -42,17 +42,17 @@ DURATIONS = ROOT / "build/durations.jsonl"
 SECOND_TRIES = ROOT / "build/second_tries.txt"
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
 PASS_TIMEOUT_S = 1500
-# Of what ends all: so long pytest has to tell what it knows when it is interrupted, and what runs alone has to itself.
+# Reserved at the end of the time: for pytest to report when it is interrupted, and for tests that run alone.
 TELL_S = 15
 ALONE_S = 60
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
-# More failures than these have a reason that is not the machine's.
+# More failures than this are not caused by a busy machine.
 MOST_TRIED_AGAIN = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A Python with packages: where it is, what runs there, and the marks of what does not."""
+    """A Python environment: its path, what runs there, and the marks of what does not."""
 
     title: str
     folder: str
@@ -62,7 +62,7 @@ class Setup:
 
 
 FIRST = Setup(f"Python {sys.version_info.major}.{sys.version_info.minor}", ".venv", alone=True)
-# What `make test-all` adds, where it is set up.
+# What `make test-all` adds, if it is set up.
 OTHERS = (
     Setup(
         "Python 3.13 without torch",
@@ -105,12 +105,12 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        """Whether tests ran and all went well."""
+        """Tell whether tests ran and all passed."""
         return self.passed > 0 and not (self.failed or self.errors or self.broken)
 
 
 def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
-    """Return the outcome that a pass wrote as JUnit XML, and the names of the tests that failed."""
+    """Return the results that a pass wrote as JUnit XML, and the names of failed tests."""
     try:
         suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     except (OSError, ElementTree.ParseError):
@@ -121,17 +121,17 @@ def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
     cases = [case for suite in suites for case in suite.iter("testcase")]
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     names = tuple(dict.fromkeys(f"{case.get('classname')}::{case.get('name')}" for case in bad))
-    # A pass that failed without a failed test (interrupted, for example) is not a good one either.
+    # A pass that failed without a failed test (for example, interrupted) does not count as passed either.
     broken = int(exit_code not in (0, NO_TESTS) and not failed + errors)
     return Outcome(max(total - failed - errors - skipped, 0), failed, errors, skipped, broken), names
 
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Have a folder for all that a pass writes, and leave nothing of it: no process, no mount, no file.
+    """Provide a folder for everything that a pass writes, and leave nothing behind: no process, mount or file.
 
-    Tests that were killed leave clients that nobody ends and mounts that nobody serves; in the folder that pytest
-    shares among all its runs, they make a later run fail when it tidies up.
+    Killed tests leave running clients and dead mounts; in the folder that pytest shares among runs, these make a later
+    run fail when it cleans up.
     """
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
     try:
@@ -141,7 +141,7 @@ def own_folder() -> Iterator[Path]:
             with suppress(psutil.Error):
                 if process.pid != os.getpid() and any(f"{folder}/" in part for part in process.cmdline()):
                     process.kill()
-        # The latest first, because one may be mounted within another.
+        # The latest first, because one may be mounted inside another.
         for mount in reversed([mount for mount in list_mounts() if mount.mountpoint.is_relative_to(folder)]):
             print(f"\nA test left a mount: {mount.mountpoint}", flush=True)
             unmount_lazily(mount.mountpoint)
@@ -183,7 +183,7 @@ def run_pytest(
 def run_pass(python: Path, selection: list[str], side_by_side: int = 0, until: float = math.inf) -> Outcome:
     """Run the tests that pytest's options select, by so many processes, and a few that failed once more, by one."""
     with own_folder() as folder:
-        # A process that has run out of tests takes some of another's: a few tests take a hundred times as long as most.
+        # A process without tests takes some from another, because a few tests take a hundred times as long as most.
         processes = ["-n", str(side_by_side), "--dist", "worksteal", "-p", "tests.longest_first"]
         first, failed = run_pytest(python, folder, [*selection, *processes], until)
         if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN or time.monotonic() > until - 2 * TELL_S:
@@ -209,12 +209,12 @@ def run_setup(setup: Setup, *, everything: bool, until: float = math.inf) -> Out
     options = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
     options += ["--hypothesis-profile=long"] if everything and setup is FIRST else []
     marks = ("" if everything and setup is FIRST else " and not long") + setup.missing
-    # Twice as many as cores, since tests wait for half of their time; more than four only fight for the disk.
+    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk.
     workers = min(2 * len(os.sched_getaffinity(0)), 4)
     print(f"\n== {setup.title}: side by side", flush=True)
     outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers, until - ALONE_S)
     if setup.alone:
-        # Of all files, pytest would import those as well that have none of them, and their libraries.
+        # Given all files, pytest would also import those without such tests, and their libraries.
         files = [
             str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
         ]
@@ -224,7 +224,7 @@ def run_setup(setup: Setup, *, everything: bool, until: float = math.inf) -> Out
 
 
 def had_before(shaky: tuple[str, ...], record: Path) -> list[str]:
-    """Write down the tests that passed only when they were tried again; return those that did so in an earlier run."""
+    """Record the tests that passed only at the second try; return those that also did in an earlier run."""
     known = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
     record.parent.mkdir(parents=True, exist_ok=True)
     with record.open("a", encoding="utf-8") as out:
@@ -233,7 +233,7 @@ def had_before(shaky: tuple[str, ...], record: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run everything, print the sum, return the exit code."""
+    """Run everything, print the totals, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--all", action="store_true", help="what `make test-all` runs")
     parser.add_argument("--until", type=float, metavar="TIME", help="seconds since 1970, after which nothing runs")

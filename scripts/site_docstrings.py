@@ -1,4 +1,4 @@
-"""What the reference's reader, which imports nothing, does not see by itself in the docstrings of colabstage."""
+"""An extension for the reference's parser, which imports nothing and so does not see everything in docstrings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _EXAMPLE = re.compile(r"^(?P<lines>>>> .*(?:\n(?!\n|>>> ).+|\n>>> .*)*)", re.MUL
 
 
 class Docstrings(_Extension):  # type: ignore[misc]  # griffe is not installed where types are checked
-    """Makes code of examples, and gives a decorated function the arguments that it takes."""
+    """Turn examples into code, and give decorated functions their arguments."""
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
-        """Fence the examples of a docstring, which otherwise are quotations to Markdown."""
+        """Fence the examples of a docstring, which Markdown would otherwise read as quotations."""
         if obj.docstring is not None:
             obj.docstring.value = fence_examples(obj.docstring.value)
 

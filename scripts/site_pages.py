@@ -1,6 +1,6 @@
-"""What mkdocs adds to the pages of docs/: the reference, the changes, and links that leave the folder.
+"""Add to the pages of docs/ for mkdocs: the reference, the changelog, and links that leave the folder.
 
-They are not files in docs/, where they would be noise: what a reference is made of cannot be read on GitHub.
+They are not files in docs/, because the source of a reference is not readable on GitHub.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to files outside docs/ lead to them on GitHub."""
+    """Make links to files outside docs/ lead to GitHub."""
     if page.file.src_uri.startswith("reference/"):
         return markdown
     return _LEAVES_DOCS.sub(rf"]({_SOURCE}\1)", markdown.replace("](../CHANGELOG.md", "](changes.md"))

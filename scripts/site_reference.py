@@ -1,4 +1,4 @@
-"""What the site's reference has pages for: title, one sentence, and the names, as people import them."""
+"""The pages of the site's reference: title, one sentence, and the names as people import them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Print what the last run of the tests spent its time on: tests, files and fixtures, the slowest first.
+"""Print where the last test run spent its time: tests, files and fixtures, the slowest first.
 
-Reads `build/durations.jsonl`, which `make test` writes, or the file that is named.
+Reads `build/durations.jsonl`, which `make test` writes, or the given file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DURATIONS = Path(__file__).resolve().parent.parent / "build/durations.jsonl"
 
 
 class Cost:
-    """Seconds by the clock and of computing, and how often."""
+    """Wall time, CPU time, and how often."""
 
     def __init__(self) -> None:
         self.wall_s = self.cpu_s = 0.0

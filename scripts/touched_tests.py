@@ -1,10 +1,10 @@
-"""Run the tests that a change can break: `python -m scripts.touched_tests FILE...`, or `changed` for what git says.
+"""Run the tests that a change can break: `python -m scripts.touched_tests FILE...`, or `changed` for git's list.
 
-A file of the package stands for its sub-package: run are the tests of that and of everything above it, by the imports
-that `tests/test_layers.py` sees, the nearest first. A test file stands for itself, and what tests share for all tests
-beside it; a page for the tests of all pages, and a notebook for its own run. Tests that take long, or measure time, are
-left to `make test`. Where that has kept what each test cost, as many are run as take a minute here: the cheap and the
-near ones, and how many are left out is said.
+A file of the package stands for its sub-package: the tests of that and of everything above it are run, by the imports
+that `tests/test_layers.py` sees, the nearest first. A test file stands for itself, a shared helper for all tests beside
+it, a page for the tests of all pages, and a notebook for its own run. Long tests, and those that measure time, are left
+to `make test`. If that has recorded durations, only as many tests are run as take a minute: the cheap and near ones; it
+says how many are left out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ DURATIONS = ROOT / "build/durations.jsonl"
 MARKS = "not alone and not long and not slow"
 PROCESSES = 3
 MOST_SECONDS = 60.0
-# Both ways in which a notebook is run; the one that is `long` is left out by its mark.
+# Both ways to run a notebook; the `long` one is excluded by its mark.
 MACHINES = ("practice Colab", "plain computer")
-# What looks at every page, and builds the site of them.
+# The tests that check every page and build the site.
 PAGES, SITE = "tests/test_docs.py", "tests/test_site.py"
 
 
@@ -45,13 +45,13 @@ def users_of() -> dict[str, set[str]]:
         seen.add(package)
         return any(reaches(other, target, seen) for other in uses.get(package, ()) if other not in seen)
 
-    # The public face imports everything, and all of its tests are tests of what it shows.
+    # The public module imports everything, so its tests cover everything.
     below = [package for package in uses if not package.startswith("__")]
     return {package: {other for other in below if reaches(other, package, set())} for package in below}
 
 
 def changed_files() -> list[str]:
-    """Return what differs from main, and what git does not know yet."""
+    """Return the files that differ from main, and untracked ones."""
     base = subprocess.run(["git", "merge-base", "HEAD", "main"], cwd=ROOT, capture_output=True, text=True, check=False)
     commands = (["diff", "--name-only", base.stdout.strip() or "HEAD"], ["ls-files", "--others", "--exclude-standard"])
     outputs = (
@@ -61,7 +61,7 @@ def changed_files() -> list[str]:
 
 
 def tests_that_name(path: Path) -> list[str]:
-    """Return the tests of the project itself that speak of a file of it, or import it."""
+    """Return the tests of the project that mention or import a file."""
     words = {path.name, ".".join(path.with_suffix("").parts)} if path.parts[:-1] else {path.name}
     return [
         str(test.relative_to(ROOT))
@@ -71,9 +71,9 @@ def tests_that_name(path: Path) -> list[str]:
 
 
 def places_of(files: list[str]) -> dict[str, int]:
-    """Return the places of the tests of these files, given from the root of the project: the nearest first.
+    """Return the paths of the tests of these files, relative to the project's root, the nearest first.
 
-    With each stands how many layers lie between: -1 for what was named itself.
+    Each with its distance in layers; -1 for a test file that was given.
     """
     users = users_of()
     places: dict[str, int] = {}
@@ -104,7 +104,7 @@ def places_of(files: list[str]) -> dict[str, int]:
 
 
 def costs_of(record: Path) -> dict[str, float]:
-    """Return what each test took in the last run, in seconds, its own part of what it was given included."""
+    """Return the seconds of each test in the last run, including its share of fixtures."""
     costs: Counter[str] = Counter()
     if record.exists():
         for line in record.read_text(encoding="utf-8").splitlines():
@@ -115,7 +115,7 @@ def costs_of(record: Path) -> dict[str, float]:
 
 
 def too_many(places: dict[str, int], costs: dict[str, float], most_s: float) -> list[str]:
-    """Return the tests at these places that `most_s` seconds have no package for: first what is dear and far away."""
+    """Return the tests at these paths that do not fit into `most_s` seconds: the expensive and distant ones first."""
     order: list[tuple[float, str]] = []
     for name, cost in costs.items():
         distances = [
@@ -132,7 +132,7 @@ def too_many(places: dict[str, int], costs: dict[str, float], most_s: float) -> 
 
 
 def main(words: list[str]) -> int:
-    """Run them, and say which."""
+    """Run them, and print which."""
     files = changed_files() if words == ["changed"] else words
     places = {place: layers for place, layers in places_of(files).items() if (ROOT / place.partition("::")[0]).exists()}
     if not places:

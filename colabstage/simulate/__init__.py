@@ -1,1 +1,1 @@
-"""A Google Drive and a `google.colab` to practise on, where the real ones cannot be."""
+"""A Google Drive and a `google.colab` to practise on where the real ones are not available."""

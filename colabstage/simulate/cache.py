@@ -1,13 +1,13 @@
-"""What this machine remembers of the simulated cloud: which folders and files there are, and content that was read.
+"""What this machine caches of the simulated cloud: listings, and content that was read.
 
-Names have two spellings of their roots. A change made elsewhere shows when the folder's snapshot has expired; a change
-made through this mount shows at once, because it patches the snapshot.
+The root folders have two spellings. A change made elsewhere becomes visible when the folder's snapshot has expired; a
+change made through this mount is visible at once, because it updates the snapshot.
 
-Content is kept on the local disk block by block. A file's entry is named by the cloud file's inode, size and
-modification time, so a rename keeps it and a new version gets a new one. A file of one block goes to the `SmallStore`:
-one file for the bytes of all of them, one that says what is where, because creating thousands of files in one folder is
-serial work in the kernel and costs more than their bytes. A larger file is `NAME.part` while blocks are missing and
-`NAME` once whole. A restarted client keeps whole entries and forgets partial ones.
+Content is cached on the local disk block by block. A file's entry is named after the cloud file's inode, size and
+modification time, so a rename keeps it and a new version gets a new one. A file of one block goes to the `SmallStore`,
+which has one file for all bytes and one for the index, because creating thousands of files in one folder is serial work
+in the kernel and costs more than their bytes. A larger file is `NAME.part` while blocks are missing and `NAME` once
+complete. A restarted client keeps complete entries and forgets partial ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
 
 
 def canonical(path: str) -> str:
-    """Return the one spelling under which everything is kept: without the space in the first component."""
+    """Return the canonical spelling: without the space in the first component."""
     first, slash, rest = path[1:].partition("/")
     return f"/{_SPELLINGS.get(first, first)}{slash}{rest}"
 
@@ -50,7 +50,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def is_below_root(path: str) -> bool:
-    """Tell whether the path is inside one of the drives, where things can be made."""
+    """Tell whether the path is inside one of the drives, where files can be created."""
     return path.startswith((f"{MY_DRIVE}/", f"{SHARED_DRIVES}/"))
 
 
@@ -58,18 +58,18 @@ _FOLDER_MODE, _FILE_MODE = stat_bits.S_IFDIR | 0o700, stat_bits.S_IFREG | 0o600
 
 
 def blocks_of(size: int) -> int:
-    """Return how many blocks of 512 bytes a file of so many bytes takes."""
+    """Return how many blocks of 512 bytes a file of this length takes."""
     return -(-size // 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a listing knows about a name."""
+    """The facts about a name in a listing."""
 
     is_folder: bool
     """Whether it is a folder."""
     size: int
-    """Its bytes."""
+    """Its length in bytes."""
     mtime_ns: int
     """When it was last changed, in nanoseconds since 1970."""
 
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def mode(self) -> int:
-        """Return its kind, and that the user who mounted it may do everything with it, and nobody else anything."""
+        """Return its kind, with all rights for the user who mounted it and none for others."""
         return _FOLDER_MODE if self.is_folder else _FILE_MODE
 
     def attributes(self) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class Entry:
             "st_gid": os.getgid(),
             "st_mtime": self.mtime_ns,
             "st_ctime": self.mtime_ns,
-            # Drive tells one time only.
+            # Drive has only one time.
             "st_atime": self.mtime_ns,
         }
 
 
 class Snapshot:
-    """One folder as it was at `taken_at` (monotonic seconds)."""
+    """One folder at `taken_at` (monotonic seconds)."""
 
     __slots__ = ("attempts", "entries", "lock", "taken_at")
 
@@ -117,7 +117,7 @@ class Snapshot:
 
 
 class Folders:
-    """The listing cache. Shortcuts (symbolic links in the cloud's folder) show as what they point to."""
+    """The listing cache. Shortcuts (symbolic links in the cloud's folder) appear as their targets."""
 
     def __init__(self, cloud: Path, *, knobs: DriveKnobs, stats: DriveStats, clock: Clock = SYSTEM_CLOCK) -> None:
         self._cloud = str(cloud)
@@ -128,12 +128,12 @@ class Folders:
         self._snapshots: dict[str, Snapshot] = {}
 
     def cloud_path(self, path: str) -> str:
-        """Return where in the cloud's folder a path of the mount lies."""
+        """Return the path in the cloud's folder of a path in the mount."""
         return self._cloud + path
 
     def snapshot(self, folder: str) -> Snapshot:
-        """Return the folder's snapshot, loaded when it is unknown (which takes time) or expired (which does not:
-        the client hears of changes in the background).
+        """Return the folder's snapshot, loaded if it is unknown (which takes simulated time) or expired (which does
+        not, because the client learns of changes in the background).
 
         Raises:
             FileNotFoundError: the folder is not in the cloud.
@@ -141,7 +141,7 @@ class Folders:
         with self._lock:
             snapshot = self._snapshots.get(folder) or self._snapshots.setdefault(folder, Snapshot())
         entries = snapshot.entries
-        # Without the lock, for the many calls that find it fresh.
+        # Without the lock, because most calls find it fresh.
         if entries is not None and self._clock.now() < snapshot.taken_at + self._knobs.visibility_s:
             return snapshot
         with snapshot.lock:
@@ -149,7 +149,7 @@ class Folders:
                 began = self._clock.now()
                 entries = self._scan(folder)
                 self._stats.listings_cold += 1
-                # Looking takes time of its own, which counts towards the waiting.
+                # The real time of looking counts towards the wait.
                 sleep_until(began + cold_listing_s(self._knobs, len(entries)), self._clock)
                 snapshot.taken_at = self._clock.now()
                 snapshot.entries = entries
@@ -171,16 +171,16 @@ class Folders:
     def _look(item: os.DirEntry[str]) -> Entry | None:
         try:
             return Entry.of(item.stat())
-        except OSError:  # a shortcut to nowhere, or gone meanwhile
+        except OSError:  # a dangling shortcut, or removed meanwhile
             return None
 
     def find(self, path: str) -> Entry | None:
-        """Return what is known of a path inside a drive; `None` when it is not there as far as this mount knows."""
+        """Return the entry of a path inside a drive; `None` if this mount does not know it."""
         folder, name = split(path)
         with self._lock:
             known = folder in self._snapshots
         if known and not self._knobs.visibility_s:
-            # Everything shows at once: look instead of scanning the folder for each name.
+            # Changes are visible at once, so look up the name instead of scanning the folder.
             return self._stat(path)
         try:
             entries = self.snapshot(folder).entries
@@ -189,7 +189,7 @@ class Folders:
         return entries.get(name) if entries else None
 
     def listing(self, folder: str) -> list[tuple[str, bool]]:
-        """Return the names in a folder, with whether each is a folder; takes the time a listing takes.
+        """Return the names in a folder, and whether each is a folder; takes the time of a listing.
 
         Raises:
             FileNotFoundError: the folder is not in the cloud.
@@ -199,7 +199,7 @@ class Folders:
             known = folder in self._snapshots and self._snapshots[folder].entries is not None
         snapshot = self.snapshot(folder)
         entries = dict(snapshot.entries or {})
-        # Of a folder with too many entries the first attempts fail, and a later one comes through, as people report it.
+        # For a folder with too many entries the first attempts fail and a later one succeeds, as people report.
         snapshot.attempts += 1
         if listing_gives_up(self._knobs, len(entries), snapshot.attempts):
             raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
@@ -209,7 +209,7 @@ class Folders:
         return [(name, entry.is_folder) for name, entry in entries.items()]
 
     def known(self, folder: str) -> Mapping[str, Entry]:
-        """Return what the folder's snapshot has, without taking one and without waiting."""
+        """Return what the folder's snapshot has, without loading one and without waiting."""
         with self._lock:
             snapshot = self._snapshots.get(folder)
         return {} if snapshot is None or snapshot.entries is None else snapshot.entries
@@ -221,12 +221,12 @@ class Folders:
             return None
 
     def patch(self, path: str) -> None:
-        """Take over what the cloud now has at `path`, since this machine itself made it so."""
+        """Update the snapshot from the cloud at `path`, because this machine made the change."""
         folder, name = split(path)
         entry = self._stat(path)
         with self._lock:
             snapshot = self._snapshots.get(folder)
-        # Nothing is known of the folder, so nothing can be out of date.
+        # There is no snapshot of the folder, so nothing can be out of date.
         if snapshot is None or snapshot.entries is None:
             return
         with snapshot.lock:
@@ -235,18 +235,18 @@ class Folders:
                 snapshot.entries[name] = entry
 
     def moved(self, old: str, new: str) -> None:
-        """Keep what is known of a folder, and of those below it, under its new name."""
+        """Move the snapshots of a folder, and of those below it, to its new name."""
         with self._lock:
             known = list(self._snapshots)
             for folder in known:
                 if folder == old or folder.startswith(f"{old}/"):
-                    # Listed again, a renamed tree of thousands would cost minutes, which the real client does not take.
+                    # Listing a renamed tree of thousands again would take minutes, which the real client does not need.
                     self._snapshots[new + folder[len(old) :]] = self._snapshots.pop(folder)
         self.patch(old)
         self.patch(new)
 
     def made(self, path: str) -> None:
-        """Note that a folder was made here, which is known to be empty."""
+        """Note that a folder was created here, and is empty."""
         snapshot = Snapshot()
         snapshot.entries = {}
         snapshot.taken_at = self._clock.now()
@@ -265,12 +265,12 @@ class Folders:
 _RECORD = struct.Struct("<QQqQ")
 Key = tuple[int, int, int]
 _FETCH_DEADLINE_S = 3600.0
-# Shorter waits are not worth waking up for; meters count on, so they are owed, not forgiven.
+# Shorter waits are not worth waking up for; the meters continue, so they are deferred, not dropped.
 _SHORTEST_SLEEP_S = 0.0005
 
 
 class SmallStore:
-    """Contents by key. A record is written after its bytes, so what the index names is whole."""
+    """Contents by key. A record is written after its bytes, so everything in the index is complete."""
 
     def __init__(self, folder: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT
@@ -288,11 +288,11 @@ class SmallStore:
             self._end = max(self._end, offset + size)
 
     def find(self, key: Key) -> int | None:
-        """Return where the content begins in the file `fd`; `None` when it is not here."""
+        """Return the content's offset in the file `fd`; `None` if it is not cached."""
         return self._offsets.get(key)
 
     def put(self, key: Key, data: bytes) -> int:
-        """Keep a content; return its offset."""
+        """Store a content; return its offset."""
         with self._lock:
             offset = self._end
             self._end += len(data)
@@ -300,7 +300,7 @@ class SmallStore:
         return self._note(key, offset)
 
     def rekey(self, before: Key, after: Key) -> None:
-        """Have a content, if it is here, under another key as well."""
+        """Add a second key to a content, if it is cached."""
         offset = self._offsets.get(before)
         if offset is not None:
             self._note(after, offset)
@@ -318,7 +318,7 @@ class SmallStore:
 
 
 def sleep_until(moment: float, clock: Clock) -> None:
-    """Sleep until the clock shows so much."""
+    """Sleep until the given time of the clock."""
     wait_s = moment - clock.now()
     if wait_s > _SHORTEST_SLEEP_S:
         clock.sleep(wait_s)
@@ -330,7 +330,7 @@ def content_key(stat: os.stat_result) -> Key:
 
 
 class Visit:
-    """What one open of a file has paid for so far."""
+    """The waits that one open of a file has paid so far."""
 
     __slots__ = ("cold_paid", "counted", "warm")
 
@@ -341,7 +341,7 @@ class Visit:
 
 
 class Content:
-    """One version of a cloud file, as far as it is here.
+    """The cached part of one version of a cloud file.
 
     `fd`, `base`: the local file with its bytes and where in it they begin, once any are here.
     `here`: numbers of the blocks that have arrived; `coming`: those on their way. `complete`: nothing is missing.
@@ -364,13 +364,13 @@ class Content:
 
 
 class ContentCache:
-    """All entries, and the way into them: through `Traffic`, which says how long each block takes."""
+    """All entries, filled through `Traffic`, which says how long each block takes."""
 
     def __init__(
         self, folder: Path, *, knobs: DriveKnobs, traffic: Traffic, stats: DriveStats, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Which of their blocks had arrived was known to the client that died, and to nobody else.
+        # Only the dead client knew which of their blocks had arrived.
         for leftover in folder.glob("*.part"):
             leftover.unlink(missing_ok=True)
         self._folder = folder
@@ -396,7 +396,7 @@ class ContentCache:
             if content is None:
                 blocks = -(-stat.st_size // self._block_bytes)
                 content = Content(stat, blocks=blocks, stream=self._traffic.open_stream())
-                # Before the cloud's file is opened: what is here whole needs none.
+                # Before the cloud's file is opened, which a complete entry does not need.
                 self._find_whole(content)
             if not content.complete and content.cloud_fd < 0:
                 content.cloud_fd = os.open(cloud_path, os.O_RDONLY)
@@ -407,7 +407,7 @@ class ContentCache:
         return content
 
     def release(self, content: Content) -> None:
-        """Give back what `open` lent."""
+        """Release what `open` returned."""
         with self._lock:
             content.users -= 1
             # Other opens of the same version read through the same handles.
@@ -417,15 +417,15 @@ class ContentCache:
                 if handle >= 0:
                     os.close(handle)
             content.fd = content.cloud_fd = -1
-            # What is partly here is remembered, because its blocks are good for as long as this client lives.
+            # Partial entries are kept, because their blocks are valid as long as this client lives.
             if content.complete or not content.here:
                 self._contents.pop(content.key, None)
 
     def read(self, content: Content, visit: Visit, length: int, offset: int) -> bytes:
-        """Return the bytes of a file, at most to its end, once they had the time they take to get here."""
+        """Return bytes of a file, at most to its end, after the time that they take to arrive."""
         length = min(length, content.size - offset)
         data = None if content.complete else self._fill(content, visit, length, offset)
-        # A read of one whole block has it in memory already, and most reads are that.
+        # Most reads are of one whole block, which is already in memory.
         if data is None or len(data) != length:
             data = os.pread(content.fd, length, content.base + offset)
         if not visit.cold_paid:
@@ -437,13 +437,13 @@ class ContentCache:
         return data
 
     def serve_warm(self, visit: Visit, nbytes: int) -> None:
-        """Take the time that bytes take which are on this machine already."""
+        """Wait for the time of reading bytes that are cached."""
         with self._lock:
             first = not visit.counted
             visit.counted = True
             self._stats.warm_opens += first
             self._stats.bytes_warm += nbytes
-            # Each open has a pipe of its own: local reads do not wait for each other.
+            # Each open has its own pipe, because local reads do not wait for each other.
             ready = visit.warm.reserve(self._clock.now() + self._warm_open_latency_s * first, nbytes)
         sleep_until(ready, self._clock)
 
@@ -451,7 +451,7 @@ class ContentCache:
         return self._folder / ("-".join(map(str, key)) + suffix)
 
     def _find_whole(self, content: Content) -> None:
-        """Use what is on the disk from an earlier visit, if all of it is."""
+        """Use the entry on the disk, if it is complete."""
         if content.blocks == 1:
             offset = self._small.find(content.key)
             if offset is not None:
@@ -462,7 +462,7 @@ class ContentCache:
                 content.complete = True
 
     def _fill(self, content: Content, visit: Visit, length: int, offset: int) -> bytes | None:
-        """Wait until the bytes are here; return them when they are a whole block that is in memory anyway."""
+        """Wait until the bytes are here; return them if they are a whole block that is in memory anyway."""
         data = None
         for block in range(offset // self._block_bytes, -(-(offset + length) // self._block_bytes)):
             if block not in content.here:
@@ -470,12 +470,12 @@ class ContentCache:
         return data if offset % self._block_bytes == 0 and length <= self._block_bytes else None
 
     def _bring(self, content: Content, visit: Visit, block: int) -> bytes | None:
-        """Fetch a block, or wait for whoever is fetching it."""
+        """Fetch a block, or wait for the thread that is fetching it."""
         with content.lock:
             if block in content.here:
                 return None
             arrival = content.coming.get(block)
-            # One fetches; whoever else wants the block waits for that, as the real client's readers do.
+            # One thread fetches; others that want the block wait for it, as with the real client.
             mine = arrival is None
             if arrival is None:
                 arrival = content.coming[block] = threading.Event()
@@ -500,10 +500,10 @@ class ContentCache:
                 content.stream, self._clock.now(), block=block, nbytes=nbytes, first_of_open=first
             )
             self._stats.bytes_cold += nbytes
-        # Without any lock, so that other files go on meanwhile.
+        # Without any lock, so that other files continue meanwhile.
         sleep_until(arrived, self._clock)
         data = pread_exactly(content.cloud_fd, nbytes, offset)
-        # Somebody else's client replaced it; the real one answers with an error of input or output as well.
+        # Another client replaced it; the real client also answers with an I/O error.
         if len(data) != nbytes:
             raise OSError(errno.EIO, "the file became shorter in the cloud")
         self._keep(content, block, data)
@@ -522,13 +522,13 @@ class ContentCache:
             content.here.add(block)
             if len(content.here) == content.blocks:
                 if content.blocks > 1:
-                    # Only a whole entry has its name, so that a client that starts again can trust it.
+                    # Only a complete entry has its final name, so that a restarted client can trust it.
                     self._file(content.key, ".part").rename(self._file(content.key))
                 content.complete = True
 
     def adopt(self, file: Path, stat: os.stat_result) -> None:
-        """Make a file that was written here, and has just been uploaded, the entry of its cloud file."""
-        # Without a copy: what was just written is read warm.
+        """Turn a file that was written here and has just been uploaded into the entry of its cloud file."""
+        # Without a copy, because a file that was just written is read warm.
         if stat.st_size > self._block_bytes:
             # A whole entry has this name, and the upload was of all of it.
             file.rename(self._file(content_key(stat)))

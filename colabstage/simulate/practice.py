@@ -1,11 +1,11 @@
-"""What a notebook practises on: a Drive wherever it runs, and small datasets on it where it is given none.
+"""Practice data for notebooks: a Drive wherever they run, and small datasets on it if no source is given.
 
-On Colab it is the person's own Drive; one small archive is put there. Elsewhere a simulated Drive is mounted in a
-temporary folder, where staged data go as well, so that nothing is left when the kernel ends. Where nothing can be
-mounted, a plain folder plays the Drive, without its slowness.
+On Colab it is the user's own Drive, with one small archive added. Elsewhere a simulated Drive is mounted in a temporary
+folder, where staged data goes too, so that nothing is left when the kernel ends. If nothing can be mounted, a plain
+folder takes its place, without Drive's slowness.
 
-The datasets are made of scikit-learn's 1,797 handwritten digits: one JPEG for each, or pictures in which several lie
-about, with masks or boxes of where they are.
+The datasets are made from scikit-learn's 1,797 handwritten digits: one JPEG for each, or pictures of several digits
+with masks or boxes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _SHADES = 16
 _TEST_FRACTION = 0.2
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-# What a pixel shows, and its colour in the masks.
+# The classes of pixels, with their colours in the masks.
 MASK_COLOURS = {"ground": (0, 0, 0), "digit": (255, 128, 0), "patch": (0, 128, 255)}
 _SIDES = (24, 41)
 _DIGITS = (2, 6)
-# Darker shades are the soft edge of a stroke, which no person would count as the digit.
+# Darker shades are the soft edge of a stroke, not part of the digit.
 _INK = 110
 PracticeData = Literal["digits", "masks", "boxes"]
 _FOLDER = "colabstage-practice"
@@ -73,7 +73,7 @@ def _digits_table() -> NDArray[np.float64]:
     """Return rows of 64 shades and a label."""
     import numpy as np
 
-    # From scikit-learn's own file, because importing scikit-learn takes seconds.
+    # From scikit-learn's data file, because importing scikit-learn takes seconds.
     package = find_spec("sklearn")
     for folder in (package and package.submodule_search_locations) or []:
         file = Path(folder) / "datasets/data/digits.csv.gz"
@@ -95,7 +95,7 @@ def digit_files(*, images: int | None, seed: int, side: int) -> Iterator[tuple[s
 
     Args:
         images: how many digits; `None` for all.
-        seed: seed for dividing them, 80 to 20.
+        seed: seed for splitting them, 80 to 20.
         side: pixels of a side; the digits have 8, and are enlarged so that JPEGs of them make sense.
 
     Yields:
@@ -136,7 +136,7 @@ class Scene:
 
 
 def draw_scenes(count: int, *, seed: int = 0) -> Iterator[Scene]:
-    """Draw `count` pictures, the same ones for the same seed."""
+    """Draw `count` pictures; the same seed gives the same pictures."""
     import numpy as np
 
     shades, labels = read_digits()
@@ -167,14 +167,14 @@ def _draw_scene(shades: NDArray[np.uint8], labels: NDArray[np.int64], rng: np.ra
         image[place] = np.where(ink[..., None] > _INK, colour * (ink[..., None] / 255), image[place]).astype(np.uint8)
         mask[place][ink > _INK] = 1
         rows, columns = np.nonzero(ink > _INK)
-        # Around the ink and not around the enlarged picture, whose margin is empty.
+        # Around the ink, not the enlarged picture, whose margin is empty.
         boxes.append((left + columns.min(), top + rows.min(), left + columns.max() + 1, top + rows.max() + 1))
         digits.append(label)
     return Scene(image, mask, np.array(boxes, np.int64), np.array(digits, np.int64))
 
 
 def _ground(rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw a dark ground with some grain."""
+    """Draw a dark background with some grain."""
     import numpy as np
 
     grain = rng.integers(0, 30, size=(HEIGHT, WIDTH, 1)) + rng.integers(0, 50, size=3)
@@ -183,7 +183,7 @@ def _ground(rng: np.random.Generator) -> NDArray[np.uint8]:
 
 def _add_patches(image: NDArray[np.uint8], mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
     """Add rectangles that are as bright as digits."""
-    # So that brightness alone does not tell a digit, and a model has something to learn.
+    # So that brightness alone does not identify a digit, and a model has something to learn.
     for _ in range(rng.integers(1, 4)):
         height, width = rng.integers(10, 30, size=2)
         top, left = rng.integers(HEIGHT - height), rng.integers(WIDTH - width)
@@ -238,7 +238,7 @@ _WRITERS: dict[PracticeData, Callable[[Path], None]] = {"digits": zip_digits, "m
 def open_drive() -> Path:
     """Return the `MyDrive` folder of a Drive, the real one on Colab and a simulated one elsewhere, and print which.
 
-    A simulated Drive belongs to this process, and is removed when it ends, with everything that was staged from it.
+    A simulated Drive belongs to this process, and is removed with everything staged from it when the process ends.
 
     Raises:
         DriveAuthError: on Colab, the permission was refused.
@@ -250,7 +250,7 @@ def open_drive() -> Path:
 
 
 def practice_source(source: str = "", data: PracticeData = "digits") -> str | Path:
-    """Return what a notebook stages: `source` when there is one, else a small archive that is put on the Drive.
+    """Return the source for a notebook: `source` if given, otherwise a small archive that is put on the Drive.
 
     Args:
         source: whatever `stage_dataset` takes. On Colab Drive is mounted first, as the source may be there.
@@ -258,19 +258,19 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
             digits with a mask for each, coloured by class; `"boxes"`: the same pictures with boxes, as KITTI has them.
 
     Raises:
-        OptionError: there are no such data.
+        OptionError: there is no such data.
         DriveError: on Colab, the Drive could not be mounted.
     """
     if data not in _WRITERS:
         msg = f"data={data!r} is nothing to practise on. Available: {', '.join(get_args(PracticeData))}."
         raise OptionError(msg)
     if source:
-        # The person's own source may be on their Drive, which a notebook has to mount first.
+        # The user's own source may be on their Drive, which a notebook has to mount first.
         if detect_platform().drive_mountable:
             open_drive()
         return source
     target = open_drive() / _FOLDER / f"{data}.zip"
-    # Made once for each Drive: a later session finds it there, as it would find a dataset of its own.
+    # Made once for each Drive; a later session finds it there.
     if not target.exists():
         target.parent.mkdir(exist_ok=True)
         _WRITERS[data](target)
@@ -279,8 +279,8 @@ def practice_source(source: str = "", data: PracticeData = "digits") -> str | Pa
 
 
 def use_small_blocks(pack: Path) -> None:
-    """Write the manifest of a packed file again, with blocks of 64 KiB in place of 8 MiB: a pack that is small enough
-    to practise on is then read in part as a large one is."""
+    """Rewrite the manifest of a packed file with blocks of 64 KiB instead of 8 MiB, so that a small practice pack is
+    read in part like a large one."""
     manifest = read_manifest(pack)
     if manifest is None:
         msg = f"'{pack}' has no manifest, so it is not a finished pack. Stage it first."
@@ -291,12 +291,12 @@ def use_small_blocks(pack: Path) -> None:
 
 @cache
 def _practice_drive() -> Path:
-    """Return one for each process, as a machine has one Drive."""
+    """Return the process's Drive; there is one for each process."""
     home = Path(tempfile.mkdtemp(prefix="colabstage-practice-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    # What is staged from a practice Drive goes with it, and not into the person's own folder.
+    # Data staged from a practice Drive goes beside it, not into the user's own folder.
     os.environ[LOCAL_DIR_VARIABLE] = str(home / "local")
-    # Else a Drive that another process practises on would be found as well, and be gone a moment later.
+    # Otherwise another process's practice Drive might be found, and disappear a moment later.
     os.environ[SYSTEM_ROOT_VARIABLE] = str(home)
     problem = fuse_problem()
     if problem is not None:
@@ -305,7 +305,7 @@ def _practice_drive() -> Path:
         place.mkdir()
         return place
     drive = SimulatedDrive(home)
-    # After the folder's removal was registered, so that it runs before: a mounted folder cannot be removed.
+    # Registered after the folder's removal, so that it runs first: a mounted folder cannot be removed.
     atexit.register(drive.unmount)
     drive.mount(home / "drive")
     print(f"This is not Colab: a simulated Drive is mounted at '{home / 'drive'}', as slow as the real one.")
