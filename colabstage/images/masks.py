@@ -69,9 +69,15 @@ def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
     Raises:
         DecodeError: the mask is broken, or has no such values.
     """
-    indices = read_mask(content, MaskOptions())
-    counts: NDArray[np.int64] = np.bincount(indices.reshape(-1), minlength=VOID + 1)
-    return counts
+    return level_counts(read_mask(content, MaskOptions()))
+
+
+def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return how many of the indices `(H, W)` are each value, int64 `(256,)`."""
+    from PIL import Image
+
+    # numpy would make integers of 64 bits of them first.
+    return np.array(Image.fromarray(np.ascontiguousarray(indices)).histogram(), np.int64)
 
 
 def fit_mask(indices: NDArray[np.uint8], options: MaskOptions) -> NDArray[np.uint8]:
@@ -105,7 +111,7 @@ def _indices_of_file(data: bytes, *, painted: bool) -> NDArray[Any]:
         if "A" in image.mode and np.ptp(colours) == 0 and np.ptp(np.asarray(image.getchannel("A"))) > 0:
             msg = (
                 "The mask has one colour, and its pixels differ in how transparent they are. Write what is transparent "
-                "as class indices: 0 and 255, or 0, 1, 2, …"
+                "as class indices."
             )
             raise DecodeError(msg)
         red, green, blue = colours.transpose(2, 0, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import posixpath
+import re
 from typing import TYPE_CHECKING, NamedTuple
 from xml.etree.ElementTree import TreeBuilder
 from xml.parsers import expat
@@ -47,6 +48,8 @@ _OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for e
 # Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
 _LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLIT_NAMES)))
 _MAX_DEPTH = 32
+# Not CVAT's <annotations>, which one of its files may have beside an image of its name.
+_IS_VOC = re.compile(rb"<annotation[\s>]")
 _FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
 # Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
 _ROLES = frozenset(
@@ -86,7 +89,7 @@ def read_voc(tree: Tree) -> SampleTable:
     labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
     # Other tools write XML as well: a few files tell, before all are parsed.
     some = list(labels.values())[:4]
-    if not any(read_files(tree, some, lambda _, content: b"<annotation" in content).values()):
+    if not any(read_files(tree, some, lambda _, content: _IS_VOC.search(content) is not None).values()):
         msg = (
             f"'{tree.label}' has no XML file of Pascal VOC's form: neither in a folder such as {_ANNOTATIONS}, by the "
             "name of its image, nor beside it."

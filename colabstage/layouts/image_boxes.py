@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
-from colabstage.io.units import counted, format_count
+from colabstage.io.units import counted
 from colabstage.layouts.table import (
     Boxes,
     BrokenDatasetError,
@@ -107,31 +107,8 @@ def detection_table(
         targets=boxes,
         splits=known_splits([image.split for image in images]),
         classes=tuple(classes),
-        notes=(*notes, *_odd_boxes_notes(images, boxes)),
+        notes=tuple(notes),
     )
-
-
-# Formats that count from 1, and coordinates that were rounded, put an edge as far outside.
-_EDGE_SLACK = 1.0
-
-
-def _odd_boxes_notes(images: Sequence[LabelledImage], boxes: Boxes) -> list[str]:
-    """Return notes of boxes that are kept as they are written, although a model may refuse or misread them."""
-    of_image = np.repeat(np.arange(len(images)), np.diff(boxes.offsets))
-    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
-    flat = (last == first).any(axis=1)
-    # Of relative boxes the sides are 1, and a pixel is a hundredth or less.
-    sides = np.zeros((len(of_image), 2)) if boxes.sizes is None else boxes.sizes[of_image][:, ::-1]
-    sides = np.ones_like(sides) if boxes.relative else sides
-    slack = 0.01 if boxes.relative else _EDGE_SLACK
-    outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (sides > 0).all(axis=1)
-    told = [(outside, "partly or wholly outside of the image"), (flat, "without any width or height")]
-    return [
-        f"{format_count(count, 'boxes')} {where} (first in '{images[int(of_image[np.argmax(which)])].file.name}') "
-        f"{'is' if count == 1 else 'are'} kept as written."
-        for which, where in told
-        if (count := int(np.count_nonzero(which)))
-    ]
 
 
 class MissingImagesError(BrokenDatasetError):

@@ -1,8 +1,7 @@
 """Images outside class folders: their file names say whether each has a mask, a class or no label.
 
-Whatever makes masks has them found here too, and learns by a look at a few what their values mean. Images without
-labels are a dataset as well (faces for a GAN, photographs to classify), but only where nothing beside the images, and
-nothing in their names, may be their labels.
+Images without labels are a dataset as well (faces for a GAN, photographs to classify), but only where nothing beside
+them, and nothing in their names, may be their labels.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.images.geometry import VOID
-from colabstage.images.headers import is_lossy
-from colabstage.images.masks import count_levels
 from colabstage.io.units import left_out, listed
 from colabstage.layouts.columns import TABLE_EXTENSIONS, read_rows
+from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     is_foreign_folder,
@@ -33,9 +30,8 @@ from colabstage.layouts.names import (
     stem_of,
     words_of,
 )
-from colabstage.layouts.reading import read_each, read_texts
+from colabstage.layouts.reading import read_texts
 from colabstage.layouts.table import (
-    BrokenDatasetError,
     Images,
     Masks,
     NearMissError,
@@ -49,110 +45,14 @@ from colabstage.layouts.table import (
 from colabstage.trees.entries import FileEntries, files_ending_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
-    from colabstage.layouts.table import Content, SampleSource
     from colabstage.trees.tree import FileEntry, Tree
 
 
 PAIRS = "pairs"
 FILE_NAMES = "file_names"
 IMAGES = "images"
-
-# Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
-_LOOKED_AT = 16
-# Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
-_DENSE = 1 / 8
-_FEW_LEVELS = 64
-# Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
-_NEARLY_WHITE = 200
-# As many shades as show that they are not class indices.
-_SHOWN = 8
-_REMEDY = (
-    "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
-    "pixels are 0 and 255, or 0, 1, 2, …"
-)
-
-
-def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
-    """Make masks of a source, after a look at a few.
-
-    Args:
-        source: mask files, or integer arrays `(H, W)`.
-        decoded: whether they are arrays.
-        spread: whether to look at some among all, or at the first ones of the medium.
-
-    Raises:
-        BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
-    """
-    looked_at = _look_at_masks(source, spread=spread)
-    counts, example = sum(looked_at.values(), np.zeros(VOID + 1, np.int64)), next(iter(looked_at), "")
-    meaning = meaning_of(counts)
-    two = two_foregrounds(looked_at)
-    if two is not None:
-        msg = (
-            f"Masks such as '{two[0]}' have the values 0 and 1, others such as '{two[1]}' 0 and {VOID}, which look "
-            "like one foreground written in two ways. Write it in one way: pixels that are 0 and 1, or 0 and 255. "
-            f"Where {VOID} is no class, give layout= a function that returns a SampleTable with Masks as targets."
-        )
-        raise BrokenDatasetError(msg)
-    if meaning == "greys":
-        levels = np.flatnonzero(counts)
-        shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
-        msg = (
-            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are not class indices: "
-            f"edges were smoothed, or classes painted. {_REMEDY}"
-        )
-        raise BrokenDatasetError(msg)
-    return Masks(source, decoded=decoded, foreground=meaning == "foreground")
-
-
-def meaning_of(counts: NDArray[np.int64]) -> str:
-    """Return "indices", "foreground" or "greys": what pixels mean of which `counts[v]` have the value v. Pure.
-
-    >>> meaning_of(np.bincount([0, 0, 0, 255], minlength=256))
-    'foreground'
-    """
-    levels = np.flatnonzero(counts)
-    inner = levels[(levels > 0) & (levels < VOID)]
-    if not len(inner):
-        # 255 without any class would be a set of masks of which nothing can be learnt.
-        return "foreground" if counts[VOID] else "indices"
-    highest = int(inner[-1])
-    if counts[VOID] and (counts[VOID] > counts[1:VOID].sum() or highest >= _NEARLY_WHITE):
-        return "greys"
-    return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
-
-
-def two_foregrounds(looked_at: Mapping[str, NDArray[np.int64]]) -> tuple[str, str] | None:
-    """Return a mask of 0 and 1 and one of 0 and 255 where masks are one or the other. Pure; by name, how many pixels
-    have each value.
-
-    Pixels of no class, 255 too, border on those of one, so that some mask has both.
-    """
-    # A mask of one value alone may be all foreground, or all without a class: it says nothing.
-    ones, voids = ([name for name, counts in looked_at.items() if counts[0] and counts[value]] for value in (1, VOID))
-    is_binary = not any(counts[2:VOID].any() for counts in looked_at.values())
-    return (ones[0], voids[0]) if is_binary and ones and voids and not {*ones} & {*voids} else None
-
-
-def _look_at_masks(source: SampleSource, *, spread: bool) -> dict[str, NDArray[np.int64]]:
-    """Return of a few masks, by name, how many pixels have each value."""
-    count = min(_LOOKED_AT, len(source))
-    # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
-    chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
-
-    def look(index: int, content: Content) -> tuple[str, NDArray[np.int64]]:
-        if isinstance(content, bytes) and is_lossy(content):
-            msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
-            raise BrokenDatasetError(msg)
-        return source.name(index), count_levels(content)
-
-    # What is broken is met again, and named, when it is packed.
-    return dict(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
-
 
 # What the last words of a folder's name are: of masks, or of the images that they belong to.
 _MASK_ENDS = (

@@ -15,7 +15,7 @@ from colabstage.errors import ColabstageError, DecodeError, EmptySourceError, La
 from colabstage.io.files import read_with_retry
 from colabstage.io.given import instead_of, is_frame, show_value
 from colabstage.layouts.image_boxes import LookedAt, has_boxes, may_hold_boxes, plan_boxes
-from colabstage.layouts.image_files import find_masks
+from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.table import Arrays, Images, Masks, NumberedRows, SampleTable, UnreadBoxes
 from colabstage.machine.mounts import call_here
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from colabstage.errors import CorruptArchiveError, EmptySourceError, LayoutError, MissingDependencyError
 from colabstage.io.units import listed
-from colabstage.layouts.image_files import find_masks
 from colabstage.layouts.label_cells import class_numbers, make_targets
+from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.names import SPLIT_NAMES, split_of_word
 from colabstage.layouts.published_arrays import published_arrays, published_files
 from colabstage.layouts.reading import open_member, read_head

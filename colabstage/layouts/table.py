@@ -208,6 +208,8 @@ class Masks:
     """Whether the source returns arrays instead of files."""
     foreground: bool = False
     """Whether pixels are 0 for class 0 and 255 for class 1."""
+    guessed: bool = False
+    """Whether a look at a few said so, or that pixels are indices; then all are compared with it when they are read."""
 
     def __len__(self) -> int:
         return len(self.source)

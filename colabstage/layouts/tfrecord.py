@@ -16,7 +16,7 @@ import numpy as np
 from colabstage.errors import CorruptArchiveError, LayoutError
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import counted
-from colabstage.layouts.image_files import find_masks
+from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.names import required
 from colabstage.layouts.shards import (
     IMAGE_HEADS,

@@ -17,7 +17,7 @@ from colabstage.io.units import left_out
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
 from colabstage.layouts.columns import label_names, plain_name
-from colabstage.layouts.image_files import find_masks
+from colabstage.layouts.mask_values import find_masks
 from colabstage.layouts.names import IMAGE_EXTENSIONS
 from colabstage.layouts.shards import (
     Label,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,21 +28,23 @@ from colabstage.io.page import notes, page
 from colabstage.io.pipeline import PipelineLimits
 from colabstage.io.units import counted, format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, link_own, only_for, open_workspace, remove_own
-from colabstage.layouts.table import Boxes, Images, Values
+from colabstage.layouts.mask_values import compare_with_all
+from colabstage.layouts.table import Boxes, Images, Masks, Values
 from colabstage.machine.resources import check_space, free_space, release_freed_memory, usable_cores
-from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, finish_pack
+from colabstage.pack.finish import OVERHEAD_BYTES, DecodedPack, OddBoxes, finish_pack
 from colabstage.pack.job import by_pillow, settled
 from colabstage.pack.journal import (
     KEPT_AFTER,
     RECORD,
     ContentDigests,
+    MaskLevels,
     PackJournal,
     SampleFacts,
     Spool,
 )
-from colabstage.pack.plan import image_options, pack_content, plan_pack, why_kept
+from colabstage.pack.plan import as_foreground, image_options, pack_content, plan_pack, why_kept
 from colabstage.pack.repeated import repeated_notes
-from colabstage.pack.writer import MixedImagesError, SampleCoder, WriteJob, array_bytes, write_samples
+from colabstage.pack.writer import MixedImagesError, MixedMasksError, SampleCoder, WriteJob, array_bytes, write_samples
 from colabstage.sources.tree import SLOW_READERS
 from colabstage.trees.strings import StringArray
 
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
     from colabstage.images.resample import Resizer
     from colabstage.io.progress import Cancellation, Progress
-    from colabstage.layouts.table import SampleTable
+    from colabstage.layouts.table import SampleTable, Targets
     from colabstage.pack.job import PackJob
     from colabstage.pack.stream import PackStream
     from colabstage.trees.tree import Tree
@@ -104,8 +106,11 @@ class PackReport:
     """Names of images that have further frames or pages; only the first is stored."""
     resizer: Resizer | None = None
     """What resized the images, `"torch"` or `"pillow"`; `None` where they were not resized."""
-    repeated: tuple[str, ...] = ()
-    """Notes on images that are there several times, with two labels or in two splits."""
+    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
+    """How many boxes a model may refuse or misread."""
+    learnt: tuple[str, ...] = ()
+    """Notes on what shows when all samples have been read: masks of one value, and images that are there several times,
+    with two labels or in two splits."""
     unit: str = "samples"
     """What samples are called where they are counted: images, clips of sound, rows, or just samples."""
 
@@ -159,12 +164,24 @@ def run_pack(
     """
     began = time.monotonic()
 
-    def write(job: PackJob, *, readies_torch: bool = False) -> PackReport:
+    def attempt(job: PackJob, *, readies_torch: bool = False) -> PackReport:
         run = _PackRun(job, out, slow, key, identity, address or job.label, shard, stream, readies_torch)
+        try:
+            return run.execute(progress, cancellation, began)
+        except MixedMasksError:
+            # Batches of other masks may have been returned already, and all shards have to mean the same.
+            if stream is not None or shard is not None:
+                raise
+        table, plan = as_foreground(job.table, job.plan, job.options)
+        return replace(run, job=replace(job, table=table, plan=plan), readies_torch=False).execute(
+            progress, cancellation, began
+        )
+
+    def write(job: PackJob, *, readies_torch: bool = False) -> PackReport:
         # "auto" has examined only sixteen images. When another size turns up, packing starts over with the original
         # files: that loses work, but no image is stretched without being asked for.
         try:
-            return run.execute(progress, cancellation, began)
+            return attempt(job, readies_torch=readies_torch)
         except MixedImagesError as error:
             if stream is not None:
                 # Batches of the planned shape may have been returned already.
@@ -173,7 +190,7 @@ def run_pack(
                 raise  # all shards have one form, so all have to be written again
             if job.options.encoding == "pixels":
                 raise error.as_refusal() from error
-        return replace(run, job=keeps_files(job), readies_torch=False).execute(progress, cancellation, began)
+        return attempt(keeps_files(job))
 
     # What an earlier run left was resized by one of the two, and must not be discarded on a guess.
     if job.plan.resizer != "torch" or find_orphans(out):
@@ -270,7 +287,17 @@ class _PackRun:
         digest = hashlib.sha256()
         options = self.job.options.places_fingerprint()
         fields = [(part.side, part.shape, str(part.dtype), dict(part.attributes)) for part in plan.fields]
-        written = (FORMAT_VERSION, version("colabstage"), RECORD.descr, options, plan.resizer, fields, self.shard)
+        masks = (table.targets.colors, table.targets.foreground) if isinstance(table.targets, Masks) else None
+        written = (
+            FORMAT_VERSION,
+            version("colabstage"),
+            RECORD.descr,
+            options,
+            plan.resizer,
+            fields,
+            masks,
+            self.shard,
+        )
         for fact in (self.address, archive, *written):
             digest.update(repr(fact).encode(errors="surrogateescape"))
         for texts in (table.classes, table.keys):
@@ -300,7 +327,7 @@ class _PackRun:
 
     def _write(self, workspace: Path, progress: Progress, cancellation: Cancellation) -> tuple[Path, PackReport]:
         """Make the final file, which is not in its place yet. Data about single samples is freed when this returns."""
-        data, spool, contents = (workspace / name for name in ("data.h5", "spool", "contents"))
+        data, spool, contents, values = (workspace / name for name in ("data.h5", "spool", "contents", "values"))
         inputs = self.job.table.inputs
         coder = SampleCoder(self.job.table, self.job.plan, self.job.options)
         content = pack_content(self.job.table, self.job.plan, self.job.options, attributes=self._attributes())
@@ -323,7 +350,7 @@ class _PackRun:
                 journal.forget()
                 if facts is not None:
                     facts.forget()
-                for leftover in (data, spool, contents):
+                for leftover in (data, spool, contents, values):
                     remove_own(leftover)
             # What has unknown lengths takes its space twice, in the spool, and then in the file. Boxes are small, but
             # the file that has room for them is another one.
@@ -360,6 +387,7 @@ class _PackRun:
                 and isinstance(self.job.table.inputs, Images)
                 and not self.job.table.inputs.decoded
                 else nullcontext() as digests,
+                MaskLevels(values, len(order)) if coder.compares_masks else nullcontext() as levels,
                 progress.step("pack", total=len(order), unit=self.job.table.unit) as step,
             ):
                 limits = self._limits(coder)
@@ -367,7 +395,9 @@ class _PackRun:
                     # Workers wait for it; for an import some seconds, in which a fast mount sends a thousand files.
                     limits = replace(limits, ahead=None)
                 result = write_samples(
-                    WriteJob(replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy(), digests),
+                    WriteJob(
+                        replace(coder, torch=torch), order, places, data, pieces, facts, RetryPolicy(), digests, levels
+                    ),
                     journal,
                     limits=limits,
                     step=step,
@@ -382,16 +412,19 @@ class _PackRun:
             skipped = tuple(journal.skipped[position] for position in positions)
             animated = tuple(self.job.table.inputs.source.name(int(order[i])) for i in sorted(journal.animated))
             # Usually every sample is in its final place now.
-            final = data
+            final, odd = data, OddBoxes()
             if skipped or is_noted:
-                final, plan = finish_pack(
+                final, plan, odd = finish_pack(
                     self.job,
                     DecodedPack(data, places, offsets, spool, facts),
                     left_out=order[positions],
                     skipped=skipped,
                     attributes=self._attributes(),
                 )
-        repeated = () if digests is None else repeated_notes(digests, self.job.table, plan.splits)
+        learnt = (
+            *(() if levels is None else _compared_masks(self.job.table.targets, levels)),
+            *(() if digests is None else repeated_notes(digests, self.job.table, plan.splits)),
+        )
         report = PackReport(
             path=self.out,
             encoding=plan.encoding,
@@ -404,9 +437,10 @@ class _PackRun:
             packing_s=packing_s,
             resumed=resumed,
             readers=result.readers,
-            notes=(*self.job.notes, *animation_notes(animated), *repeated),
+            notes=(*self.job.notes, *animation_notes(animated), *odd.notes(), *learnt),
             animated=animated,
-            repeated=repeated,
+            odd_boxes=odd,
+            learnt=learnt,
             resizer=plan.resizer,
             unit=self.job.table.unit,
         )
@@ -437,6 +471,24 @@ class _PackRun:
         # A copy stays in the workspace: by it the next call recognises the file if this one dies between two renames.
         write_manifest(file.with_name(_PUBLISHED), manifest)
         place_pack(file, self.out, staged=bool(self.key))
+
+
+def _compared_masks(masks: Targets | None, levels: MaskLevels) -> tuple[str, ...]:
+    """Return notes on the values of all masks.
+
+    Raises:
+        MixedMasksError: they are a foreground, of which the few that were looked at had nothing.
+        BrokenDatasetError: they are neither a foreground nor class indices.
+    """
+    assert isinstance(masks, Masks)
+    is_foreground, notes = compare_with_all(masks, levels.read())
+    if is_foreground:
+        msg = (
+            "The masks have the values 0 and 255 alone, which is a foreground, and those that were looked at first had "
+            "no 255. Pack them into one file, without streaming=True."
+        )
+        raise MixedMasksError(msg)
+    return notes
 
 
 def target_arrays(table: SampleTable) -> tuple[NDArray[Any], ...]:

@@ -37,13 +37,14 @@ from colabstage.h5.schema import (
 )
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
+from colabstage.io.units import counted
 from colabstage.layouts.table import Boxes, UnreadBoxes
 from colabstage.machine.resources import check_space
 from colabstage.pack.plan import SplitPlan, pack_content
 from colabstage.pack.writer import array_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -126,7 +127,7 @@ def finish_pack(
     left_out: NDArray[np.int64],
     skipped: tuple[str, ...],
     attributes: Mapping[str, Any],
-) -> tuple[Path, PackPlan]:
+) -> tuple[Path, PackPlan, OddBoxes]:
     """Make the final file from decoded samples. May be called again after it was interrupted.
 
     Args:
@@ -136,7 +137,7 @@ def finish_pack(
         attributes: those of the file's root.
 
     Returns:
-        The file to publish, and the plan that it follows, without the samples that were left out.
+        The file to publish; the plan that it follows, without the samples that were left out; and their odd boxes.
 
     Raises:
         LayoutError: nothing is left.
@@ -144,8 +145,7 @@ def finish_pack(
     """
     # Every sample is in its final place, so nothing has to be copied.
     if not skipped and not job.plan.is_open:
-        _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded)
-        return decoded.data, job.plan
+        return decoded.data, job.plan, _write_boxes(job, job.plan, decoded.data, decoded.offsets, decoded)
     # Gaps are closed, so that the file is byte for byte that of a source without the broken samples.
     plan = without_samples(job.plan, left_out)
     if not plan.splits:
@@ -168,8 +168,7 @@ def finish_pack(
     content = pack_content(job.table, plan, job.options, attributes=attributes, skipped=skipped)
     offsets = create_pack(final, content)
     copy_rows(plan, copies, target=final, offsets=offsets)
-    _write_boxes(job, plan, final, offsets, decoded)
-    return final, plan
+    return final, plan, _write_boxes(job, plan, final, offsets, decoded)
 
 
 def _spooled_boxes(targets: UnreadBoxes, decoded: DecodedPack) -> Boxes:
@@ -227,11 +226,68 @@ def _filled(values: NDArray[Any], count: int, unused: int) -> NDArray[Any]:
     return np.ascontiguousarray(np.concatenate([values, rest]))
 
 
-def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], decoded: DecodedPack) -> None:
-    """Write the boxes of all samples, now that every image's own size is known."""
+class OddBoxes(NamedTuple):
+    """Boxes that are kept as they are written, although a model may refuse or misread them."""
+
+    outside: int = 0
+    """How many are partly or wholly outside of their image, by more than what rounding makes of an edge."""
+    flat: int = 0
+    """How many have no width or no height."""
+    first_outside: str = ""
+    """The image of the first that is outside."""
+    first_flat: str = ""
+    """The image of the first that is flat."""
+
+    def with_those_of(self, other: OddBoxes) -> OddBoxes:
+        """Return these and those of another shard."""
+        firsts = self.first_outside or other.first_outside, self.first_flat or other.first_flat
+        return OddBoxes(self.outside + other.outside, self.flat + other.flat, *firsts)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note for each kind that there is."""
+        told = (
+            (self.outside, f"partly or wholly outside of the image (first in '{self.first_outside}')"),
+            (self.flat, f"without any width or height (first in '{self.first_flat}')"),
+        )
+        return tuple(
+            f"{counted(count, 'boxes', 'are', which=which)} kept as written." for count, which in told if count
+        )
+
+
+# Formats that count from 1, and coordinates that were rounded, put an edge as far outside; in pixels, and in parts.
+_EDGE_SLACK, _EDGE_SLACK_OF_PARTS = 1.0, 0.01
+
+
+def odd_boxes(
+    boxes: Boxes, sizes: NDArray[np.int64], samples: NDArray[np.int64], name: Callable[[int], str]
+) -> OddBoxes:
+    """Count the odd boxes of some samples.
+
+    Args:
+        boxes: those of all samples.
+        sizes: int64 `(N, 2)`, height and width of each sample's upright image, zeros where it is no image.
+        samples: which count.
+        name: returns what the image of a sample is called.
+    """
+    counts = np.zeros(len(boxes), np.bool_)
+    counts[samples] = True
+    of_image = np.repeat(np.arange(len(boxes)), np.diff(boxes.offsets))
+    first, last = boxes.boxes[:, :2], boxes.boxes[:, 2:]
+    own = sizes[of_image][:, ::-1]
+    sides, slack = (np.ones_like(own), _EDGE_SLACK_OF_PARTS) if boxes.relative else (own, _EDGE_SLACK)
+    outside = ((first < -slack) | (last > sides + slack)).any(axis=1) & (own > 0).all(axis=1) & counts[of_image]
+    flat = (last == first).any(axis=1) & counts[of_image]
+    firsts = (name(int(of_image[np.argmax(which)])) if which.any() else "" for which in (outside, flat))
+    return OddBoxes(int(np.count_nonzero(outside)), int(np.count_nonzero(flat)), *firsts)
+
+
+def _write_boxes(
+    job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str, int], decoded: DecodedPack
+) -> OddBoxes:
+    """Write the boxes of all samples, now that every image's own size is known; return what is odd about them."""
     boxes = job.table.targets
     if not isinstance(boxes, Boxes):
-        return
+        return OddBoxes()
     noted = decoded.noted
     sizes = np.stack([noted["height"], noted["width"]], axis=1).astype(np.int64)
     # Images stored as files are resized when they are read, and their boxes with them; arrays are not resized.
@@ -241,6 +297,8 @@ def _write_boxes(job: PackJob, plan: PackPlan, file: Path, offsets: Mapping[str,
             for name, values in _split_boxes(boxes, split, sizes, image).items():
                 if values.nbytes:
                     target.write(array_bytes(values), offsets[name])
+    samples = np.concatenate([split.samples for split in plan.splits])
+    return odd_boxes(boxes, sizes, samples, job.table.inputs.source.name)
 
 
 def place_joined(

@@ -42,6 +42,8 @@ RECORD = np.dtype([("height", "<i4"), ("width", "<i4"), ("start", "<i8", (2,)), 
 
 
 _DIGEST = np.dtype("<u8")
+# A bit for each value of a byte.
+_LEVEL_BYTES = 32
 # Lengths are told apart by their lowest bits, in a table that is as large for ten files as for ten million.
 _LENGTHS = 1 << 18
 # Samples of which columns may be made; of all of them there is no more than one.
@@ -261,6 +263,30 @@ class SampleFacts(Closing):
 
     def close(self) -> None:
         """Let go of the file."""
+        self._file.close()
+
+
+class MaskLevels(Closing):
+    """Which values the pixels of each of N masks have."""
+
+    def __init__(self, path: Path, count: int) -> None:
+        """Open the file of an earlier run, or make it."""
+        self._path, self._count = path, count
+        path.touch()
+        # Zeros where nothing was written, as of masks that were left out.
+        cut_own(path, count * _LEVEL_BYTES)
+        self._file = TargetFile(path, fresh=False)
+
+    def note(self, index: int, levels: NDArray[np.bool_]) -> None:
+        """Write down which values a mask has, `(256,)`. May be called from any thread."""
+        self._file.write(np.packbits(levels).tobytes(), index * _LEVEL_BYTES)
+
+    def read(self) -> NDArray[np.uint8]:
+        """Return `(N, 32)`, a bit for each value."""
+        return np.fromfile(self._path, np.uint8, self._count * _LEVEL_BYTES).reshape(self._count, _LEVEL_BYTES)
+
+    def close(self) -> None:
+        """Let go of the file, which can still be read."""
         self._file.close()
 
 

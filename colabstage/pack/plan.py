@@ -607,6 +607,14 @@ def mask_options(masks: Masks, options: PackOptions) -> MaskOptions:
     return MaskOptions(options.image.size, options.image.resize, masks.colors, masks.foreground)
 
 
+def as_foreground(table: SampleTable, plan: PackPlan, options: PackOptions) -> tuple[SampleTable, PackPlan]:
+    """Return the same for masks that turned out to be of 0 and 255 alone."""
+    assert isinstance(table.targets, Masks)
+    masks = replace(table.targets, foreground=True)
+    table = replace(table, targets=masks, classes=masks.classes)
+    return table, replace(plan, y=_plan_target(table, options, plan.x.shape))  # type: ignore[arg-type]
+
+
 def _has_files(images: Images, table: SampleTable) -> bool:
     """Return whether images, and masks if there are any, come as files that can be stored unchanged."""
     return not images.decoded and not (isinstance(table.targets, Masks) and table.targets.decoded)

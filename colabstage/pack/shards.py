@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ from colabstage.pack.execute import (
     run_pack,
     target_arrays,
 )
-from colabstage.pack.finish import place_joined
+from colabstage.pack.finish import OddBoxes, place_joined
 from colabstage.pack.job import (
     CallersDataset,
     open_samples,
@@ -120,6 +121,8 @@ class ShardResult:
     """The largest number of reads in flight."""
     animated: tuple[str, ...] = ()
     """The names of animations, as far as this run has seen them."""
+    odd_boxes: OddBoxes = field(default_factory=OddBoxes)
+    """How many boxes a model may refuse or misread, as far as this run has seen them."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> ShardResult:
@@ -129,7 +132,8 @@ class ShardResult:
     @classmethod
     def of_report(cls, report: PackReport) -> ShardResult:
         """Return the result of a shard that was written now."""
-        return cls(dict(report.samples), report.skipped, report.resumed, report.readers, report.animated)
+        samples = dict(report.samples)
+        return cls(samples, report.skipped, report.resumed, report.readers, report.animated, report.odd_boxes)
 
     @property
     def rows(self) -> int:
@@ -548,6 +552,7 @@ def set_report(
     """Return the report of a set: `files` that match `pattern`, `nbytes` in all, begun at monotonic time `began`."""
     seconds = time.monotonic() - began
     animated = tuple(name for result in results for name in result.animated)
+    odd = reduce(OddBoxes.with_those_of, (result.odd_boxes for result in results), OddBoxes())
     return PackReport(
         path=pattern,
         encoding=job.plan.encoding,
@@ -560,9 +565,10 @@ def set_report(
         packing_s=seconds,
         resumed=sum(result.resumed for result in results),
         readers=max(result.readers for result in results),
-        notes=(*job.notes, *animation_notes(animated)),
+        notes=(*job.notes, *animation_notes(animated), *odd.notes()),
         files=tuple(files),
         animated=animated,
+        odd_boxes=odd,
         resizer=job.plan.resizer,
         unit=job.table.unit,
     )

@@ -12,10 +12,11 @@ from colabstage.errors import CorruptArchiveError, DecodeError, LayoutError, Opt
 from colabstage.images.complete import CompleteCheck
 from colabstage.images.decode import PixelRoom, Scratch, decode_sized, encode_jpeg, fit_pixels
 from colabstage.images.headers import is_animated
-from colabstage.images.masks import fit_mask, read_mask
+from colabstage.images.masks import fit_mask, level_counts, read_mask
 from colabstage.io.files import RetryPolicy, TargetFile, read_with_retry
 from colabstage.io.pipeline import PipelineLimits, PipelineResult, run_pipeline
 from colabstage.io.progress import start_at
+from colabstage.layouts.mask_values import check_lossless
 from colabstage.layouts.table import Arrays, Boxes, Images, Masks, UnreadBoxes
 from colabstage.pack.plan import image_options, mask_options
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from colabstage.images.resample import TorchKernel
     from colabstage.io.progress import Cancellation, ProgressStep
     from colabstage.layouts.table import Content, SampleSource, SampleTable
-    from colabstage.pack.journal import ContentDigests, PackJournal, SampleFacts, Spool
+    from colabstage.pack.journal import ContentDigests, MaskLevels, PackJournal, SampleFacts, Spool
     from colabstage.pack.options import PackOptions
     from colabstage.pack.plan import PackPlan, StoredField
     from colabstage.pack.stream import PackStream
@@ -41,6 +42,10 @@ class MixedImagesError(OptionError):
         """Return the error where nothing but pixels will do: because they were asked for, or rows have been read."""
         why = ", which is what streaming=True began with" if streams else ""
         return LayoutError(f"These images cannot be stored as pixels{why}: {self}.")
+
+
+class MixedMasksError(LayoutError):
+    """Masks are a foreground by all of them, and by the few that were looked at they were class indices."""
 
 
 class RawSample(NamedTuple):
@@ -61,6 +66,8 @@ class StoredSample(NamedTuple):
     """Height and width of its upright image before it was resized; zeros where it is not an image."""
     animated: bool
     """Whether its image has further frames."""
+    levels: NDArray[np.bool_] | None = None
+    """Which values its mask has, `(256,)`; `None` where they are not compared with those of others."""
 
 
 class BrokenSampleError(Exception):
@@ -139,7 +146,16 @@ class SampleCoder:
         animated = isinstance(self.table.inputs, Images) and isinstance(raw.x, bytes) and is_animated(raw.x)
         if self.plan.y is None or raw.y is None:
             return StoredSample((x,), size, animated)
-        return StoredSample((x, self._code_y(index, raw.y, size)), size, animated)
+        y, levels = self._code_y(index, raw.y, size)
+        return StoredSample((x, y), size, animated, levels)
+
+    @property
+    def compares_masks(self) -> bool:
+        """Return whether all masks are compared with what a few of them said of their values."""
+        # Those of a foreground have two values, and each is refused that has another.
+        return (
+            isinstance(self.table.targets, Masks) and self.table.targets.guessed and not self.table.targets.foreground
+        )
 
     def _code_x(self, index: int, content: Content, scratch: Scratch) -> tuple[memoryview, tuple[int, int]]:
         inputs, place = self.table.inputs, self.plan.x
@@ -191,26 +207,33 @@ class SampleCoder:
         image = image_options(self.table, self.options)
         return fit_pixels(content, image, resizer=resizer), (content.shape[0], content.shape[1])
 
-    def _code_y(self, index: int, content: Content, size: tuple[int, int]) -> memoryview:
+    def _code_y(
+        self, index: int, content: Content, size: tuple[int, int]
+    ) -> tuple[memoryview, NDArray[np.bool_] | None]:
+        """Return the bytes of a target, and of a mask which values it has, where they are compared."""
         targets, place = self.table.targets, self.plan.y
         if place is None or not isinstance(targets, Arrays | Masks | UnreadBoxes):
             msg = f"The targets of the layout '{self.table.layout}' are not read with the samples."
             raise TypeError(msg)
         name = targets.source.name(index)
         if isinstance(targets, UnreadBoxes):
-            return array_bytes(np.asarray(content))
+            return array_bytes(np.asarray(content)), None
         try:
             if isinstance(targets, Arrays):
-                return _row(targets.to_array(content), place, name)
-            if place.lengths is None:
-                return self._mask(content, targets, size)
-            data, _ = self._checked_file(content, place.lengths, index, targets.source)
-            # Decoded although the file is what is stored, so that a broken one is found now and not in the third epoch.
-            indices = read_mask(content, mask_options(targets, self.options))
+                return _row(targets.to_array(content), place, name), None
+            data = None
+            if place.lengths is not None:
+                data, _ = self._checked_file(content, place.lengths, index, targets.source)
+            if targets.guessed:
+                check_lossless(content)
+            # Decoded although the file may be what is stored: a broken one is found now, and not in the third epoch.
+            options = mask_options(targets, self.options)
+            indices = read_mask(content, options)
             _check_size((indices.shape[0], indices.shape[1]), size)
+            levels = level_counts(indices) > 0 if self.compares_masks else None
+            return fit_mask(indices, options).data.cast("B") if data is None else data, levels
         except DecodeError as error:
             raise BrokenSampleError(name, error) from error
-        return data
 
     def _checked_file(
         self,
@@ -240,12 +263,6 @@ class SampleCoder:
             msg = f"'{name}' came as {len(content):,} bytes to store, its place has {expected:,}."
             raise SourceReadError(msg)
         return memoryview(content), (facts.height, facts.width)
-
-    def _mask(self, content: Content, masks: Masks, size: tuple[int, int]) -> memoryview:
-        options = mask_options(masks, self.options)
-        indices = read_mask(content, options)
-        _check_size((indices.shape[0], indices.shape[1]), size)
-        return fit_mask(indices, options).data.cast("B")
 
 
 def _check_size(mask: tuple[int, int], image: tuple[int, int]) -> None:
@@ -297,6 +314,8 @@ class WriteJob:
     """Which failed reads are tried again."""
     contents: ContentDigests | None = None
     """Where digests of image files are noted; `None` where they are not compared."""
+    levels: MaskLevels | None = None
+    """Where the values of masks are noted; `None` where they are not compared."""
 
 
 def write_samples(
@@ -399,6 +418,8 @@ def _store(
         else:
             pieces.append((0, 0))
             file.write(part, int(places[index]))
+    if job.levels is not None and stored.levels is not None:
+        job.levels.note(index, stored.levels)
     if job.contents is not None and isinstance(raw.x, bytes):
         job.contents.note(index, raw.x)
     if job.facts is not None:

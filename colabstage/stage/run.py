@@ -597,7 +597,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
             said.append(f"{done.resumed:,} were already in place")
         step.note = "; ".join(said)
     report.skipped = done.skipped
-    report.note(*job.table.notes, *animation_notes(done.animated), *done.repeated)
+    report.note(*job.table.notes, *animation_notes(done.animated), *done.odd_boxes.notes(), *done.learnt)
 
 
 def _finish(

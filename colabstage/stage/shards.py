@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -27,6 +27,7 @@ from colabstage.load.partial import forget_parts
 from colabstage.load.places import LEAST_BLOCKS
 from colabstage.machine.resources import check_space
 from colabstage.pack.execute import ShardName, animation_notes, keeps_files, run_pack
+from colabstage.pack.finish import OddBoxes
 from colabstage.pack.job import prepare_pack, settled
 from colabstage.pack.plan import pack_content
 from colabstage.pack.shards import ShardResult, check_set, shard_job, shard_names
@@ -311,7 +312,8 @@ class _SetOfShards:
                 timing.note += f"; {len(done):,} of them {'was' if len(done) == 1 else 'were'} there already"
         call.report.skipped = tuple(why for number in sorted(results) for why in results[number].skipped)
         animated = [name for number in sorted(results) for name in results[number].animated]
-        call.report.note(*self.job.table.notes, *animation_notes(animated))
+        odd = reduce(OddBoxes.with_those_of, (results[number].odd_boxes for number in sorted(results)), OddBoxes())
+        call.report.note(*self.job.table.notes, *animation_notes(animated), *odd.notes())
         there = {one.manifest.shard: one for one in find_shards(request, self.place)}
         return CachedPack.of_set([there[str(name)] for name in self.names], self.place)
 

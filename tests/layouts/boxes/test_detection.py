@@ -674,20 +674,70 @@ def test_a_box_that_ends_before_it_begins_is_named_in_every_format(tmp_path: Pat
             read(tmp_path / folder)
 
 
-def test_boxes_outside_of_the_image_or_without_area_are_counted(tmp_path: Path) -> None:
-    """They are kept, because published datasets have some; a note says which image has the first."""
-    size = "<size><width>40</width><height>30</height></size>"
-    for name, corners in (("a", (1, 1, 40, 30)), ("b", (20, 5, 50, 16)), ("c", (21, 5, 20, 16))):
-        put_image(tmp_path / f"{name}.png", 0)
-        edges = "".join(
-            f"<{edge}>{at}</{edge}>" for edge, at in zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+def _three(folder: Path, form: str) -> Any:
+    """Three images, 40 pixels high and 60 wide: a box inside, one that ends 20 pixels outside, and a flat one."""
+    boxes = {"a": (0, 0, 60, 40), "b": (40, 5, 80, 16), "c": (20, 5, 20, 16)}
+    if form == "items":
+        return [
+            (Image.new("RGB", (60, 40)), {"boxes": np.array([box], np.float32), "labels": np.zeros(1, np.int64)})
+            for box in boxes.values()
+        ]
+    place = {"KITTI": "image_2/{}.png", "YOLO": "images/{}.png"}.get(form, "{}.png")
+    lines = ["path,xmin,ymin,xmax,ymax,class"]
+    for name, (x0, y0, x1, y1) in boxes.items():
+        put_image(folder / place.format(name), 0)
+        lines.append(f"{name}.png,{x0},{y0},{x1},{y1},dog")
+        edges = "".join(f"<{edge}>{at}</{edge}>" for edge, at in
+                        (("xmin", x0 + 1), ("ymin", y0 + 1), ("xmax", x1), ("ymax", y1)))  # fmt: skip
+        middle = ((x0 + x1) / 120, (y0 + y1) / 80, (x1 - x0) / 60, (y1 - y0) / 40)
+        shape = {"label": "dog", "points": [[x0, y0], [x1, y1]], "shape_type": "rectangle"}
+        match form:
+            case "Pascal VOC":
+                said = f"<annotation><object><name>dog</name><bndbox>{edges}</bndbox></object></annotation>"
+                put(folder / f"{name}.xml", said)
+            case "KITTI":
+                put(folder / f"label_2/{name}.txt", f"Car 0 0 0 {x0} {y0} {x1} {y1}" + 7 * " 0")
+            case "YOLO" if name != "b":
+                put(folder / f"labels/{name}.txt", f"0 {' '.join(map(str, middle))}")
+            case "YOLO":
+                # Its parts end at 1, and the box behind.
+                put(folder / f"labels/{name}.txt", "0 0.9 0.5 0.4 0.2")
+            case "LabelMe":
+                put(folder / f"{name}.json", json.dumps({"imagePath": f"{name}.png", "shapes": [shape]}))
+    if form == "COCO":
+        rows = [
+            {"id": n, "image_id": n, "category_id": 1, "bbox": [x0, y0, x1 - x0, y1 - y0]}
+            for n, (x0, y0, x1, y1) in enumerate(boxes.values())
+        ]
+        images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate(boxes)]
+        document = {"images": images, "annotations": rows, "categories": [{"id": 1, "name": "dog"}]}
+        put(folder / "a.json", json.dumps(document))
+    if form == "CVAT":
+        said = "".join(
+            f'<image name="{name}.png"><box label="dog" xtl="{x0}" ytl="{y0}" xbr="{x1}" ybr="{y1}"/></image>'
+            for name, (x0, y0, x1, y1) in boxes.items()
         )
-        box = f"<object><name>dog</name><bndbox>{edges}</bndbox></object>"
-        put(tmp_path / f"{name}.xml", f"<annotation>{size}{box}</annotation>")
-    assert read(tmp_path).notes == (
-        "1 box partly or wholly outside of the image (first in 'b.png') is kept as written.",
-        "1 box without any width or height (first in 'c.png') is kept as written.",
-    )
+        put(folder / "a.xml", f"<annotations>{said}</annotations>")
+    if form == "table":
+        put(folder / "a.csv", "\n".join(lines))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "form", ["Pascal VOC", "KITTI", "YOLO", "COCO", "LabelMe", "CVAT", "table", "items"]
+)  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"image_size": (32, 32)}, {"shards": 2}], ids=repr)
+def test_boxes_outside_of_the_image_or_without_area_are_counted(
+    tmp_path: Path, form: str, options: dict[str, Any]
+) -> None:
+    """In every format, by the images' own sizes. They are kept, because published datasets have some."""
+    report = pack_dataset(_three(tmp_path / "data", form), tmp_path / "out.h5", progress=False, **options)
+    told = [re.fullmatch(r"(.*) \(first in '(?:.*/)?(.*)'\) is kept as written\.", note) for note in report.notes]
+    outside, flat = ("list[1]", "list[2]") if form == "items" else ("b.png", "c.png")
+    assert [one.groups() for one in told if one is not None] == [
+        ("1 box partly or wholly outside of the image", outside),
+        ("1 box without any width or height", flat),
+    ]
 
 
 def _one_coco(folder: Path, categories: dict[int, str] | None = None, **said: Any) -> Path:

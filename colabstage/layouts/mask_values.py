@@ -1,0 +1,185 @@
+"""What the values of masks mean: class indices, or a foreground that is 255.
+
+Whatever makes masks has that decided here, by a look at a few. Once all have been read, what all of them say is
+compared with it: the first masks of an archive may be of one value alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from colabstage.errors import DecodeError
+from colabstage.images.geometry import VOID
+from colabstage.images.headers import is_lossy
+from colabstage.images.masks import count_levels
+from colabstage.layouts.reading import read_each
+from colabstage.layouts.table import BrokenDatasetError, Masks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from colabstage.layouts.table import Content, SampleSource
+
+# Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
+_LOOKED_AT = 16
+# Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
+_DENSE = 1 / 8
+_FEW_LEVELS = 64
+# Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
+_NEARLY_WHITE = 200
+# As many shades as show that they are not class indices.
+_SHOWN = 8
+# Masks of which it is seen at once what values they have.
+_PAGE = 1 << 14
+_REMEDY = (
+    "Say what they mean by a class_dict.csv with the columns name, r, g, b beside the images, or write masks whose "
+    "pixels are 0 and 255, or 0, 1, 2, …"
+)
+
+
+class MaskValues(NamedTuple):
+    """The values that the pixels of N masks have."""
+
+    counts: NDArray[np.int64]
+    """`(256,)`, how many pixels of all have each value; 1 where it is known only that there are some."""
+    kinds: NDArray[np.bool_]
+    """`(N, 4)`, as `kinds_of`."""
+    name: Callable[[int], str]
+    """Returns what a mask is called, by its number."""
+
+
+def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
+    """Make masks of a source, after a look at a few.
+
+    Args:
+        source: mask files, or integer arrays `(H, W)`.
+        decoded: whether they are arrays.
+        spread: whether to look at some among all, or at the first ones of the medium.
+
+    Raises:
+        BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
+    """
+    return Masks(
+        source, decoded=decoded, foreground=_is_foreground(_look_at_masks(source, spread=spread)), guessed=True
+    )
+
+
+def compare_with_all(masks: Masks, levels: NDArray[np.uint8]) -> tuple[bool, tuple[str, ...]]:
+    """Return what all masks say that were taken for class indices: whether they are a foreground, and notes.
+
+    Args:
+        masks: as `find_masks` made them.
+        levels: `(N, 32)`, one bit for each value that the pixels of a mask have; zeros for those that were left out.
+
+    Raises:
+        BrokenDatasetError: as of `find_masks`.
+    """
+    present, kinds = np.zeros(VOID + 1, np.bool_), []
+    for first in range(0, len(levels), _PAGE):
+        page = np.unpackbits(levels[first : first + _PAGE], axis=1).astype(np.bool_)
+        present |= page.any(axis=0)
+        kinds.append(kinds_of(page))
+    is_foreground = _is_foreground(MaskValues(present.astype(np.int64), np.concatenate(kinds), masks.source.name))
+    values = np.flatnonzero(present)
+    notes = (f"All pixels of all masks have the value {values[0]}: there is one class.",) if len(values) == 1 else ()
+    return is_foreground, notes
+
+
+def _is_foreground(values: MaskValues) -> bool:
+    """Tell whether masks are of 0 and 255 for a foreground, and not of class indices.
+
+    Raises:
+        BrokenDatasetError: they are neither.
+    """
+    meaning = meaning_of(values.counts)
+    two = two_foregrounds(values.kinds)
+    if two is not None:
+        msg = (
+            f"Masks such as '{values.name(two[0])}' have the values 0 and 1, others such as '{values.name(two[1])}' 0 "
+            f"and {VOID}, which look like one foreground written in two ways. Write it in one way: pixels that are 0 "
+            f"and 1, or 0 and 255. Where {VOID} is no class, give layout= a function that returns a SampleTable with "
+            "Masks as targets."
+        )
+        raise BrokenDatasetError(msg)
+    if meaning == "greys":
+        levels = np.flatnonzero(values.counts)
+        shown = ", ".join(map(str, levels[:_SHOWN])) + (", …" if len(levels) > _SHOWN else "")
+        # One that has any of them.
+        example = values.name(int(np.argmax(values.kinds[:, 2])))
+        msg = (
+            f"Masks such as '{example}' have {len(levels)} shades of grey ({shown}), which are not class indices: "
+            f"edges were smoothed, or classes painted. {_REMEDY}"
+        )
+        raise BrokenDatasetError(msg)
+    return meaning == "foreground"
+
+
+def meaning_of(counts: NDArray[np.int64]) -> str:
+    """Return "indices", "foreground" or "greys": what pixels mean of which `counts[v]` have the value v. Pure.
+
+    >>> meaning_of(np.bincount([0, 0, 0, 255], minlength=256))
+    'foreground'
+    """
+    levels = np.flatnonzero(counts)
+    inner = levels[(levels > 0) & (levels < VOID)]
+    if not len(inner):
+        # 255 without any class would be a set of masks of which nothing can be learnt.
+        return "foreground" if counts[VOID] else "indices"
+    highest = int(inner[-1])
+    if counts[VOID] and (counts[VOID] > counts[1:VOID].sum() or highest >= _NEARLY_WHITE):
+        return "greys"
+    return "greys" if highest >= _FEW_LEVELS and len(levels) < _DENSE * highest else "indices"
+
+
+def kinds_of(levels: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether each mask has pixels of 0, of 1, of something between 1 and 255, and of 255, `(N, 4)`.
+
+    `levels`: `(N, 256)`, which values each has.
+    """
+    return np.stack([levels[:, 0], levels[:, 1], levels[:, 2:VOID].any(axis=1), levels[:, VOID]], axis=1)
+
+
+def two_foregrounds(kinds: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Return the numbers of a mask of 0 and 1 and one of 0 and 255 where masks are one or the other; `kinds` as
+    `kinds_of`. Pure.
+
+    Pixels of no class, 255 too, border on those of one, so that some mask has both.
+    """
+    zero, one, between, void = kinds.T
+    # A mask of one value alone may be all foreground, or all without a class: it says nothing.
+    ones, voids = zero & one, zero & void
+    if between.any() or not ones.any() or not voids.any() or (ones & voids).any():
+        return None
+    return int(np.argmax(ones)), int(np.argmax(voids))
+
+
+def check_lossless(content: Content) -> None:
+    """Refuse the file of a mask that keeps its values only about.
+
+    Raises:
+        DecodeError: it is one.
+    """
+    if isinstance(content, bytes) and is_lossy(content):
+        msg = f"The mask is a JPEG, or a WebP like one, which has lost the exact values of its pixels. {_REMEDY}"
+        raise DecodeError(msg)
+
+
+def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
+    count = min(_LOOKED_AT, len(source))
+    # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
+    chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
+
+    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64]]:
+        if isinstance(content, bytes) and is_lossy(content):
+            msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
+            raise BrokenDatasetError(msg)
+        return index, count_levels(content)
+
+    # What is broken is met again, and named, when it is packed.
+    found = list(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
+    counts = np.array([counts for _, counts in found], np.int64).reshape(-1, VOID + 1)
+    return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number][0]))

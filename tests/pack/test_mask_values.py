@@ -1,0 +1,143 @@
+"""What a few masks say of the values of all is compared with all of them, once they have been read."""
+
+from __future__ import annotations
+
+import zipfile
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from colabstage.errors import DecodeError, LayoutError
+from colabstage.layouts.table import BrokenDatasetError, Images, Masks, SampleTable, TreeFiles
+from colabstage.load.reading.reader import SplitReader
+from colabstage.pack.run import pack_dataset
+from colabstage.trees.entries import FileEntries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colabstage.trees.tree import Tree
+
+SIZE = 6
+FIRST, ALL = 16, 40
+"""As many as are looked at first in an archive; and more."""
+
+
+def mask(values: tuple[int, ...], *, form: str = "PNG") -> bytes:
+    """A mask that has these values and no others, in one column each."""
+    file = BytesIO()
+    Image.fromarray(np.resize(np.array(values, np.uint8), (SIZE, SIZE))).save(file, form)
+    return file.getvalue()
+
+
+def archive(path: Path, masks: list[bytes], ending: str = "png") -> Path:
+    """Images and masks in the order of their names, as most archives have them."""
+    file = BytesIO()
+    with zipfile.ZipFile(path, "w") as packed:
+        for number in range(len(masks)):
+            file = BytesIO()
+            Image.new("RGB", (SIZE, SIZE), (number, 0, 0)).save(file, "PNG")
+            packed.writestr(f"images/{number:02}.png", file.getvalue())
+        for number, content in enumerate(masks):
+            packed.writestr(f"masks/{number:02}.{ending if number >= FIRST else 'png'}", content)
+    return path
+
+
+def packed(source: Path, out: Path, **options: Any) -> tuple[list[list[int]], tuple[str, ...], tuple[str, ...]]:
+    """The values of each mask in the pack, by the masks' names; its classes; and the notes."""
+    report = pack_dataset(source, out, progress=False, **options)
+    reader = SplitReader(out)
+    found = dict(zip(reader.keys(), reader.read_y(range(len(reader))), strict=True))
+    return [np.unique(found[key]).tolist() for key in sorted(found)], reader.classes, report.notes
+
+
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+def test_a_foreground_that_the_first_masks_have_not_is_found(tmp_path: Path, encoding: str) -> None:
+    """255 would be no class, and nothing could be learnt; packing starts over, and nothing of before is left."""
+    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
+    values, classes, _ = packed(source, tmp_path / "a.h5", encoding=encoding)
+    assert values == [[0]] * FIRST + [[0, 1]] * (ALL - FIRST)
+    assert classes == ("background", "foreground")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.h5.json", "a.zip"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "says"),
+    [
+        ((0, 1), (0, 255), r"masks/\d\d\.png' have the values 0 and 1, others such as 'masks/\d\d\.png' 0 and 255"),
+        ((0,), (0, 100, 200), r"masks/[1-3]\d\.png' have 3 shades of grey \(0, 100, 200\)"),
+        ((0,), tuple(range(0, 256, 17)), "shades of grey"),
+    ],
+)
+def test_masks_that_mean_something_else_than_the_first_are_refused(
+    tmp_path: Path, first: tuple[int, ...], later: tuple[int, ...], says: str
+) -> None:
+    """As if they had been among those that are looked at; and what was at the target is as it was."""
+    source = archive(tmp_path / "a.zip", [mask(first)] * FIRST + [mask(later)] * (ALL - FIRST))
+    (tmp_path / "a.h5").write_bytes(b"before")
+    with pytest.raises(BrokenDatasetError, match=says):
+        pack_dataset(source, tmp_path / "a.h5", overwrite=True, progress=False)
+    assert (tmp_path / "a.h5").read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("later", [(0, 1), (0, 1, 255), (0, 5), (1, 255)])
+def test_further_classes_and_pixels_of_none_are_no_contradiction(tmp_path: Path, later: tuple[int, ...]) -> None:
+    """They stay what they are."""
+    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask(later)] * (ALL - FIRST))
+    values, classes, notes = packed(source, tmp_path / "a.h5")
+    assert values == [[0]] * FIRST + [list(later)] * (ALL - FIRST)
+    assert classes == ()
+    assert not any("one class" in note for note in notes)
+
+
+def test_masks_of_one_value_are_noted(tmp_path: Path) -> None:
+    """Nothing can be learnt from them."""
+    notes = packed(archive(tmp_path / "a.zip", [mask((0,))] * ALL), tmp_path / "a.h5")[2]
+    assert "All pixels of all masks have the value 0: there is one class." in notes
+
+
+def test_a_lossy_mask_behind_the_first_is_named(tmp_path: Path) -> None:
+    """Its values are about those that were written, and were taken for classes."""
+    masks = [mask((0, 1))] * FIRST + [mask((0, 1), form="JPEG")]
+    with pytest.raises(DecodeError, match=r"masks/16\.jpg.*lost the exact values"):
+        pack_dataset(archive(tmp_path / "a.zip", masks, "jpg"), tmp_path / "a.h5", progress=False)
+
+
+def test_shards_refuse_what_cannot_be_one_set(tmp_path: Path) -> None:
+    """Each shard alone cannot decide for the others."""
+    source = archive(tmp_path / "a.zip", [mask((0,))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
+    with pytest.raises(LayoutError, match="which is a foreground"):
+        pack_dataset(source, tmp_path / "a.h5", shards=2, progress=False)
+
+
+def test_a_layout_that_says_what_255_means_is_believed(tmp_path: Path) -> None:
+    """Only a guess is compared with all masks."""
+
+    def own(tree: Tree) -> SampleTable:
+        files = FileEntries.of(tree.entries)
+        images, masks = files.where(lambda name: name[0] == "i"), files.where(lambda name: name[0] == "m")
+        return SampleTable("own", images.names, Images(TreeFiles(tree, images)), Masks(TreeFiles(tree, masks)))
+
+    source = archive(tmp_path / "a.zip", [mask((0, 1))] * FIRST + [mask((0, 255))] * (ALL - FIRST))
+    assert packed(source, tmp_path / "a.h5", layout=own)[0] == [[0, 1]] * FIRST + [[0, 255]] * (ALL - FIRST)
+
+
+def test_masks_of_an_interrupted_run_count(tmp_path: Path) -> None:
+    """What was read before is compared too: here only masks that the first run has finished are of 0 and 255."""
+    folder = tmp_path / "data"
+    with zipfile.ZipFile(archive(tmp_path / "a.zip", [mask((0,))] * 64)) as packed_files:
+        packed_files.extractall(folder)
+    # In a folder those are looked at that lie evenly among all: 0, 4, 8, …; the last is one of them.
+    for number in (1, 2, 3):
+        (folder / f"masks/{number:02}.png").write_bytes(mask((0, 255)))
+    good = (folder / "masks/62.png").read_bytes()
+    (folder / "masks/62.png").write_bytes(good[:30])
+    with pytest.raises(DecodeError, match="62"):
+        pack_dataset(folder, tmp_path / "a.h5", progress=False)
+    (folder / "masks/62.png").write_bytes(good)
+    values, classes, _ = packed(folder, tmp_path / "a.h5")
+    assert classes == ("background", "foreground")
+    assert values == [[0]] + [[0, 1]] * 3 + [[0]] * 60
