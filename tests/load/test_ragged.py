@@ -172,6 +172,13 @@ def test_loader_visits_every_row_once(tmp_path: Path, shuffle: Any, strategy: An
     assert (seen == list(range(COUNT))) is (shuffle is False)
 
 
+def test_a_dtype_is_of_numbers(tmp_path: Path) -> None:
+    """Inputs that are texts come as they are, whatever type others are to have."""
+    dataset = dataset_h5(write(tmp_path / "foreign.h5", NAMES, np.arange(COUNT)))
+    batches = list(make_loader(dataset, 6, shuffle=False, dtype=torch.float64))
+    assert [name for x, _ in batches for name in x] == NAMES
+
+
 def test_padded_batches(tmp_path: Path) -> None:
     """`ragged="pad"` makes one tensor and the lengths of each side; signed integers are filled up with -1."""
     x, y = rows_of("f4"), rows_of("i8", seed=1)

@@ -14,6 +14,7 @@ from PIL import Image
 from colabstage.h5.manifest import check_whole, read_manifest
 from colabstage.io.progress import NullProgress
 from colabstage.load.reading.reader import SplitReader
+from colabstage.pack import finish
 from colabstage.pack.finish import join_shards
 from colabstage.pack.options import PackOptions, split_fractions
 from colabstage.pack.run import pack_dataset
@@ -28,8 +29,12 @@ def _pack(source: Path, out: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("encoding", ["pixels", "encoded", "jpeg:80"])
-def test_it_is_the_file_of_one_process(tmp_path: Path, make_images: Any, encoding: str, leftovers: Any) -> None:
+def test_it_is_the_file_of_one_process(
+    tmp_path: Path, make_images: Any, encoding: str, leftovers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Byte for byte, with splits that some shards have no rows of; nothing else is left."""
+    # Samples are copied in several steps, as those of gigabytes are.
+    monkeypatch.setattr(finish, "_COPY_BYTES", 500)
     photos = make_images(tmp_path / "photos", 150, size=(6, 7))
     splits = {"train": 0.97, "dev": 0.02, "test": 0.01}
     alone = pack_dataset(
