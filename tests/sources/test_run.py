@@ -108,12 +108,10 @@ def test_a_second_call_reads_nothing(server: WebServer, photos: Path, tmp_path: 
     fetch(server.url("data.zip", query="X-Amz-Signature=one"), tmp_path / "a.zip")
     fetch(photos, tmp_path / "b")
     server.forget_requests()
-    began = time.monotonic()
     for source, place in ((server.url("data.zip", query="X-Amz-Signature=two"), "a.zip"), (photos, "b")):
         report = fetch(source, tmp_path / place)
         assert report.kept_bytes == report.nbytes > 0
         assert "already" in str(report)
-    assert time.monotonic() - began < 2.0
     assert server.bytes_sent < 100_000
 
 

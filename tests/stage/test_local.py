@@ -111,13 +111,13 @@ def test_a_second_call_reads_nothing(photos: Path) -> None:
         found = path.stat()
         path.write_bytes(bytes(found.st_size))
         os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))  # nobody could tell without reading it
-    began = time.perf_counter()
+    began = time.process_time()  # of computing: others may want the core
     second = stage(photos)
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     assert second.report.origin == "local"
     assert "names, sizes and times of all files are unchanged" in second.report.steps[0].note
     assert everything_below(first.path.parent) == before
-    assert seconds < 0.5  # under 0.01 s when nothing else runs
+    assert seconds < 0.2  # under 0.01 s when nothing else runs
 
 
 @pytest.mark.parametrize("change", ["added", "removed", "renamed"])

@@ -301,10 +301,10 @@ def test_a_time_that_would_take_hours_to_spell_out_is_none(tmp_path: Path, mtime
             member = tarfile.TarInfo(f"f{number}")
             member.pax_headers = {"mtime": mtime}
             archive.addfile(member)
-    began = time.monotonic()
+    began = time.process_time()
     with TarTree(_Memory(buffer.getvalue()), spool=tmp_path) as tree:
         assert {entry.mtime_ns for entry in tree.entries} == {0}
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_records_that_nobody_reads_cost_nothing(tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_records_that_nobody_reads_cost_nothing(tmp_path: Path) -> None:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers=keys) as archive:
         for number in range(4_000):
             archive.addfile(tarfile.TarInfo(f"f{number}"))
-    began = time.monotonic()
+    began = time.process_time()
     with TarTree(_Memory(buffer.getvalue()), spool=tmp_path) as tree:
         assert len(tree.entries) == 4_000
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
