@@ -136,7 +136,7 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             return asked(tree)
         except EmptySourceError as error:
             # The requested samples may be in the archives of the tree.
-            hints = _how_to_open(tree, _files_called(tree, _ARCHIVES))
+            hints = _how_to_open(tree, _files_called(tree, _ARCHIVES)) or _what_a_table_needs(tree)
             if not hints:
                 raise
             raise EmptySourceError(" ".join((str(error), *hints))) from error
@@ -185,14 +185,8 @@ def _nothing_fits(tree: Tree, declined: list[tuple[str, LayoutError]]) -> Layout
     is_packed = bool(archives) and len(archives) == len(others)
     if is_packed or all(isinstance(error, EmptySourceError) for _, error in declined):
         msg = f"'{tree.label}' holds {count_kinds(tree.entries) or 'no files'}, and nothing that is read: {_KINDS}."
-        opening = _how_to_open(tree, archives)
-        if not opening and files_ending_in(tree.entries, TABLE_EXTENSIONS):
-            remedy = (
-                "A table is read with the images or clips that it names: give the folder that holds both. Of a table "
-                "that is the data itself save arrays, numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
-            )
-            opening = (remedy,)
-        return EmptySourceError(" ".join((msg, *opening, *tree.notes)))
+        hints = _how_to_open(tree, archives) or _what_a_table_needs(tree)
+        return EmptySourceError(" ".join((msg, *hints, *tree.notes)))
     first = next(error for _, error in reversed(declined) if not isinstance(error, EmptySourceError))
     return LayoutError(f"The files of '{tree.label}' ({count_kinds(tree.entries)}) fit no layout. {first} {on_request}")
 
@@ -205,6 +199,19 @@ def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
     extension."""
     files = files_ending_in(tree.entries, tuple(map(extension_of, ends)))
     return files.where(lambda name: name.lower().endswith(ends))
+
+
+def _what_a_table_needs(tree: Tree) -> tuple[str, ...]:
+    """Return what to give where a tree holds tables and nothing that they name."""
+    if not files_ending_in(tree.entries, TABLE_EXTENSIONS):
+        return ()
+    folder = tree.label if isinstance(tree, FolderTree) else "FOLDER"
+    hint = (
+        "A table is read with the images or clips that it names: give the folder that holds both, or their two folders "
+        f"in a list, ['{folder}', 'FOLDER_OF_THE_IMAGES']. Of a table that is the data itself save arrays, "
+        "numpy.savez('data.npz', x=…, y=…), and give 'data.npz'."
+    )
+    return (hint,)
 
 
 def _how_to_open(tree: Tree, archives: FileEntries) -> tuple[str, ...]:

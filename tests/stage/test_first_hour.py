@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import re
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,6 @@ from colabstage.errors import EmptySourceError, LayoutError, SourceNotFoundError
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -79,6 +79,29 @@ def test_missing_images_and_labels_are_named_by_their_files(tmp_path: Path, plac
     table.write_text("file,label\n0.png,a\n1.png,\n2.png,a\n3.png,b\n")
     with pytest.raises(LayoutError, match=r"1 of 4 rows has no label in 'label' \(the first is that of '1\.png'\)"):
         plan_stage(root, **places)
+
+
+@pytest.mark.parametrize("written", ["{name}", "images/{name}", "{root}/images/{name}", "/content/drive/images/{name}"])
+@pytest.mark.parametrize("given", ["tables", "tables/labels.csv"])
+def test_a_table_apart_from_its_images_names_the_list_of_both(
+    tmp_path: Path, places: dict[str, Any], written: str, given: str
+) -> None:
+    """Whichever of the folder and the table was given, and however its rows name the images."""
+    for number in range(6):
+        _image(tmp_path / "images" / f"{number}.png", 40 * number)
+    table = tmp_path / "tables" / "labels.csv"
+    table.parent.mkdir()
+    rows = [f"{written.format(name=f'{number}.png', root=tmp_path)},{'ab'[number % 2]}" for number in range(6)]
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    with pytest.raises(EmptySourceError, match="in a list") as caught:
+        stage_dataset(tmp_path / given, progress=False, **places)
+    found = re.search(r"in a list, (\[.*?\])", str(caught.value))
+    assert found is not None
+    both = [name.replace("FOLDER_OF_THE_IMAGES", str(tmp_path / "images")) for name in ast.literal_eval(found[1])]
+    staged = stage_dataset(both, progress=False, **places)
+    assert sorted((Path(name).stem, label) for name, label in staged["train"].samples) == [
+        (str(number), number % 2) for number in range(6)
+    ]
 
 
 @pytest.mark.parametrize(("labels", "said"), [([0.5, 1.5], "no named classes"), ([0, 1], "2 classes")])
