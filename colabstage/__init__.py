@@ -1,7 +1,7 @@
 """Stage a dataset once, read it at memory speed.
 
-Names are looked up on first use, so that `import colabstage` costs next to nothing; what needs torch or h5py
-imports them only then.
+Names are looked up on first use, so that `import colabstage` takes almost no time; torch and h5py are imported only
+when needed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ if not TYPE_CHECKING:
             value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:
             msg = f"module 'colabstage' has no attribute {name!r}"
-            # With the module itself, the traceback suggests the name that was meant.
+            # With `obj`, the traceback suggests the name that was meant.
             raise AttributeError(msg, name=name, obj=sys.modules[__name__])
         globals()[name] = value
         return value

@@ -1,4 +1,4 @@
-"""What you can pass besides words and numbers: options in one value, configured layouts, and your own layouts.
+"""Objects to pass as arguments: options in one value, configured layouts, and your own layouts.
 
     from colabstage.options import LoaderOptions, PackOptions
 
@@ -10,8 +10,8 @@
 
     data = stage_dataset("photos.zip", layout=table_rows(labels="breed"))
 
-A layout of your own is a function of a tree that returns a `SampleTable`; `Images`, `Values` and the others say what
-its samples are, and `TreeFiles` where they come from.
+A layout of your own is a function that takes a tree and returns a `SampleTable`; `Images`, `Values` and the others say
+what its samples are, and `TreeFiles` where they come from.
 """
 
 from __future__ import annotations

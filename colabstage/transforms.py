@@ -9,7 +9,7 @@ from colabstage.load.augment import Compose, Normalize, OneHot, RandomCrop, Rand
 
 __all__ = ["Compose", "Normalize", "OneHot", "RandomCrop", "RandomFlip", "RandomResizedCrop"]
 
-# What torchvision has by these names: which of ours does it, or what to write instead.
+# torchvision's names: which of our transforms to use, or what to write instead.
 _ELSEWHERE = {
     "RandomHorizontalFlip": "Write RandomFlip(horizontal=0.5).",
     "RandomVerticalFlip": "Write RandomFlip(horizontal=0.0, vertical=0.5).",

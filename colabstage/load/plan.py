@@ -30,58 +30,59 @@ Decode = Literal["auto", "crops", "whole"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Say how batches are loaded. Each field is an argument of `make_loader` and of `data.loader` as well.
+    """Say how batches are loaded. Each field is also an argument of `make_loader` and `data.loader`.
 
     >>> options = LoaderOptions(device="cuda", dtype="float32")
     >>> loader = make_loader(dataset, 64, options=options)  # doctest: +SKIP
 
     Args:
-        device: where batches end up; `None` is the memory of this computer. Batches for a GPU are gathered into
-            pinned memory and copied beside the model's work.
-        strategy: `"direct"` reads each batch out of the file. `"memory"` reads all inputs now, front to back, and
-            batches from memory, which the loader keeps as long as it lives. `"device"` reads all inputs and targets
-            onto the device, now, and gathers batches there. `"workers"` has processes make batches, by a stock
-            `DataLoader`. `"auto"` takes the device where that is a GPU and a quarter of its free memory is enough,
-            processes where a short probe shows that the dataset's transform is worth them and they start safely,
-            memory where the file is slow to read at random (compressed, on a mounted Drive) and half of what is free
-            is enough, and the file otherwise.
-        shuffle: `True` visits the samples in a random order, another one each epoch, `False` in the file's order.
-            `"window"` shuffles blocks of neighbouring rows, and then rows in windows of as much memory as
-            `memory_budget` allows: for files larger than memory, at the rate of sequential reading. It is fair where
-            the file's rows are in random order, as those of `train` in packs are. `"auto"` is `"window"` where that
-            is so and the file is neither in memory nor fits there, and `True` otherwise. `None` is `"auto"` for the
-            split `train` and `False` for all others; it is refused for some rows of `train`, which may be held out.
-        seed: what that order depends on, together with the epoch.
+        device: where batches go; `None` is this computer's memory. Batches for a GPU are gathered into pinned memory,
+            and copied while the model works.
+        strategy: `"direct"` reads each batch from the file. `"memory"` reads all inputs at once, front to back, and
+            takes batches from memory, which the loader keeps as long as it exists. `"device"` reads all inputs and
+            targets onto the device at once, and gathers batches there. `"workers"` makes batches in processes, with a
+            stock `DataLoader`. `"auto"` chooses the device if that is a GPU and a quarter of its free memory is enough,
+            processes if a short probe shows that the dataset's transform is worth them and they can be started safely,
+            memory if the file is slow to read at random (compressed, on a mounted Drive) and half of the free memory is
+            enough, and the file otherwise.
+        shuffle: `True` visits samples in a random order, a new one in each epoch, `False` in the file's order.
+            `"window"` shuffles blocks of neighbouring rows, and then rows within windows as large as `memory_budget`
+            allows: for files larger than memory, at the rate of sequential reading. It is fair if the file's rows are
+            in random order, as the `train` rows of packs are. `"auto"` is `"window"` if that is so and the file neither
+            is in memory nor fits there, and `True` otherwise. `None` is `"auto"` for the split `train` and `False` for
+            all others; it is refused for some rows of `train`, which may be held out.
+        seed: determines that order, together with the epoch.
         drop_last: leave out a last batch that is not full.
         batch_transform: called with `(x, y)` of each batch, on the device, after `dtype`; returns the new `(x, y)`.
-            Those of `colabstage.transforms` get seed, epoch and rows too, and so treat a sample alike in any batch.
+            Those of `colabstage.transforms` also get seed, epoch and rows, so a sample is treated alike in any batch.
         dtype: floating-point dtype of x, as `torch.float32`, `"float32"` or `numpy.float32`, converted on the device;
             uint8 and uint16 become [0, 1].
-        num_workers: threads that copy or decode at once; with `strategy="workers"`, processes. 0 makes each batch when
-            the loop asks for it, in the thread that asks, as a `DataLoader` without workers does.
-        prefetch_factor: batches prepared ahead; with `strategy="workers"`, by each process. `None` is `"auto"`.
-        ragged: what boxes are: `"list"` for a list of dicts, `"pad"` for one dict of `boxes` `(B, M, 4)`, `labels`
-            `(B, M)` filled up with -1, and so on, with `lengths` `(B,)`. The same for rows of any length, in x and in
-            y: `"pad"` for a dict of `values` `(B, M)`, filled up with -1 for signed integers and 0 for all else, and
+        num_workers: number of threads that copy or decode; with `strategy="workers"`, of processes. 0 makes each batch
+            in the thread that asks for it, when it asks, as a `DataLoader` without workers does.
+        prefetch_factor: batches prepared in advance; with `strategy="workers"`, by each process. `None` is `"auto"`.
+        ragged: the form of boxes: `"list"` is a list of dicts, `"pad"` one dict of `boxes` `(B, M, 4)`, `labels`
+            `(B, M)` padded with -1, and so on, with `lengths` `(B,)`. Likewise for variable-length rows, in x and y:
+            `"pad"` is a dict of `values` `(B, M)`, padded with -1 for signed integers and 0 for other dtypes, and
             `lengths`.
-        sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, which decides the
-            order too: what it draws from torch's generators depends on seed and epoch alone. Or rows, in a list, an
-            array or a tensor: a subset, shuffled or in the order given, as `shuffle` says. Ranks share out what it
-            gives, except of a `DistributedSampler`, which does that by itself.
-        rank, world_size: which part of how many; those of `torch.distributed` by default, where that is initialised.
-        memory_budget: most memory that a window shuffle takes, in bytes or as `"2GB"`; by default a quarter of what
-            can be spared, 2 GiB at the most. Where images are stored as files: most memory for those that are kept
-            decoded for later epochs, by default an eighth of what is free, 2 GiB at the most; 0 keeps none.
-        decode: how much of image files is decoded. `"auto"`: where `batch_transform` is a `RandomResizedCrop`, or a
-            `Compose` that begins with one, and images are decoded at their own sizes, then no more of each than its
-            crop needs, and `batch_transform` continues after that. The crops, and all other random numbers, are the
-            same as without. So are the pixels (on a GPU and with `dtype`, to a grey level), but of crops that shrink to
-            a half or less: those are made of a JPEG's own reduction, and their edges lie up to half a pixel of the
-            result beside, which is a grey level or two on average in photographs. `"whole"` decodes whole images and
-            has `batch_transform` cut them; `"crops"` is an error where `"auto"` would do that.
-        pin_memory: without `device`, put batches into pinned memory where there is a GPU, for your own
-            `x.to("cuda", non_blocking=True)`. With `device="cuda"` they come by way of pinned memory in any case.
-        generator: a `torch.Generator`, whose `initial_seed()` takes the place of `seed`.
+        sampler: which samples an epoch visits. A torch sampler, such as `WeightedRandomSampler`, also decides the
+            order; its random numbers from torch's generators depend on seed and epoch alone. Rows in a list, an array
+            or a tensor are a subset, shuffled or in the given order, as `shuffle` says. Ranks divide these samples
+            among themselves, unless a `DistributedSampler` does that itself.
+        rank, world_size: this process's part and the number of parts; by default those of `torch.distributed`, if it is
+            initialised.
+        memory_budget: maximum memory of a window shuffle, in bytes or as `"2GB"`; by default a quarter of what is
+            available, at most 2 GiB. For images that are stored as files: maximum memory for those that are kept
+            decoded for later epochs, by default an eighth of what is free, at most 2 GiB; 0 keeps none.
+        decode: how much of image files is decoded. With `"auto"`, if `batch_transform` is a `RandomResizedCrop`, or a
+            `Compose` that begins with one, and images are decoded at their own sizes, only the part of each image that
+            its crop needs is decoded, and `batch_transform` continues from there. The crops and all other random
+            numbers do not change. Neither do the pixels (on a GPU and with `dtype`, to within a grey level), except in
+            crops that shrink to half or less: these use a JPEG's own reduction, and their edges may move by up to half
+            a pixel of the result, on average a grey level or two in photographs. `"whole"` decodes whole images, which
+            `batch_transform` then crops; `"crops"` is an error where `"auto"` would do that.
+        pin_memory: without `device`, put batches into pinned memory if there is a GPU, for your own
+            `x.to("cuda", non_blocking=True)`. With `device="cuda"` batches go through pinned memory in any case.
+        generator: a `torch.Generator`, whose `initial_seed()` replaces `seed`.
     """
 
     device: str | torch.device | None = None
@@ -158,9 +159,9 @@ class DeviceFacts:
     """The device that batches go to."""
 
     type: str
-    """Torch's word for its kind."""
+    """Its type, in torch's words."""
     free_bytes: int
-    """Of its memory."""
+    """Free bytes of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +169,26 @@ class ProcessFacts:
     """What starting worker processes depends on."""
 
     threads: int
-    """Threads of this process that Python knows."""
+    """Python threads of this process."""
     cuda_started: bool
     """Whether this process uses CUDA."""
     unpicklable: str | None
-    """Why the dataset cannot be sent to another process, `None` when it can."""
+    """Why the dataset cannot be sent to another process; `None` if it can."""
     methods: tuple[str, ...]
-    """Ways of starting that this system has."""
+    """Start methods that this system supports."""
     shared_memory_bytes: int
-    """Free room for results on their way between processes."""
+    """Free space for results sent between processes."""
     runs_again: bool = False
-    """Whether a process that is spawned would run the script that is running from its top, because the line that
-    it is at is not below `if __name__ == "__main__":`."""
+    """Whether a spawned process would run the present script from the top, because its call is not below `if __name__
+    == "__main__":`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleCost:
-    """What a probe measured."""
+    """The result of a probe."""
 
     seconds: float
-    """Time that a sample takes with its transform."""
+    """Seconds for a sample with its transform."""
     result_bytes: int
     """Length of its result."""
 
@@ -201,14 +202,14 @@ def _undivided() -> Shard:
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """Facts about the dataset and this computer, on which the plan depends."""
+    """Facts about the dataset and this computer that determine the plan."""
 
     rows: int
     """How many samples there are."""
     row_bytes: int
-    """Length of one in memory."""
+    """Bytes of one input in memory."""
     stored_bytes: int
-    """Length of all inputs as they are stored."""
+    """Bytes of all inputs as stored."""
     engine: EngineChoice
     """How they are read."""
     encoded: bool
@@ -224,30 +225,30 @@ class LoaderFacts:
     decodes_targets: bool = False
     """Whether targets are mask files that are decoded on read."""
     uniform: bool = True
-    """Whether all inputs have one shape, and all targets."""
+    """Whether all inputs have one shape, and all targets too."""
     random_rows: bool = False
     """Whether the rows of the file are in random order."""
     epoch_rows: int | None = None
-    """Visited in an epoch, where that is not `rows`."""
+    """Rows visited in an epoch, if not `rows`."""
     shard: Shard = field(default_factory=_undivided)
     """This rank's part."""
     device: DeviceFacts | None = None
-    """Where batches go, `None` for this computer's memory."""
+    """Where batches go; `None` for this computer's memory."""
     processes: ProcessFacts | None = None
     """`None` where nobody looked."""
     cost: SampleCost | None = None
-    """Of a sample with its transform, `None` where nobody measured it."""
+    """The cost of a sample with its transform; `None` if not measured."""
     crop_bytes: int | None = None
-    """Length of one crop, where the batch transform begins with a random resized one, `None` where it does not."""
+    """Bytes of one crop, if the batch transform begins with a random resized crop; otherwise `None`."""
     whole_reason: str | None = None
-    """Why these inputs cannot be decoded as crops, `None` where they can."""
+    """Why these inputs cannot be decoded as crops; `None` if they can."""
     arrival: ArrivalFacts | None = None
-    """Of a file of which some rows are not here yet, `None` of any other."""
+    """The facts of a file whose rows are not all here yet; `None` for any other."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """What the caller of `make_loader` asked for, as far as the decision depends on it."""
+    """The caller's arguments of `make_loader` that determine the decision."""
 
     batch_size: int
     """Samples in a batch."""
@@ -260,11 +261,11 @@ class LoaderRequest:
     prefetch_factor: int | Literal["auto"] = "auto"
     """Batches prepared ahead, by each process where there are some."""
     shuffle: Shuffle = True
-    """Whether rows are visited in random order, and in which kind of it."""
+    """Whether rows are visited in random order, and in which kind."""
     memory_budget: int | None = None
-    """Bytes that a window shuffle, or decoded images that are kept, may take, `None` for a part of what is free."""
+    """Maximum bytes for a window shuffle or for kept decoded images; `None` for a share of what is free."""
     sampling: bool = False
-    """Whether a sampler decides by itself in which order rows come."""
+    """Whether a sampler decides the order of rows."""
     decode: Decode = "auto"
     """How much of each image file is decoded."""
 
@@ -284,7 +285,7 @@ class ReasonedValue:
 
 @dataclass(frozen=True, slots=True)
 class OrderChoice:
-    """Say in which order an epoch visits rows, and why."""
+    """The order in which an epoch visits rows, and why."""
 
     name: Literal["permutation", "window", "arrival", "file", "sampler"]
     """`"permutation"` any order is as likely as any other; `"window"` rows are shuffled in windows; `"arrival"` so are
@@ -292,13 +293,13 @@ class OrderChoice:
     reason: str
     """Why, in words that follow the name."""
     window_rows: int = 0
-    """Rows that are shuffled among each other."""
+    """Number of rows that are shuffled together."""
     block_rows: int = 0
     """Neighbours in the file that windows are made of."""
     window_units: int = 0
-    """Units of what arrives that are shuffled among each other."""
+    """Number of arriving units that are shuffled together."""
     mixing: float | None = None
-    """How even the classes of a batch are, as `load.arrival.mixing_of` has it; `None` where nobody measured it."""
+    """How even the classes of a batch are, as in `load.arrival.mixing_of`; `None` if not measured."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -319,7 +320,7 @@ class DecodeChoice:
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """How much memory decoded images may take that are kept for later epochs, and why."""
+    """How much memory is used to keep decoded images for later epochs, and why."""
 
     most_bytes: int
     """The budget; 0 where none are kept."""
@@ -335,11 +336,11 @@ class StartChoice:
     """How worker processes are started, and why."""
 
     method: StartMethod
-    """Python's word for it."""
+    """Python's name for the start method."""
     reason: str
     """Why, in words that follow it in brackets."""
     safe: bool = True
-    """Whether that may be done unasked."""
+    """Whether `"auto"` may do that."""
 
     def __str__(self) -> str:
         return f"{self.method} ({self.reason})"
@@ -378,7 +379,7 @@ class LoaderPlan:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Tell what was chosen, and why, one choice after the other."""
+        """Return the choices and their reasons, one after the other."""
         chosen = [
             ("strategy", f"{self.strategy}: {self.reason}"),
             ("batches", f"{self.batches:,} of {self.batch_size:,}"),

@@ -1,4 +1,4 @@
-"""What shapes a pack, in one frozen value that travels inside and goes into the file."""
+"""The options that determine a pack, in one frozen value that is passed on and stored in the file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     Prepare = Callable[[NDArray[Any]], NDArray[Any]]
 
-# Grows when the same files with the same options come to mean other samples (labels, classes, masks, order), so that
-# what was packed under older rules is never served as if it had been packed under these.
+# Increased when the same files with the same options mean other samples (labels, classes, masks, order), so that packs
+# made under older rules are never used as if made under these.
 RULES_VERSION = 5
 
 # Beside `"color_mode": "rgb"`, which is written for `"auto"` too: so the default's options, and with them its keys, are
 # what they were before the two were told apart.
 _ASKED = "color_mode_asked"
 
-# Of `LoaderOptions`, which is above: what people give where they pack.
+# Arguments of `LoaderOptions`, defined in a higher layer, that people pass when packing.
 _FOR_BATCHES = (
     "batch_size",
     "batch_transform",
@@ -56,10 +56,10 @@ Splits = Mapping[str, float] | Sequence[float] | Sequence[tuple[str, float]] | f
 
 
 def remedies_for_batches(loader: str) -> dict[str, str]:
-    """Return what to write instead of arguments that are those of the loader, of which packing has none.
+    """Return what to write instead of the loader's arguments, which packing does not have.
 
     Args:
-        loader: the call that makes one, without its last bracket.
+        loader: the call that makes a loader, without its closing bracket.
     """
     remedies = {name: f"It is an argument of the loader: {loader}, {name}=…)." for name in _FOR_BATCHES}
     remedies["batch_size"] = f"It is an argument of the loader: {loader})."
@@ -72,7 +72,7 @@ def remedies_for_batches(loader: str) -> dict[str, str]:
 
 
 class ImageArguments(TypedDict, total=False):
-    """Name, for type checkers, the fields of `PackOptions` that say what an image becomes; a test holds both alike."""
+    """Name, for type checkers, the fields of `PackOptions` that say what an image becomes; a test compares both."""
 
     layout: str | LayoutFunction
     image_size: int | tuple[int, int] | None
@@ -82,7 +82,7 @@ class ImageArguments(TypedDict, total=False):
 
 
 class WrittenArguments(ImageArguments, total=False):
-    """Name the fields of `PackOptions` that can be written down, as in a form."""
+    """Name the fields of `PackOptions` that can be written as text, as in a form."""
 
     splits: Splits | None
     group_by: str | None
@@ -98,35 +98,35 @@ class PackArguments(WrittenArguments, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackOptions:
-    r"""Say how samples become one file. Each field is an argument of `stage_dataset` and `pack_dataset` as well.
+    r"""Say how samples become one file. Each field is also an argument of `stage_dataset` and `pack_dataset`.
 
     >>> options = PackOptions(image_size=224, splits=0.8)
     >>> options.image_size, options.splits
     ((224, 224), (('train', 0.8), ('test', 0.2)))
 
     Args:
-        layout: how files become samples; `"auto"` tries every layout there is. A function of one argument, the tree,
-            that returns a `SampleTable` is a layout of your own.
-        image_size: `(height, width)` in pixels of every image, or one number for a square; `None` keeps each image's
+        layout: how files become samples; `"auto"` tries every layout. A layout of your own is a function that takes the
+            tree and returns a `SampleTable`.
+        image_size: `(height, width)` of every image in pixels, or one number for a square; `None` keeps each image's
             own.
-        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels that each image has, or `"auto"`: `"rgb"` for
-            image files, and rows of arrays as they are.
-        resize: how an image of another shape reaches that size: `"stretch"` ignores the aspect ratio, `"crop"` scales
-            until both sides cover it and cuts the middle out, `"pad"` scales until both sides fit and fills with black.
+        color_mode: `"rgb"`, `"grayscale"`, `"keep"` for the channels of each image, or `"auto"`: `"rgb"` for image
+            files, and no change for arrays.
+        resize: how an image of other proportions gets that size: `"stretch"` ignores the aspect ratio, `"crop"` scales
+            until both sides cover it and cuts out the middle, `"pad"` scales until both sides fit and pads with black.
         encoding: `"pixels"` stores decoded arrays, `"encoded"` the files' own bytes, `"jpeg:90"` JPEGs of that quality
-            made of the resized images; `"auto"` decides by what fits.
+            made from the resized images; `"auto"` chooses by what fits.
         splits: fractions by split name, as `{"train": 0.8, "test": 0.2}`, for a source without split folders. One
-            number, 0.5 or more, is the part of `train`, and the rest is `test`; two are of `train` and `test`, three of
-            `train`, `val` and `test`. `None` takes the splits as found, and everything is `train` where there are none.
-        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples for which it
-            finds the same (its first group, where it has one) never end in two splits. `None` for the groups that the
-            layout knows, where it does.
-        prepare: called with each decoded x (after resizing), in several threads; returns the array to store. All have
-            the shape and dtype of the first. Another function makes another dataset: its code, and the content of what
-            it can see, are part of the key.
-        seed: of the splits and of the row order of `train`.
-        on_error: `"raise"` at the first image that cannot be decoded, `"skip"` and report it, or `"skip:1%"` to stop
-            when more than that part of all has been left out. Work that was done before it stopped is kept.
+            number, 0.5 or more, is the fraction of `train`, and the rest is `test`; two are `train` and `test`, three
+            `train`, `val` and `test`. `None` takes the splits of the source; without any, everything is `train`.
+        group_by: a regular expression searched in each sample's name, for example r"patient\d+": samples with the same
+            match (of its first group, if it has one) stay in one split. `None` uses the groups that the layout finds,
+            if any.
+        prepare: called with each decoded x (after resizing), in several threads; returns the array to store, which has
+            the same shape and dtype for all samples. Another function makes another dataset: its code, and the content
+            of what it refers to, are part of the key.
+        seed: for the splits and the row order of `train`.
+        on_error: `"raise"` stops at the first image that cannot be decoded, `"skip"` leaves it out and reports it, and
+            `"skip:1%"` stops once more than that share has been left out. Finished work is kept.
     """
 
     layout: str | LayoutFunction = "auto"
@@ -140,14 +140,14 @@ class PackOptions:
     seed: int = 0
     on_error: OnError | str = "raise"
     once: str = field(default_factory=lambda: secrets.token_hex(8), repr=False, compare=False)
-    """Stands in for what cannot be compared: no other options have it, but those that travel to a worker."""
+    """Stands for what cannot be compared: no other options have the same value, except copies sent to workers."""
     image: ImageOptions = field(init=False, repr=False, compare=False)
     """Size, colour and resizing of every image."""
     fractions: tuple[tuple[str, float], ...] | None = field(init=False, repr=False, compare=False)
     """`splits` as `(name, fraction)` pairs."""
     functions: tuple[Description | None, Description | None] = field(init=False, repr=False, compare=False)
-    """What `layout` and `prepare` are, looked at once: what they hold may change while they work, and a worker must not
-    take its own look for another function.
+    """Descriptions of `layout` and `prepare`, made once: their contents may change while they work, and a worker must
+    not take the same function for another.
     """
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class PackOptions:
             check_argument("layout", self.layout, "function", remedy='Or a name in quotes, such as layout="auto".')
         size = square(self.image_size)
         fractions = split_fractions(self.splits)
-        # In one form each, so that options that mean the same are equal.
+        # Normalised, so that options that mean the same are equal.
         for name, value in (
             ("image_size", size),
             ("image", ImageOptions(size, self.color_mode, self.resize)),
@@ -175,7 +175,8 @@ class PackOptions:
             for one in (self.layout, self.prepare)
         )
         object.__setattr__(self, "functions", described)
-        # Here, because options are also made where nothing is packed and numpy is not wanted: the command line's help.
+        # Imported here, because options are also made without packing, as in the command line's help, which must not
+        # load numpy.
         from colabstage.layouts.detect import check_layout_name
 
         if isinstance(self.layout, str):
@@ -204,26 +205,26 @@ class PackOptions:
 
     @property
     def skip_share(self) -> float | None:
-        """Return which part of all samples may be left out, 0 to 1; `None` where none may."""
+        """Return the share of samples that may be left out, 0 to 1; `None` if none may."""
         found = re.fullmatch(r"skip(?::(\d+(?:\.\d+)?)%)?", self.on_error)
         if found is None or (found[1] is not None and float(found[1]) > 100):
             return None
         return 1.0 if found[1] is None else float(found[1]) / 100
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that shapes the samples in the file, as JSON values, as the file keeps it."""
+        """Return everything that determines the samples in the file, as the JSON values stored there."""
         return self._to_json(self.once)
 
     @property
     def incomparable(self) -> tuple[str, ...]:
-        """Return the types of what the functions hold that cannot be compared; nothing made with such is made again."""
+        """Return the types in the functions that cannot be compared; what was made with them is never reused."""
         return tuple(dict.fromkeys(name for one in self.functions if one for name in one.unknown))
 
     def check_code(self) -> None:
-        """Refuse functions whose code here, in a worker, is not the code that the caller has.
+        """Refuse functions whose code in this worker differs from the caller's.
 
         Raises:
-            SourceChangedError: a module of the caller's has another version here.
+            SourceChangedError: a module has another version here than the caller's.
         """
         for name, function, known in zip(
             ("layout", "prepare"), (self.layout, self.prepare), self.functions, strict=True
@@ -256,7 +257,7 @@ class PackOptions:
         return _digest_of_values([FORMAT_VERSION, RULES_VERSION, self._in_order(""), self.on_error])
 
     def places_fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that differ whenever what is written of some sample, or where, would differ."""
+        """Return 16 hexadecimal digits that differ whenever the bytes or the place of some sample would differ."""
         return _digest_of_values([FORMAT_VERSION, RULES_VERSION, self._in_order(self.once)])
 
     def _in_order(self, once: str) -> dict[str, Any]:
@@ -265,7 +266,7 @@ class PackOptions:
 
 
 def recorded_image(options: Mapping[str, Any]) -> ImageOptions:
-    """Return the image part of `PackOptions.to_json`, as a file keeps it."""
+    """Return the image part of `PackOptions.to_json` from a file's value."""
     from colabstage.h5.info import image_options_from_json
 
     raw = options.get("image", {})
@@ -304,13 +305,13 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
     """Return a `splits=` argument as `(name, fraction)` pairs.
 
     Raises:
-        OptionError: it is nothing of that kind; or one number below 0.5, which may be meant as what is held out.
+        OptionError: it is not of that kind; or one number below 0.5, which may be meant as the held-out part.
     """
     if splits is None:
         return None
     found: Any = splits
     if isinstance(found, int | float) and not isinstance(found, bool):
-        # Elsewhere the one number is what is held out: Keras's validation_split, scikit-learn's test_size.
+        # In other libraries a single number is the held-out part: Keras's validation_split, scikit-learn's test_size.
         if 0 < found < 0.5:
             found = float(found)  # numpy's numbers show themselves with their type
             rest = round(1 - found, 9)
@@ -319,7 +320,7 @@ def split_fractions(splits: Splits | None) -> tuple[tuple[str, float], ...] | No
                 f"splits={rest!r} to train on the others, or both parts: splits=({found!r}, {rest!r})."
             )
             raise OptionError(msg)
-        # The rest to as many digits as people write: 1 - 0.8 is 0.19999999999999996.
+        # Rounded, because 1 - 0.8 is 0.19999999999999996.
         found = (found, round(1 - found, 9)) if 0 < found < 1 else (found,)
     if isinstance(found, Mapping):
         found = tuple(found.items())
