@@ -203,6 +203,9 @@ def _files_called(tree: Tree, ends: tuple[str, ...]) -> FileEntries:
 
 def _what_a_table_needs(tree: Tree) -> tuple[str, ...]:
     """Return what to give where a tree holds tables and nothing that they name."""
+    if tree.label.lower().endswith((".xlsx", ".ods")):
+        how = f"pandas.read_excel('{tree.label}').to_csv('FOLDER/labels.csv', index=False)"
+        return (f"It is a spreadsheet. Save it beside the files that it names, {how}, and give 'FOLDER'.",)
     if not files_ending_in(tree.entries, TABLE_EXTENSIONS):
         return ()
     folder = tree.label if isinstance(tree, FolderTree) else "FOLDER"
@@ -448,7 +451,14 @@ class TableFile:
         seen = PartOfTree(
             tree, FileEntries.of(tree.entries).where(lambda name: name == self.name or not is_table(name))
         )
-        return _either(lambda: read_table(seen), lambda: read_audio(seen))
+        try:
+            return _either(lambda: read_table(seen), lambda: read_audio(seen))
+        except EmptySourceError as error:
+            msg = (
+                f"{error} '{self.name}' is read with the files in its folder and below. Move it into the folder that "
+                f"holds them, or give one that holds both, with layout=table_rows(table='{self.name}')."
+            )
+            raise EmptySourceError(msg) from error
 
 
 def is_table_file(path: Path, layout: object) -> bool:

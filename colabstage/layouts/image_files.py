@@ -293,6 +293,11 @@ _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 # A last word of a name that is not just a number.
 _AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
 # Files that hold no labels.
+# What reads a file of labels with pandas, if it is a table.
+_PANDAS = {
+    ".xlsx": "read_excel", ".xls": "read_excel", ".ods": "read_excel", ".json": "read_json", ".pkl": "read_pickle",
+    ".pickle": "read_pickle", ".gz": "read_csv", ".feather": "read_feather",
+}  # fmt: skip
 _HARMLESS = frozenset(
     {*IMAGE_EXTENSIONS, "", ".gif", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"}
 )
@@ -423,7 +428,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
         msg = (
             f"The images of '{tree.label}' are in no folders of classes, and {listed(labels[:3])} may hold their "
             "labels, in a form that is not read here. Write a table with a path and a label in each row beside the "
-            f"images, or give a function as layout=. {without}"
+            f"images{_as_csv(labels[0])}, or give a function as layout=. {without}"
         )
         raise NearMissError(msg)
     beginnings = _beginnings(images.names)
@@ -466,6 +471,13 @@ def _pair_by_name(names: Sequence[str]) -> tuple[str, str] | None:
         ends.setdefault(end, pair)
     end, count = next(iter(counts.most_common(1)), ("", 0))
     return ends[end] if count > 1 and 4 * count > len(names) else None
+
+
+def _as_csv(name: str) -> str:
+    """Return how pandas writes a file as a table that is read, in brackets; "" where that depends on what is in it."""
+    base, extension = posixpath.splitext(name)
+    reader, base = _PANDAS.get(extension.lower()), base.removesuffix(".csv")
+    return "" if reader is None else f" (pandas.{reader}('{name}').to_csv('{base}.csv', index=False))"
 
 
 def _beginnings(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,9 @@ from colabstage.errors import EmptySourceError, LayoutError, OptionError, kind_o
 from colabstage.io.files import read_with_retry
 from colabstage.io.units import listed
 from colabstage.io.workspace import short_digest
+from colabstage.layouts.columns import is_table
 from colabstage.layouts.names import (
+    IMAGE_EXTENSIONS,
     SPLIT_NAMES,
     count_kinds,
     folder_of,
@@ -25,7 +27,7 @@ from colabstage.layouts.names import (
     split_of_word,
     stem_of,
 )
-from colabstage.layouts.reading import open_member, read_head, spool_folder
+from colabstage.layouts.reading import decode_text, open_member, read_head, spool_folder
 from colabstage.layouts.stored_arrays import fixed_rows, join_sources
 from colabstage.layouts.table import Arrays, BrokenDatasetError, NearMissError, SampleTable, stamp_of
 from colabstage.trees.entries import FileEntries, files_ending_in
@@ -235,6 +237,12 @@ NAME = "tokens"
 
 _TOKENS = (".bin",)
 _TEXTS = (".txt", ".jsonl")
+# Of so many texts the first lines are looked at, because a list of images is no text to learn from.
+_LOOKED_AT = 4
+_HEAD_BYTES = 16 * 1024
+_LINES = 50
+_CELL = re.compile(r"[\s\"',;|]+")
+_IMAGE_NAME = re.compile(rf".+({'|'.join(map(re.escape, IMAGE_EXTENSIONS))})(#\d+)?", re.IGNORECASE)
 # Parts of names of files that hold something else.
 _ARRAY_WORDS = frozenset(("x", "y", "image", "images", "label", "labels", "target", "targets", "batch"))
 # Files that may be beside them without changing the layout.
@@ -289,13 +297,24 @@ def read_tokens(tree: Tree, *, options: TokenOptions = TokenOptions()) -> Sample
 
 
 def guess_tokens(tree: Tree, _is_more: bool) -> SampleTable:
-    """Read tokens or text, unless the texts are in class folders.
+    """Read tokens or text, unless the texts are in class folders, or list images.
 
     Raises:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_tokens`.
-        NearMissError: there are such folders; the message names them.
+        NearMissError: there are such folders or lists; the message names them.
     """
     texts = _with(tree, () if _with(tree, _TOKENS) else _TEXTS)
+    for entry in texts[:_LOOKED_AT]:
+        lines = [line for line in decode_text(read_head(tree, entry, _HEAD_BYTES)).splitlines()[:_LINES] if line]
+        naming = [line for line in lines if any(map(_IMAGE_NAME.fullmatch, _CELL.split(line)))]
+        if 2 * len(naming) > len(lines):
+            first = ", and save the list as a table in it, with path,label as its first line"
+            first = "" if is_table(entry.name) else first
+            msg = (
+                f"'{entry.name}' names images in its lines ('{naming[0][:60]}') that are not in '{tree.label}'. Give "
+                f'the folder that holds both{first}; layout="tokens" takes it as text to learn from.'
+            )
+            raise NearMissError(msg)
     folders = set(map(folder_of, texts.names))
     classes = sorted(folder for folder in folders if folder and not split_of_word(folder))
     if len(classes) > 1 and len(texts) > len(classes):

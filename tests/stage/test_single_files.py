@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from colabstage.errors import ArchiveError, LayoutError
+from colabstage.layouts.detect import table_rows
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
@@ -165,3 +166,40 @@ def test_tables_alone_are_answered_by_what_they_need(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("PassengerId,Survived\n1,0\n2,1\n")
     with pytest.raises(LayoutError, match=r"the folder that holds both.*numpy\.savez"):
         plan_stage(tmp_path, cache_dir=None)
+
+
+LISTS = {
+    "train.txt": ("{n}.png {n}\n", r"'train\.txt' names images.*as its first line"),
+    "tokens.txt": ("{n}.png#1\tA dog, {n}\n", r"'tokens\.txt' names images.*layout=\"tokens\" takes it as text"),
+    "metadata.jsonl": (
+        '{{"file_name": "{n}.png", "text": "a dog"}}\n',
+        r"that holds both; layout=\"tokens\"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_of_images_is_no_text_to_learn_from(tmp_path: Path, name: str) -> None:
+    """It was packed as tokens, as long as it was; who names that layout gets it."""
+    line, says = LISTS[name]
+    (tmp_path / name).write_text("".join(line.format(n=number) for number in range(400)), encoding="utf-8")
+    with pytest.raises(LayoutError, match=says):
+        stage_dataset(tmp_path / name, cache_dir=None, **QUIET)
+    assert stage_dataset(tmp_path / name, layout="tokens", cache_dir=None, **QUIET).splits
+
+
+def test_a_table_apart_from_its_files_says_what_to_give(tmp_path: Path) -> None:
+    """With the line that reads both; a spreadsheet has the line that saves it as a table."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "tables").mkdir()
+    for number in range(4):
+        Image.new("RGB", (4, 4)).save(tmp_path / "images" / f"{number}.png")
+    table = tmp_path / "tables" / "labels.csv"
+    table.write_text("image,label\n" + "".join(f"{n}.png,{'ab'[n % 2]}\n" for n in range(4)))
+    with pytest.raises(LayoutError, match=r"holds both, with layout=table_rows\(table='labels\.csv'\)"):
+        stage_dataset(table, cache_dir=None, **QUIET)
+    assert stage_dataset(tmp_path, layout=table_rows(table="labels.csv"), cache_dir=None, **QUIET).classes == ("a", "b")
+    with zipfile.ZipFile(tmp_path / "labels.xlsx", "w") as book:
+        book.writestr("xl/workbook.xml", "<workbook/>")
+    with pytest.raises(LayoutError, match=r"pandas\.read_excel\('.*labels\.xlsx'\)\.to_csv"):
+        stage_dataset(tmp_path / "labels.xlsx", cache_dir=None, **QUIET)
