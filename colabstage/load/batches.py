@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Event
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.pipeline import ThreadPool
 from colabstage.load.calling import apply_transform, collate_results
@@ -24,7 +25,7 @@ from colabstage.load.prefetch import HEARTBEAT, Heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from colabstage.io.progress import Cancellation
     from colabstage.load.augment import CroppedInputs
@@ -454,6 +455,30 @@ def target_tensor(y: NDArray[Any]) -> torch.Tensor:
 def target_array(y: NDArray[Any]) -> NDArray[Any]:
     """Return targets as `target_tensor` gives them, still in numpy."""
     return y.astype(np.int64) if y.ndim == 1 and y.dtype.kind in "iu" else y
+
+
+def torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
+    """Return the floating-point dtype that is meant by torch's, numpy's or a name of it; `None` for `None`.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if dtype is None:
+        return None
+    name: object = dtype
+    if not isinstance(dtype, str | torch.dtype):
+        # numpy's have the names of torch's.
+        with suppress(TypeError):
+            name = np.dtype(dtype).name
+    # As Keras has it, and as torch prints it.
+    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        msg = (
+            f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '
+            "out for batches as they are stored."
+        )
+        raise OptionError(msg)
+    return found
 
 
 def scale_to(x: Any, dtype: torch.dtype) -> Any:

@@ -114,6 +114,36 @@ def check_batch_transform(name: str, given: object) -> None:
         raise OptionError(msg)
 
 
+# Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.
+_TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
+
+
+def _takes_images(transform: object) -> bool:
+    """Tell whether a transform is torchvision's and begins with one that takes PIL images but not arrays."""
+    kind = type(transform)
+    # By name: torchvision is not imported for this, and who passes one of its transforms has done it.
+    if kind.__module__.partition(".")[0] != "torchvision":
+        return False
+    # `Compose`, and others of its kind: only the first one gets what is stored.
+    parts: Any = getattr(transform, "transforms", None)
+    if parts is not None:
+        return any(_takes_images(one) for one in [*parts][:1])
+    return kind.__name__ not in _TAKE_ARRAYS
+
+
+def image_for(transform: object, x: Any) -> Any:
+    """Return what a transform gets for an x: a PIL image if it takes those and no arrays, else x as it is. So are
+    pixels that make no such image (16 bits, fractions, other shapes)."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim not in (2, 3) or not _takes_images(transform):
+        return x
+    from PIL import Image
+
+    channels = x.shape[2] if x.ndim == 3 else 1
+    if channels not in (1, 3, 4):
+        return x
+    return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
+
+
 def _cannot_take(given: Any, count: int) -> str | None:
     """Say why a function cannot be called with so many arguments; `None` if it can, or does not tell."""
     try:

@@ -1,55 +1,37 @@
-"""`dataset_h5`: one split of an HDF5 file as a `torch.utils.data.Dataset`, and the facts on which loading depends."""
+"""`dataset_h5`: one split of an HDF5 file as a `torch.utils.data.Dataset`."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import copy
-import multiprocessing
 import operator
-import pickle
-import random
-import sys
-import threading
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError, said_by
-from colabstage.h5.info import NamedFields, read_info
+from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
-from colabstage.io.progress import SYSTEM_CLOCK
 from colabstage.io.units import format_bytes
-from colabstage.load.arrival import facts_of
-from colabstage.load.calling import call_theirs, check_transform
-from colabstage.load.plan import DeviceFacts, LoaderFacts, ProcessFacts, SampleCost
 from colabstage.load.reading.reader import SplitReader
-from colabstage.machine.resources import free_shared_memory, read_resources
 
 try:
-    import torch
     from torch.utils.data import Dataset
 except ImportError as error:
     _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
     raise MissingDependencyError(_msg) from error
 
-from colabstage.load.batches import map_leaves
-from colabstage.load.device import free_device_memory
+from colabstage.load.calling import call_theirs, check_transform, image_for
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from colabstage.h5.parts import Files
-    from colabstage.io.progress import Clock
     from colabstage.load.arrival import Arrival
-    from colabstage.load.epoch import Shard
     from colabstage.load.reading.engines import EngineChoice, Indices
     from colabstage.load.reading.rows import TargetBatch
 
@@ -291,7 +273,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         # Other scalars stay numpy's: a Python float would be collated to float64.
         value = y if isinstance(y, dict | str) or y.ndim > 0 or y.dtype.kind not in "biu" else y.item()
         if (change := self.transform) is not None:
-            x = call_theirs("transform", change, _image(x) if _takes_images(change) else x)
+            x = call_theirs("transform", change, image_for(change, x))
         if self.target_transform is not None:
             value = call_theirs("target_transform", self.target_transform, value)
         return x, value
@@ -328,171 +310,3 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         if self.reader.encoded:
             return "images of their own sizes"
         return "a text" if dtype.hasobject else f"any number of {dtype}"
-
-
-# Those of torchvision's transforms that take arrays, and what looks at a sample first and may be anybody's.
-_TAKE_ARRAYS = frozenset({"ToTensor", "ToImage", "ToPILImage", "Lambda", "ToDtype", "ConvertImageDtype"})
-
-
-def _takes_images(transform: object) -> bool:
-    """Tell whether a transform is torchvision's and begins with one that takes PIL images but not arrays."""
-    kind = type(transform)
-    # By name: torchvision is not imported for this, and who passes one of its transforms has done it.
-    if kind.__module__.partition(".")[0] != "torchvision":
-        return False
-    # `Compose`, and others of its kind: only the first one gets what is stored.
-    parts: Any = getattr(transform, "transforms", None)
-    if parts is not None:
-        return any(_takes_images(one) for one in [*parts][:1])
-    return kind.__name__ not in _TAKE_ARRAYS
-
-
-def _image(x: Any) -> Any:
-    """Return stored pixels as a PIL image; what is none (16 bits, fractions, other shapes) as it is."""
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim not in (2, 3):
-        return x
-    from PIL import Image
-
-    channels = x.shape[2] if x.ndim == 3 else 1
-    if channels not in (1, 3, 4):
-        return x
-    return Image.fromarray(x[..., 0] if x.ndim == 3 and channels == 1 else x)
-
-
-def gather_facts(
-    dataset: dataset_h5,
-    *,
-    device: torch.device | None,
-    shard: Shard,
-    epoch_rows: int | None,
-    crop_size: tuple[int, int] | None = None,
-    processes: bool = False,
-) -> LoaderFacts:
-    """Look at a dataset, this computer and this process. Reads no sample, but a few headers of encoded ones.
-
-    `crop_size`: height and width of the random resized crops that the batch transform begins with. `processes`: whether
-    some are asked for; without a transform they are never chosen.
-    """
-    # Now and not at import: a notebook's limits and free memory change.
-    resources = read_resources()
-    reader = dataset.reader
-    # Devices that do not tell share this computer's memory.
-    own_memory = None if device is None else free_device_memory(device)
-    free = resources.free_memory_bytes if own_memory is None else own_memory
-    # Rows of `train` are in random order where colabstage packed them. Only what reads row by row asks, because looking
-    # means opening the file.
-    asks = reader.engine.name == "read" and reader.split == "train"
-    are_random = asks and read_info(reader.path, reader.fields).format_version is not None
-    return LoaderFacts(
-        rows=len(reader),
-        row_bytes=reader.estimate_row_bytes(),
-        stored_bytes=reader.stored_bytes,
-        engine=reader.engine,
-        encoded=reader.encoded,
-        per_sample=dataset.per_sample,
-        cores=resources.cores,
-        free_memory_bytes=resources.free_memory_bytes,
-        # Single integers become int64.
-        target_bytes=max(8, reader.target_bytes or 0),
-        decodes_targets=reader.decodes_targets,
-        uniform=reader.target_bytes is not None and reader.row_shape is not None,
-        random_rows=are_random,
-        epoch_rows=epoch_rows,
-        shard=shard,
-        device=None if device is None else DeviceFacts(device.type, free),
-        processes=ProcessFacts(
-            threads=threading.active_count(),
-            cuda_started=bool(torch.cuda.is_initialized()),  # type: ignore[no-untyped-call]
-            unpicklable=_pickle_problem(dataset),
-            methods=tuple(multiprocessing.get_all_start_methods()),
-            shared_memory_bytes=free_shared_memory() or 0,
-            runs_again=(processes or dataset.per_sample) and _runs_again(),
-        ),
-        crop_bytes=None if crop_size is None else crop_size[0] * crop_size[1] * reader.crop_channels,
-        whole_reason=reader.whole_reason,
-        arrival=None if reader.arrival is None else facts_of(reader.arrival),
-    )
-
-
-# A probe ends after these many samples or seconds, whichever comes first.
-_PROBED = 64
-_PROBE_S = 0.5
-
-
-def measure_cost(dataset: dataset_h5, *, clock: Clock = SYSTEM_CLOCK) -> SampleCost | None:
-    """Time a few samples with copies of their transforms, in this thread, for half a second or one sample.
-
-    What the transforms draw from the generators of Python, numpy and torch is put back.
-
-    Returns:
-        `None` where the first one failed, or the transforms cannot be copied: it will again, where it is asked for.
-    """
-    # From all over the file, as neighbours are often alike.
-    rows = np.linspace(0, len(dataset) - 1, min(_PROBED, len(dataset))).astype(np.intp).tolist()
-    done, elapsed_s, nbytes = 0, 0.0, list[int]()
-    # Whatever a transform raises is the loop's to raise, where it says which batch.
-    with _rng_restored(), contextlib.suppress(Exception):
-        probed = copy.copy(dataset)
-        # What they count or draw on the way stays with the copies, as it does with those of processes.
-        transforms = pickle.dumps((dataset.transform, dataset.target_transform))
-        probed.transform, probed.target_transform = pickle.loads(transforms)
-        start = clock.now()
-        for row in rows:
-            map_leaves(probed[row], lambda leaf: nbytes.append(int(getattr(leaf, "nbytes", 8))))
-            done += 1
-            elapsed_s = clock.now() - start
-            if elapsed_s > _PROBE_S:
-                break
-    return SampleCost(elapsed_s / done, sum(nbytes) // done) if done else None
-
-
-@contextlib.contextmanager
-def _rng_restored() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms draw from
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
-def _pickle_problem(dataset: dataset_h5) -> str | None:
-    """Return why the dataset's transforms cannot be sent to another process; `None` if they can."""
-    try:
-        pickle.dumps((dataset.transform, dataset.target_transform))
-    except Exception as error:  # noqa: BLE001 - whatever a transform's own pickling raises
-        return said_by(error).partition("\n")[0]
-    # A class of a notebook pickles by its name, and fails where it is looked up.
-    main = __import__("__main__")
-    homes = {
-        getattr(part, "__module__", type(part).__module__) for part in (dataset.transform, dataset.target_transform)
-    }
-    if "__main__" in homes and not hasattr(main, "__file__"):
-        return "its transform is defined in a notebook, which another process cannot import"
-    return None
-
-
-def _runs_again() -> bool:
-    """Tell whether a process that imports the main module would run the script that is running from its top."""
-    main = sys.modules["__main__"]
-    path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if path is None or (spec is not None and spec.name.endswith(".__main__")):
-        return False  # a notebook, or a package that is run: other processes import neither
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    try:
-        script = ast.parse(Path(path).read_bytes())
-    # What cannot be read may have no guard: the careful answer.
-    except (OSError, SyntaxError, ValueError):
-        return True
-    line = frame.f_lineno
-    return not any(
-        isinstance(part, ast.If)
-        and any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(part.test))
-        and part.body[0].lineno <= line <= (part.body[-1].end_lineno or 0)
-        for part in ast.walk(script)
-    )

@@ -29,7 +29,6 @@ import numpy as np
 
 from colabstage.errors import MissingDependencyError, OptionError
 from colabstage.io.arguments import refuse_argument, takes_names
-from colabstage.load.batches import map_leaves, moves_itself
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ try:
 except ImportError as error:
     _msg = "CudaDataLoader and make_loader need torch. Install it with: pip install torch"
     raise MissingDependencyError(_msg) from error
+
+from colabstage.load.batches import map_leaves, moves_itself
 
 
 def usable_device(device: str | torch.device) -> torch.device:

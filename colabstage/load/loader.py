@@ -6,25 +6,31 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 
-from colabstage.errors import OptionError
+from colabstage.errors import MissingDependencyError, OptionError
+
+try:
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
+except ImportError as error:
+    _msg = "make_loader needs torch. Install it with: pip install torch"
+    raise MissingDependencyError(_msg) from error
+
 from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
 from colabstage.load.arrival import Announced, FilledBatches, FirstEpochOrder, facts_of, mixing_of, order_of
 from colabstage.load.augment import first_crop
-from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin
+from colabstage.load.batches import Finish, Ragged, map_batches, move_to, pin, torch_dtype
 from colabstage.load.calling import check_batch_transform
 from colabstage.load.choosing import choose_loader, may_gain
-from colabstage.load.dataset import dataset_h5, gather_facts, measure_cost
+from colabstage.load.dataset import dataset_h5
 from colabstage.load.device import make_stager, prefetch_staged, usable_device
 from colabstage.load.epoch import (
     BatchPlace,
@@ -35,6 +41,7 @@ from colabstage.load.epoch import (
     choose_shard,
     sampler_order,
 )
+from colabstage.load.facts import gather_facts, measure_cost
 from colabstage.load.partial import lasting_order
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions, LoaderRequest
 from colabstage.load.prefetch import Heartbeat, Iterated, Iteration, Prefetcher
@@ -44,7 +51,7 @@ from colabstage.load.strategies import BatchDataset, EpochSampler, RankSampler, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
     from colabstage.io.progress import Cancellation
     from colabstage.load.arrival import Arrival
@@ -125,7 +132,7 @@ def make_loader(
         check_batch_transform("batch_transform", asked.batch_transform)
     dataset, sampler = _below_subsets(dataset, asked.sampler)
     seed = _seed_of(asked)
-    dtype = _torch_dtype(asked.dtype)
+    dtype = torch_dtype(asked.dtype)
     if asked.ragged not in get_args(Ragged):
         msg = f"ragged={asked.ragged!r} is unknown; expected one of {', '.join(get_args(Ragged))}."
         raise OptionError(msg)
@@ -261,25 +268,6 @@ def _seed_of(asked: LoaderOptions) -> int:
         msg = f"seed={asked.seed!r} and generator= both say what the order depends on. Leave out one of them."
         raise OptionError(msg)
     return generator.initial_seed()
-
-
-def _torch_dtype(dtype: torch.dtype | DTypeLike | None) -> torch.dtype | None:
-    if dtype is None:
-        return None
-    name: object = dtype
-    if not isinstance(dtype, str | torch.dtype):
-        # numpy's have the names of torch's.
-        with suppress(TypeError):
-            name = np.dtype(dtype).name
-    # As Keras has it, and as torch prints it.
-    found = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else name
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        msg = (
-            f'dtype={dtype!r} is not a floating-point dtype; expected one such as torch.float32 or "float32". Leave it '
-            "out for batches as they are stored."
-        )
-        raise OptionError(msg)
-    return found
 
 
 def _order(plan: LoaderPlan, dataset: dataset_h5, units: Arrival | None, seed: int, subset: Order | None) -> Order:

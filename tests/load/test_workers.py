@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from colabstage.errors import WorkersLostError
 from colabstage.load.choosing import choose_loader, choose_start
-from colabstage.load.dataset import dataset_h5, measure_cost
+from colabstage.load.dataset import dataset_h5
+from colabstage.load.facts import measure_cost
 from colabstage.load.loader import make_loader
 from colabstage.load.plan import LoaderFacts, LoaderRequest, ProcessFacts, SampleCost
 from colabstage.load.reading.engines import EngineChoice

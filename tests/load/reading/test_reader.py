@@ -372,6 +372,19 @@ def test_reading_needs_no_torch(make_file: Callable[..., Any]) -> None:
     assert int(answer.stdout) == int(sample.x[[3, 4]].sum())
 
 
+def test_what_needs_torch_says_how_to_install_it() -> None:
+    """By each name that is imported first."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import colabstage\n"
+        "for name in ('make_loader', 'dataset_h5', 'CudaDataLoader'):\n"
+        "    try: getattr(colabstage, name)\n"
+        "    except colabstage.errors.MissingDependencyError as error: print(error)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.count("torch. Install it with: pip install torch") == 3
+
+
 @pytest.mark.parametrize("locking", [None, True, False])
 def test_the_same_file_may_be_open_by_h5py_too(make_file: Callable[..., Any], locking: bool | None) -> None:
     """Whoever opened the file first, and with whatever locking, both go on reading."""
