@@ -15,7 +15,7 @@ from colabstage.layouts.table import Boxes, offsets_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# As Roboflow, TensorFlow's converters, OpenImages and RetinaNet write them.
+# The names that Roboflow, TensorFlow's converters, OpenImages and RetinaNet use.
 _CORNERS = (
     ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2"),
     ("x0", "y0", "x1", "y1"), ("left", "top", "right", "bottom"),
@@ -27,7 +27,7 @@ _SIZED = (
     ("x", "y", "w", "h"), ("x", "y", "width", "height"), ("x_center", "y_center", "width", "height"),
     ("x_min", "y_min", "width", "height"), ("xmin", "ymin", "width", "height"), ("left", "top", "width", "height"),
 )  # fmt: skip
-# Masks as the lengths of their runs, as competitions write them.
+# Run-length encoded masks, as in competitions.
 _RUNS = ("encodedpixels", "encoded_pixels", "rle", "rle_mask", "mask_rle")
 _RUN_LENGTHS = re.compile(r"\d+ \d+( \d+ \d+)*", re.ASCII)
 _BOX_LABELS = ("labelname", "name")
@@ -39,7 +39,7 @@ class BoxColumns(NamedTuple):
     corners: tuple[str, ...]
     """Names of x0, y0, x1 and y1, in this order."""
     label: str
-    """Name of the column that says what is in the box."""
+    """Name of the column with the class of the box."""
 
 
 class PlacedBoxes(NamedTuple):
@@ -54,7 +54,7 @@ class PlacedBoxes(NamedTuple):
 
 
 def box_columns(columns: Mapping[str, Sequence[str]]) -> BoxColumns | None:
-    """Return the columns of a table that are boxes; `None` of a table without.
+    """Return the columns of a table that are boxes; `None` if there are none.
 
     Args:
         columns: cells by column name, the path's left out.
@@ -108,7 +108,7 @@ def box_columns(columns: Mapping[str, Sequence[str]]) -> BoxColumns | None:
 def corners_of(columns: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the columns that are called as corners of boxes are, x0, y0, x1 and y1; nothing of none."""
     by_name = {plain_name(name): name for name in columns}
-    # Each tool has its own spelling; which one shows by all four being there.
+    # Each tool has its own spelling, recognised by all four names.
     found = next((names for names in _CORNERS if all(name in by_name for name in names)), ())
     return tuple(by_name[name] for name in found)
 
@@ -138,10 +138,10 @@ def _are_runs(cells: Sequence[str]) -> bool:
 
 
 def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumns) -> PlacedBoxes:
-    """Put the boxes of every file together, in the order of its rows.
+    """Collect the boxes of every file, in the order of its rows.
 
-    A row whose cells are all empty says that its file has no box. Numbers are pixels, or parts of width and height
-    where none is above 1 and some are no whole numbers.
+    A row with empty cells means that its file has no box. Numbers are pixels, or fractions of width and height if none
+    is above 1 and some are not integers.
 
     Args:
         rows: the name of the file and the cells by column name, of each row.
@@ -182,7 +182,7 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
         msg = f"A box has no class in '{columns.label}'. Fill it in, or take the row out."
         raise LayoutError(msg)
     corners = np.ascontiguousarray(flat[:, :4])
-    # Whole numbers up to 1 may be boxes of one pixel; only a fraction says that parts of the image are meant.
+    # Integers up to 1 may be boxes of one pixel; only fractions show that parts of the image are meant.
     relative = bool(len(corners)) and float(corners.max()) <= 1 and bool(np.any(corners != np.rint(corners)))
     offsets = offsets_of([len(found) for found in boxes])
     labels = flat[:, 4].astype(np.int64)

@@ -1,7 +1,7 @@
 """A table file as columns of text, and what each column is: labels, splits, groups.
 
-CSV and its relatives are read here, parquet where pyarrow is installed. Cells stay text until all of a column have been
-seen, because "01" beside "1" is a code and no number.
+CSV and similar formats are read here, parquet if pyarrow is installed. Cells stay text until the whole column has been
+seen, because "01" beside "1" is a code, not a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from colabstage.trees.tree import FileEntry, Tree
 
-# .jsonl is what Hugging Face's ImageFolder has as metadata.jsonl.
+# Hugging Face's ImageFolder uses metadata.jsonl.
 TABLE_EXTENSIONS = (".csv", ".tsv", ".parquet", ".jsonl")
 _DELIMITERS = (",", ";", "\t", "|")
 _SAID_DELIMITER = re.compile(r'"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
@@ -36,12 +36,12 @@ def is_table(name: str) -> bool:
 
 
 class TableRows(NamedTuple):
-    """What a table file holds."""
+    """The contents of a table file."""
 
     rows: list[list[str]]
-    """The cells, row by row, the header's first."""
+    """The cells, row by row, with the header first."""
     fault: str = ""
-    """What keeps it from being used, "" for nothing."""
+    """Why it cannot be used; "" if it can."""
 
 
 def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
@@ -58,7 +58,7 @@ def read_rows(tree: Tree, entry: FileEntry) -> list[list[str]]:
 
 
 def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
-    """Read what can be read of a table's rows: whether a fault matters shows only when it is known what the table is.
+    """Read as many of a table's rows as possible: whether a fault matters is known only once the table's role is.
 
     Raises:
         MissingDependencyError: it is parquet and pyarrow is not there.
@@ -73,7 +73,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
             raise MissingDependencyError(msg) from error
         try:
             table = parquet.read_table(io.BytesIO(data))
-        # Of damage in the pages pyarrow says as an OSError that it could not read them.
+        # pyarrow reports damaged pages as an OSError.
         except (ArrowException, OSError) as error:
             msg = (
                 f"'{entry.name}' is truncated, damaged or not a parquet file ({error}). Copy it again, or move it away."
@@ -87,7 +87,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
     # A spreadsheet may write, and reads, what is between its cells in a line of its own: sep=;
     said = _SAID_DELIMITER.match(text)
     text = text[said.end() :] if said else text
-    # The header decides: cells of text may hold any of the marks.
+    # The header decides, because text cells may contain any delimiter.
     first = text.split("\n", 1)[0]
     is_tabbed = entry.name.lower().endswith(".tsv") and "\t" in first
     delimiter = "\t" if is_tabbed else max(_DELIMITERS, key=first.count)
@@ -111,8 +111,7 @@ def read_some_rows(tree: Tree, entry: FileEntry) -> TableRows:
 
 
 def _rows_of_lines(name: str, text: str) -> TableRows:
-    """Read one mapping of words and numbers in each line; what is neither text nor a number in it is written as
-    JSON."""
+    """Read one JSON object in each line; values that are neither text nor numbers are written as JSON."""
     found: list[dict[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -124,21 +123,21 @@ def _rows_of_lines(name: str, text: str) -> TableRows:
                 for key, value in mapping.items()
             }
         except (ValueError, AttributeError, RecursionError):
-            # Other programs write other things in lines: whether that matters shows when it is known what they are.
+            # Other programs write other things in lines; whether that matters is known later.
             return TableRows([], f"'{name}' has no mapping in line {number}: {line[:60]!r}.")
         found.append(cells)
     header = list(dict.fromkeys(key for cells in found for key in cells))
     return TableRows([header, *([cells.get(key, "") for key in header] for cells in found)] if found else [])
 
 
-# What a label is called where nobody says which column it is. Of two that say the same, the first here counts.
+# Names of label columns, if the user names none. Of two with the same content, the first here counts.
 _LABELS = (
     "label", "labels", "class", "class_name", "classname", "class_label", "label_name", "category", "target", "targets",
     "tags", "diagnosis", "dx", "finding_labels", "species", "breed", "class_id", "classid", "label_id", "category_id",
 )  # fmt: skip
 SETS_OF_LABELS = ("labels", "tags", "targets", "finding_labels")
 _PERSONS = re.compile(r"(patient|subject|participant|person|lesion)(_?id)?|(group|session|scene)_?id")
-# As likely a label as what samples belong together by.
+# May be a label or a group.
 _SCENES = re.compile(r"group|session|scene")
 _SPLITS = ("split", "subset", "partition", "data_split", "dataset_split")
 # Columns of yes and no that say of each row whether it is of one split: is_valid of fast.ai, is_training_image of the
@@ -155,7 +154,7 @@ _PATHS = (
     "image_name", "image_id", "image_index", "img_name", "picture", "audio", "clip",
 )  # fmt: skip
 _IDS = ("id", "index", "uuid", "row")
-# Words about an image that are not a class of it, however often they repeat.
+# Words about an image that are not its class, however often they repeat.
 _TEXTS = ("text", "caption", "captions", "description", "prompt", "comment")
 # What is told of a file, or made of it for an experiment, and is nothing to learn.
 _ABOUT_FILES = (
@@ -171,7 +170,7 @@ _DATE = re.compile(
 
 
 class ColumnRoles(NamedTuple):
-    """Names of columns by what they are for."""
+    """Names of columns by purpose."""
 
     labels: tuple[str, ...]
     """Those that hold labels."""
@@ -180,22 +179,22 @@ class ColumnRoles(NamedTuple):
     group: str | None
     """The one that names groups, if any."""
     is_one_class: bool = False
-    """Whether a cell of the label is one class, whatever blanks are in it, because another column numbers it."""
+    """Whether a label cell is one class even if it contains spaces, because another column numbers it."""
 
 
 def plain_name(column: str) -> str:
-    """Write a column's name as the lists of known ones do: "Patient ID" is patient_id."""
+    """Return a column's name in the form of the known names: "Patient ID" is patient_id."""
     return re.sub(r"[\s.-]+", "_", column.strip().lower())
 
 
 def is_label_name(column: str) -> bool:
-    """Tell whether a column is called a label, so that it is never the path."""
+    """Tell whether a column's name means a label, so that it is never the path."""
     return plain_name(column) in _LABELS
 
 
 def label_names(columns: Iterable[str], first: Sequence[str]) -> list[str]:
-    """Return the columns that are called a label, by one of the plain names `first` or as tables call it, in the order
-    in which they count.
+    """Return the columns whose name means a label, one of the plain names `first` or a common one, in order of
+    preference.
     """
     known = (*first, *_LABELS)
     return sorted(
@@ -204,12 +203,12 @@ def label_names(columns: Iterable[str], first: Sequence[str]) -> list[str]:
 
 
 def is_id_name(column: str) -> bool:
-    """Tell whether a column is called what numbers the rows, which may also be what the files are called."""
+    """Tell whether a column's name means a row number, which may also be the file's name."""
     return plain_name(column) in _IDS
 
 
 def is_path_name(column: str) -> bool:
-    """Tell whether a column is called a path."""
+    """Tell whether a column's name means a path."""
     return plain_name(column) in _PATHS
 
 
@@ -217,7 +216,7 @@ def split_of_cell(column: str, cell: str) -> str:
     """Return the split that a cell of a split column names, as it is stored.
 
     Raises:
-        LayoutError: it names none, as in the second of two tables whose roles are those of the first.
+        LayoutError: it names none, for example in a second table that has the roles of the first.
     """
     flags, word = _FLAGS.get(plain_name(column)), cell.lower()
     if flags is not None and word in YES | _NO:
@@ -232,26 +231,26 @@ def split_of_cell(column: str, cell: str) -> str:
 
 
 def is_index_name(column: str) -> bool:
-    """Tell whether a column is what a program writes to number the rows."""
-    # "Unnamed: 0" is what pandas calls the index it has written, once it has been read again.
+    """Tell whether a column is a row number that a program wrote."""
+    # "Unnamed: 0" is pandas' name for an index that it wrote and read again.
     return not column or column.lower().startswith("unnamed")
 
 
 def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | None) -> ColumnRoles:
-    """Tell what the columns of a table are, the path's left out.
+    """Find the roles of a table's columns, except the path.
 
     Args:
         columns: cells by column name.
-        labels: the columns that hold the labels, where somebody says so.
+        labels: the columns that hold the labels, if the user named them.
 
     Raises:
-        LayoutError: the labels cannot be told from the rest, or are not there.
+        LayoutError: the labels cannot be identified, or do not exist.
     """
     missing = [name for name in labels or () if name not in columns]
     if missing:
         msg = f"There is no column {listed(missing)}; there are {listed(sorted(columns)) or 'no others'}."
         raise LayoutError(msg)
-    # Who says which columns are labels may mean one that looks like a split.
+    # If the user names label columns, one of them may look like a split.
     free = [name for name in columns if name not in (labels or ())]
     split = next((name for name in free if not is_label_name(name) and _is_split(name, columns[name])), None)
     split = split or _flag_of_split({name: columns[name] for name in free})
@@ -264,7 +263,7 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
     told = {name: columns[name] for name in rest if name not in (group, *sizes) and _is_told(name, columns[name])}
     named = _named_labels(told)
     if named is not None:
-        # Who numbers what is in the cells takes each for one class: ATLAS MOTH is 7.
+        # If another column numbers the cells, each cell is one class: ATLAS MOTH is 7.
         numbered = any(is_label_name(name) and name != named and is_numeric(cells) for name, cells in told.items())
         return ColumnRoles((named,), split, group or scene, numbered)
     texts = [name for name in rest if plain_name(name) in _TEXTS]
@@ -272,10 +271,10 @@ def find_roles(columns: Mapping[str, Sequence[str]], *, labels: Sequence[str] | 
 
 
 def _is_split(name: str, cells: Sequence[str]) -> bool:
-    """Tell whether a column holds nothing but names of splits.
+    """Tell whether a column contains only names of splits.
 
     Raises:
-        LayoutError: it is called a split, and some of its cells are none.
+        LayoutError: its name means a split, but some of its cells are not splits.
     """
     found = {cell.lower() for cell in cells}
     others = found - SPLIT_NAMES.keys()
@@ -289,10 +288,10 @@ def _is_split(name: str, cells: Sequence[str]) -> bool:
 
 
 def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the column that says of each row whether it is of one split, `None` where there is none.
+    """Return the column that says for each row whether it belongs to one split; `None` if there is none.
 
     Raises:
-        LayoutError: there are several; or one says yes of most rows, as one does that says which rows are sound.
+        LayoutError: there are several; or one says yes for most rows, and may instead say which rows are valid.
     """
     found = [
         name
@@ -316,7 +315,7 @@ def _flag_of_split(columns: Mapping[str, Sequence[str]]) -> str | None:
 
 
 def _is_told(name: str, cells: Sequence[str]) -> bool:
-    """Tell whether a column can be a label: it has a name, and not another word in every row as an id has."""
+    """Tell whether a column can be a label: it has a name, and not a different word in every row like an id."""
     if is_index_name(name) or plain_name(name) in (*_IDS, *_TEXTS, *_ABOUT_FILES) or is_path_name(name):
         return False
     if is_label_name(name):
@@ -352,10 +351,10 @@ def _sizes_of_images(columns: Iterable[str]) -> set[str]:
 
 
 def _named_labels(columns: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the column that is called a label; of several that say the same, the one in words.
+    """Return the column whose name means a label; of several with the same content, the one in words.
 
     Raises:
-        LayoutError: two are called so, and say different things.
+        LayoutError: there are two with different content.
     """
     named = label_names(columns, ())
     if not named:
@@ -386,7 +385,7 @@ def _find_labels(
     words = [name for name in columns if name not in (*numbers, *flags)]
     # What is one word for all rows tells none from another.
     words = [name for name in words if len(set(columns[name])) > 1] or words
-    # Words beside numbers: numbers are measurements mostly, and one word in each row is its class.
+    # Words beside numbers: numbers are usually measurements, and one word in each row is its class.
     if len(words) == 1:
         return (words[0],)
     if not words and texts:
@@ -434,7 +433,7 @@ def _which(columns: list[str]) -> LayoutError:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Tell whether every cell that is not empty is a number, and there are some. "01" is a code, no number."""
+    """Tell whether there are non-empty cells and all of them are numbers. "01" is a code, not a number."""
     filled = [cell for cell in cells if cell]
     return (
         bool(filled)

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
 
 NAME = "table"
 _IMAGES = FileKind(NAME, "images", IMAGE_EXTENSIONS)
-# A path, a label and a split explain themselves; of more columns without names nobody knows which is the label.
+# A path, a label and a split explain themselves; with more unnamed columns it is unclear which is the label.
 _PLAIN_COLUMNS = 3
 # A cell may be a page of text.
 _CELL_SHOWN = 60
 # Enough for the column names of a wide table.
 _HEADER_BYTES = 64 * 1024
-# A table that names this many times fewer files than another does not compete with it.
+# A table that names fewer files than another by this factor does not compete with it.
 _FEW = 10
 _LABEL_WORDS = frozenset({"label", "labels", "class", "classid", "classname", "category", "target", "species", "breed"})
 
@@ -77,16 +77,16 @@ class _FoundRow(NamedTuple):
     """The file's number."""
     cells: list[str]
     places: dict[str, int]
-    """The place of each column, by name."""
+    """The index of each column, by name."""
     split: str
-    """The split that the row, or its table, names; "" for none."""
+    """The split in the row or in its table's name; "" for none."""
 
     def cell(self, name: str) -> str:
         return self.cells[self.places[name]]
 
 
 class _LeadingTable(NamedTuple):
-    """One table file that leads to files of the tree."""
+    """One table file whose paths lead to files of the tree."""
 
     name: str
     header: list[str]
@@ -96,11 +96,11 @@ class _LeadingTable(NamedTuple):
     path: int
     """Which column leads to the files."""
     fault: str
-    """Why it cannot be used; "" where it can."""
+    """Why it cannot be used; "" if it can."""
     lookup: FileLookup
-    """Finds files by what cells say."""
+    """Finds files by the content of cells."""
     leads: dict[str, Sequence[int]]
-    """The numbers of the files that each cell of that column may mean, as far as there are any."""
+    """The numbers of the files that each cell of that column may mean, if any."""
 
     @property
     def files(self) -> set[int]:
@@ -148,7 +148,7 @@ class _LeadingTable(NamedTuple):
 def read_table(
     tree: Tree, *, labels: Sequence[str] | None = None, table: str | None = None, separator: str | None = None
 ) -> SampleTable:
-    """Make a table of samples from a tree that contains one, with a path and labels in every row.
+    """Make a table of samples from a tree that contains a table with a path and labels in every row.
 
     Several tables named after splits (train.csv, test.csv) are the splits; one of them without labels, and sample
     submissions of competitions, are left out. Columns xmin, ymin, xmax, ymax are boxes in pixels, one in each row.
@@ -163,13 +163,14 @@ def read_table(
     Raises:
         EmptySourceError: there are no images.
         LayoutError: no table has a column of paths to images.
-        BrokenDatasetError: a table has one but cannot be used: its labels are unknown, a row is broken, others compete.
+        BrokenDatasetError: a table has one but cannot be used: its labels are unknown, a row is broken, or tables
+            compete.
     """
     return TableSearch(tree, _IMAGES, labels=labels, table=table, separator=separator).read()
 
 
 class TableSearch:
-    """A search through the tables of a tree for those that describe its files of a kind; the rest as of
+    """Search the tables of a tree for those that describe its files of one kind; the other arguments are as in
     `read_table`."""
 
     def __init__(
@@ -188,7 +189,7 @@ class TableSearch:
         self.separator = separator
 
     def read(self) -> SampleTable:
-        """Make a table of what the tables say, the files themselves as inputs.
+        """Make a table of samples from the tables, with the files as inputs.
 
         Raises:
             Exception: as `read_table`.
@@ -201,7 +202,7 @@ class TableSearch:
         # Whether a table leads to files is asked before its labels: other layouts may have a table of something else
         # beside their files.
         found = self.with_paths(self._chosen(tables), files)
-        # From here on a table has claimed the tree, so other layouts are no longer asked.
+        # From here on a table has claimed the tree, so other layouts are no longer tried.
         try:
             return self._read(found, files)
         except BrokenDatasetError:
@@ -212,7 +213,7 @@ class TableSearch:
 
     def _read(self, found: list[_LeadingTable], files: FileEntries) -> SampleTable:
         notes: list[str] = []
-        # Faults of tables that do not count are of no interest.
+        # Faults of other tables do not matter.
         found = self._that_count(found, notes)
         faulty = next((table.fault for table in found if table.fault), "")
         if faulty:
@@ -223,11 +224,10 @@ class TableSearch:
                 msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
                 raise LayoutError(msg)
         first = found[0]
-        # Roles are found in the first table and hold for all: test.csv may have too few rows to tell a class from a
+        # The first table determines the roles for all: test.csv may have too few rows to distinguish a class from a
         # number.
         columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
-        # Four columns of corners are boxes only where nobody has said that they are labels, and clips of sound have
-        # none.
+        # Four columns of corners are boxes, unless the user named them as labels or the files are audio clips.
         boxes = box_columns(columns) if self.labels is None and self.kind.layout == NAME else None
         roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)
         found = self._labelled(found, roles, notes)
@@ -260,7 +260,7 @@ class TableSearch:
             keys=_numbered_apart(chosen.names),
             inputs=Images(TreeFiles(self.tree, chosen)),
             targets=targets,
-            # All or none: a sample without a split among others with one would be in no file.
+            # All or none, because a sample without a split among others with one would be in no file.
             splits=known_splits(splits),
             groups=None if roles.group is None else tuple(row.cell(roles.group) for row in rows),
             classes=classes,
@@ -270,17 +270,17 @@ class TableSearch:
     def _repeated(
         self, rows: list[_FoundRow], files: FileEntries, labels: tuple[str, ...], *, is_class: bool
     ) -> list[str]:
-        """Return a note on files that several rows name, each row being a sample.
+        """Return a note on files named by several rows, each of which is a sample.
 
         Raises:
-            LayoutError: two rows say different classes of one file, and nobody has said which column is the label.
+            LayoutError: two rows give different classes for one file, and the user has not named the label column.
         """
         firsts: dict[int, _FoundRow] = {}
         again = 0
         for row in rows:
             first = firsts.setdefault(row.file, row)
             again += row is not first
-            # Several people may have looked at one image: who names their column means it.
+            # Several people may have labelled one image; if the user names a column, that is meant.
             if is_class and self.labels is None and row.cell(labels[0]) != first.cell(labels[0]):
                 msg = (
                     f"Two rows name '{files.names[row.file]}', one with the label '{first.cell(labels[0])}' and one "
@@ -306,7 +306,8 @@ class TableSearch:
         return [f"The boxes in {listed(corners)} are not read, because labels= says what whole images are. {how}."]
 
     def _roles(self, columns: dict[str, list[str]], notes: list[str]) -> ColumnRoles:
-        """Return the roles of a table's columns; where several may be the label, the one that a competition asks for.
+        """Return the roles of a table's columns; if several may be the label, the one in the competition's sample
+        submission.
 
         Raises:
             LayoutError: as `find_roles`, and no sample submission helps.
@@ -323,15 +324,15 @@ class TableSearch:
             raise
 
     def _chosen(self, tables: list[FileEntry]) -> list[FileEntry]:
-        """Return the tables that count.
+        """Return the tables to use.
 
         Raises:
-            LayoutError: the table that was asked for does not exist.
+            LayoutError: the requested table does not exist.
         """
         wanted = self.table
         if wanted is None:
             return tables
-        # A whole path wins over the same bare name in another folder.
+        # A full path takes precedence over the same base name in another folder.
         exact = [entry for entry in tables if entry.name == wanted]
         chosen = exact or [entry for entry in tables if posixpath.basename(entry.name) == wanted]
         if len(chosen) == 1:
@@ -344,7 +345,7 @@ class TableSearch:
         raise BrokenDatasetError(msg)
 
     def with_paths(self, tables: list[FileEntry], files: FileEntries) -> list[_LeadingTable]:
-        """Return the tables that lead to files of the kind.
+        """Return the tables whose paths lead to files of the kind.
 
         Raises:
             LayoutError: there are none.
@@ -363,7 +364,7 @@ class TableSearch:
             if folder not in lookups:
                 lookups[folder] = FileLookup(files, folder)
             lookup = lookups[folder]
-            # A fault is kept for later: it is of interest only where the table leads to the files and counts.
+            # A fault is kept for later, because it matters only if the table is used.
             rows, fault = read_some_rows(self.tree, entry)
             path = _path_column(entry.name, rows, lookup, self.kind.extensions)
             if not shown and len(rows) < 2:
@@ -378,7 +379,7 @@ class TableSearch:
                 )
             if path is not None:
                 number, leads = path
-                # A first cell that leads to no file, or is named like a column of paths, is a header.
+                # A first row without a path to a file, or with the name of a path column, is a header.
                 first = lookup.search(rows[0][number])
                 has_header = is_path_name(rows[0][number]) or not first
                 leads |= {} if has_header else {rows[0][number]: first}
@@ -414,16 +415,16 @@ class TableSearch:
         splits = [table for table in found if table.split]
         names = [table.split for table in splits]
         others = [table for table in found if not table.split]
-        # One table for each split, and one of them to train on: the form in which most competitions come.
+        # One table for each split, one of them for training: the usual form of competitions.
         if "train" in names and len(set(names)) == len(names):
-            # Another table about the same files may be better labels; only what leads elsewhere can be left out without
-            # asking.
+            # Another table about the same files may have better labels; only tables about other files can be left out
+            # silently.
             told: set[int] = set().union(*(table.files for table in splits))
             if not any(table.files & told for table in others):
                 notes += [
                     f"'{table.name}' leads to other files than {listed_names(splits)}: left out." for table in others
                 ]
-                # Train first, whatever the order of names: its columns decide for all.
+                # Train first, whatever the order of names, because its columns decide for all.
                 return sorted(splits, key=lambda table: list(SPLIT_NAMES.values()).index(table.split))
         most = max(found, key=lambda table: len(table.files))
         few = [table for table in found if _FEW * len(table.files) <= len(most.files)]
@@ -447,7 +448,7 @@ class TableSearch:
         # A competition's test.csv has no labels.
         if len(found) == 1:
             return found
-        # Rows without a label beside rows with one could not be in one array of targets.
+        # Rows with and without labels could not be in one array of targets.
         needed = {found[0].header[found[0].path], *roles.labels, *filter(None, (roles.group,))}
         kept = [table for table in found if needed <= set(table.header)]
         for table in found:
@@ -477,7 +478,8 @@ class TableSearch:
             notes.append(f"Not used: {'the columns' if len(unread) > 1 else 'the column'} {listed(unread)}.")
         if roles.group is not None:
             notes.append(f"Samples with the same '{roles.group}' stay in one split.")
-        # Tables of published datasets name a few files that were never published; silence would hide a broken download.
+        # Published tables often name a few files that were never published; without a note a broken download would be
+        # hidden.
         kept = {id(row.cells) for row in rows}
         missing = [cells[table.path] for table in found for cells in table.rows if id(cells) not in kept]
         first = f"whose {self.kind.noun} are not there (first '{missing[0][:_CELL_SHOWN]}')" if missing else ""
@@ -519,7 +521,7 @@ def _has_classes(tables: list[_LeadingTable], files: FileEntries, class_of: Mapp
     said: list[set[tuple[str, str]]] = [set() for _ in header]
     for table in tables:
         for row in table.rows:
-            # Rows of another length than the header are cut or have a comma too many; they prove nothing.
+            # Rows of other lengths are cut off or have an extra comma, and prove nothing.
             there = table.lookup.search(row[table.path], split=table.split) if len(row) == len(said) else ()
             if len(there) == 1 and (name := class_of.get(files.names[there[0]])) is not None:
                 for column, cell in zip(said, row, strict=True):
@@ -541,16 +543,16 @@ def _has_classes(tables: list[_LeadingTable], files: FileEntries, class_of: Mapp
 
 
 def _unnamed(column: int) -> str:
-    """Return what a column is called whose table has no header."""
+    """Return the name of a column in a table without a header."""
     return f"column{column + 1}"
 
 
 def _path_column(
     name: str, rows: list[list[str]], lookup: FileLookup, extensions: tuple[str, ...]
 ) -> tuple[int, dict[str, Sequence[int]]] | None:
-    """Return the column that leads to files, and to which: most of its rows do, or it leads to most of the files.
+    """Return the path column and its files: most of its rows lead to files, or it leads to most of the files.
 
-    A column called a label never is: "2" may be a class, and also the stem of 2.png.
+    A label column never is one: "2" may be a class, and also the stem of 2.png.
     """
     leading: dict[int, tuple[bool, int, bool]] = {}
     leads: dict[int, dict[str, Sequence[int]]] = {}
@@ -621,7 +623,7 @@ def _check_no_better(name: str, rows: list[list[str]], best: int, extensions: tu
 
 
 def listed_names(tables: list[_LeadingTable]) -> str:
-    """Write the names of some tables."""
+    """Return the names of some tables as text."""
     return listed([table.name for table in tables])
 
 

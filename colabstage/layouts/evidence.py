@@ -1,8 +1,9 @@
-"""What speaks against a guess: labels come from the best evidence, and competing evidence is an error that names both.
+"""Weigh the evidence against a guess: labels come from the best evidence, and a contradiction is an error that names
+both.
 
-If the caller names a layout, that is taken. Otherwise folders count as classes only if nothing else can be meant, and a
-table counts where no masks do. Lists of the files of each split beside such folders are evidence too, and say the
-splits.
+If the caller names a layout, that is used. Otherwise folders count as classes only if nothing else can be meant, and a
+table counts only if there are no masks. Lists of the files of each split beside such folders are evidence too, and
+define the splits.
 """
 
 from __future__ import annotations
@@ -51,28 +52,27 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import Tree
 
 _TEXTS = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".yaml")
-# Enough to see what a file is about, and little enough for a slow mount.
+# Enough to recognise a file's content, and little enough for a slow mount.
 _HEAD_BYTES = 64 * 1024
 _HEADS = 16
-# At least this many images have to be named, because a text may mention one in passing.
+# At least this many images must be named, because a text may mention one in passing.
 _NAMED = 3
 _INNERMOST = "layout=file_names(r'([^/]+)/[^/]+$'), from colabstage.options"
 _AGREEING = 0.9
-# Of images that exist twice, this many are read to make sure that they are the same.
+# Number of duplicated images that are read to make sure that they are the same.
 _COMPARED = 8
 _WORD = re.compile(r"[^\s,;|\"'<>\[\]{}()=:]+")
 _CELL = re.compile(r"[^,;\t|\"<>]+")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-# What a stem needs to be recognised as that of an image, and not as a word or a count: letters and digits, or many
-# digits.
+# A stem counts as that of an image, not as a word or a number, if it has letters and digits, or many digits.
 _TELLING = re.compile(r"(?=.*\d)(?=.*\D).{3,}|\d{5,}")
 
 
 def check_spellings(found: SampleTable) -> None:
-    """Refuse classes that are one word, spelled in two ways: people number one class, and a program two.
+    """Refuse classes that are one word in two spellings, which are one class for people and two for a program.
 
     Raises:
-        BrokenDatasetError: two classes differ in nothing but case, blanks, underscores, Unicode form or leading zeros.
+        BrokenDatasetError: two classes differ only in case, spaces, underscores, Unicode form or leading zeros.
     """
     seen: dict[str, str] = {}
     for name in found.classes:
@@ -92,7 +92,7 @@ def check_split_names(found: SampleTable) -> None:
     Raises:
         BrokenDatasetError: two of val, valid and validation are there.
     """
-    # dev beside one of them may be meant: some corpora have both.
+    # dev beside one of them may be intended, because some corpora have both.
     several = sorted({"val", "valid", "validation"} & set(found.splits or ()))
     if len(several) > 1:
         msg = (
@@ -107,9 +107,9 @@ def _composed(name: str) -> str:
 
 
 def _spoken(name: str) -> str:
-    """Return a class's name as it would be said."""
+    """Return a class's name in a normalised spelling."""
     composed = " ".join(_composed(name).replace("_", " ").split())
-    # Letters to be recognised: "a" and "A" are two.
+    # Single letters are kept: "a" and "A" are two classes.
     if len(composed) == 1:
         return composed
     return str(int(composed)) if composed.isascii() and composed.isdecimal() else composed.casefold()
@@ -175,11 +175,11 @@ def _classes_beside_numbers(tree: Tree, found: SampleTable) -> tuple[str, ...]:
 
 
 def _contradicted(found: SampleTable) -> tuple[str, str] | None:
-    """Return a file and its label where the folder that the file is in is named like another label."""
+    """Return a file and its label, if its folder has the name of another label."""
     if not found.classes or not isinstance(found.targets, Values) or found.targets.values.ndim != 1:
         return None
     classes = set(found.classes)
-    # Numbers are also what patients and parts are called, so that they say nothing against a label.
+    # Patients and parts also have numbers as names, so numbers do not contradict a label.
     classes -= {name for name in classes if _NUMBER.fullmatch(name)}
     return next(
         (
@@ -210,7 +210,7 @@ def guess_tfrecord(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def _is_claimed(tree: Tree, read: Callable[[Tree], SampleTable]) -> bool:
-    """Tell whether a tree is of the layout that `read` reads, even if it cannot be used."""
+    """Tell whether a tree has the layout of `read`, even if it cannot be used."""
     try:
         read(tree)
     except BrokenDatasetError:
@@ -239,7 +239,7 @@ def guess_detection(tree: Tree, _is_more: bool) -> SampleTable:
         EmptySourceError, LayoutError, BrokenDatasetError: as `read_detection`; or there are masks, and both are named.
     """
     found = read_detection(tree)
-    # Pascal VOC has masks of its own beside its boxes, and people who stage it mean the boxes.
+    # Pascal VOC also has masks, but people who stage it want the boxes.
     own = any("SegmentationClass/" in entry.name for entry in files_ending_in(tree.entries, (".png",)))
     if not own and _is_claimed(tree, read_pairs):
         msg = (
@@ -281,15 +281,15 @@ def guess_pairs(tree: Tree, _is_more: bool) -> SampleTable:
 
 
 def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
-    """Read images in folders of classes, where nothing else in the tree could be meant.
+    """Read images in class folders, if nothing else in the tree can be meant.
 
     Args:
         tree: the dataset's files.
-        is_more: whether the samples are appended to a dataset, so that a single class is fine.
+        is_more: whether the samples are added to an existing dataset, so that a single class is fine.
 
     Raises:
         EmptySourceError, BrokenDatasetError: as `read_image_folder`.
-        NearMissError: something else could; the message says what, and what to write.
+        NearMissError: something else can be meant; the message says what, and what to write.
     """
     copy = _second_copy(tree)
     seen = PartOfTree(tree, FileEntries.of(tree.entries).where(lambda name: name not in copy)) if copy else tree
@@ -300,7 +300,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
     except LayoutError as error:
         raise NearMissError(str(error)) from error
     if copy and isinstance(found.inputs.source, TreeFiles):
-        # Packing reads from the whole tree, which may be an archive that is read while it arrives.
+        # Packing reads from the whole tree, which may be an arriving archive.
         inputs = replace(found.inputs, source=TreeFiles(tree, found.inputs.source.entries))
         note = f"{left_out(len(copy), 'images')}: copies of the others (first '{min(copy)}')."
         found = replace(found, inputs=inputs, notes=(*found.notes, note))
@@ -315,7 +315,7 @@ def guess_image_folder(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def _second_copy(tree: Tree) -> frozenset[str]:
-    """Return the images in a folder that contains every image of the tree a second time."""
+    """Return the images in a folder with a second copy of every image of the tree."""
     # Archives on Kaggle have such folders: cell_images/cell_images beside the folders of cell_images. Otherwise the
     # same images would be in two splits. Compared are names, sizes, and the content of a few.
     files = files_ending_in(tree.entries, IMAGE_EXTENSIONS)
@@ -325,7 +325,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
     top = "".join(f"{folder}/" for folder in shared_folders(f"{folder}/" for folder in folders))
     depths = np.array([folder.count("/") + bool(folder) for folder in folders])[of_files]
     deepest = files.names[int(np.argmax(depths))].removeprefix(top).split("/")
-    # The original of the deepest image has the same path without the folders of the copy.
+    # The original of the deepest image has the same path without the copy's folders.
     originals = {f"{top}{'/'.join(deepest[start:])}": start for start in range(1, len(deepest) - 1)}
     if not originals:
         return frozenset()
@@ -351,7 +351,7 @@ def _second_copy(tree: Tree) -> frozenset[str]:
 
 
 def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
-    """Read clips of sound; with folders of classes as `guess_image_folder` does for images.
+    """Read audio clips; class folders are handled as in `guess_image_folder`.
 
     Raises:
         EmptySourceError, LayoutError, BrokenDatasetError, MissingDependencyError: as `read_audio`.
@@ -363,7 +363,7 @@ def guess_audio(tree: Tree, is_more: bool) -> SampleTable:
 
 
 def guess_array_folder(tree: Tree, is_more: bool) -> SampleTable:
-    """Read arrays in folders of classes, as `guess_image_folder` does for images.
+    """Read arrays in class folders, as `guess_image_folder` does for images.
 
     Raises:
         EmptySourceError, LayoutError: as `read_array_folder`.
@@ -380,14 +380,14 @@ class _FolderEvidence:
         self.found = found
         self.is_more = is_more
         source = found.inputs.source
-        # Nearly always samples are named as their files are, whose folders are known.
+        # Samples nearly always have the names of their files, whose folders are known.
         if isinstance(source, TreeFiles) and source.entries.names is found.keys:
             self.folders, self.folder_of = source.entries.folders
         else:
             self.folders, self.folder_of = folders_of(found.keys)
 
     def undoubted(self) -> SampleTable:
-        """Return the table with the splits of lists, or a note on lists that are not read.
+        """Return the table with the splits from lists, or with a note on lists that are not read.
 
         Raises:
             BrokenDatasetError: lists of splits contradict the folders, or each other.
@@ -403,7 +403,7 @@ class _FolderEvidence:
             or _deeper(below)
             or self._strange_split()
         )
-        # Lists are read only where the folders may be classes, because each costs a read.
+        # Lists are read only if the folders may be classes, because each costs a read.
         listed_splits = ListedSplits(self.found) if reason else read_listed_splits(self.tree, self.found)
         unread: list[str] = []
         if not reason:
@@ -428,10 +428,10 @@ class _FolderEvidence:
         """Return for each class the folders in it that contain images; "" where some are directly in it."""
         targets, classes = self.found.targets, self.found.classes
         labels = targets.values if isinstance(targets, Values) else np.zeros(0, np.int64)
-        # As one number each: sorting a million pairs takes ten times as long, and twice the memory.
+        # As single numbers, because sorting a million pairs takes ten times as long and twice the memory.
         pairs = np.unique(self.folder_of.astype(np.int64) * len(classes) + labels)
         folders = [(self.folders[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
-        # A folder above all of them may have the name of a class: cell_images/cell_images.
+        # A folder above all of them may have a class's name: cell_images/cell_images.
         depth = len(shared_folders(f"{folder}/" for folder, _ in folders)) if len(self.found.classes) > 1 else 0
         rests: dict[str, set[tuple[str, ...]]] = {name: set() for name in self.found.classes}
         for folder, name in folders:
@@ -439,7 +439,7 @@ class _FolderEvidence:
             rest = parts[parts.index(name, depth) + 1 :] if name in parts[depth:] else []
             rests[name].add(tuple(part for part in rest if not is_role_folder(part)))
         while True:
-            # What is below every class alike says nothing of any.
+            # Folders that are below every class say nothing about a class.
             first = {rest[:1] for inner in rests.values() for rest in inner}
             if len(first) != 1 or () in first:
                 return {name: {(*rest, "")[0] for rest in inner} for name, inner in rests.items()}
@@ -448,7 +448,7 @@ class _FolderEvidence:
     def _parts_below(self) -> str:
         """Find folders of images and of masks below the classes: the masks are not samples."""
         folders = {name for folder in self.folders for name in folder.split("/")}
-        # train_images and val_images above the classes are splits, although they say images.
+        # train_images and val_images above the classes are splits, despite the word images.
         above = {name for name in folders if is_split_folder(name)} if self.found.splits is not None else set()
         found = sorted(folder for folder in folders - above - set(self.found.classes) if is_role_folder(folder))
         if len(found) < 2:
@@ -494,13 +494,13 @@ class _FolderEvidence:
         )
 
     def _strange_split(self) -> str:
-        """Return a split that has no class in common with what is trained on."""
+        """Return a split that has no class in common with `train`."""
         if self.found.splits is None:
             return ""
         classes: dict[str, set[str]] = {}
         for split, label in set(zip(self.found.splits, _labels(self.found), strict=True)):
             classes.setdefault(split, set()).add(self.found.classes[label])
-        # What is tested has to be learnt first: no class in common means that folders are something else.
+        # Tested classes must be trained, so without a common class the folders are something else.
         known = classes.get("train")
         for split, names in classes.items():
             if known and not names & known:
@@ -518,12 +518,12 @@ class _FolderEvidence:
             return "", []
         by_stem = {stem_of(name): name for name in others.names}
         classes = set(self.found.classes)
-        # Neither what is in the folder of one class nor a readme lists images of several.
+        # A file in one class's folder, or a readme, does not list images of several classes.
         of_many = others.ending_in(_TEXTS).where(
             lambda name: classes.isdisjoint(name.split("/")[:-1]) and not is_note(name)
         )
         texts = sorted(of_many, key=lambda entry: (entry.name.count("/"), entry.name))
-        # The beginning of each tells; some lists have a line for each of a million files.
+        # The beginning is enough; some lists have a million lines.
         heads = {entry.name: decode_text(read_head(self.tree, entry, _HEAD_BYTES)) for entry in texts[:_HEADS]}
         words = {part for head in heads.values() for line in head.splitlines() for part in _parts(_words(line))}
         class_of: dict[str, str] = {}
@@ -536,7 +536,7 @@ class _FolderEvidence:
             beside = stem in by_stem and posixpath.dirname(by_stem[stem]) == posixpath.dirname(name)
             if beside or (stem in by_stem and label not in by_stem[stem].split("/")):
                 own.append(by_stem[stem])
-        # A few files beside images are notes; one for most images is annotation.
+        # A few files beside images are notes; one for most images is an annotation.
         if 2 * len(own) > len(self.found):
             return _says_more(own[0], f"{len(own):,} files such as this"), []
         enough = min(_NAMED, len(self.found))
@@ -560,7 +560,7 @@ def _class_of(found: SampleTable) -> Iterable[tuple[str, str]]:
 
 
 def _variants(below: dict[str, set[str]]) -> str:
-    """Return the same folders below each: variants of one dataset, or parts of each sample."""
+    """Return the folders that each class contains: variants of one dataset, or parts of each sample."""
     common = set.intersection(*below.values())
     if len(below) < 2 or len(common) < 2 or "" in common:
         return ""
@@ -572,7 +572,7 @@ def _variants(below: dict[str, set[str]]) -> str:
 
 
 def _deeper(below: dict[str, set[str]]) -> str:
-    """Return folders of which each holds images in several folders of its own, and none in itself."""
+    """Return folders that each hold images in several subfolders, and none directly."""
     wide = next((name for name, inner in below.items() if len(inner) > 1), None)
     if wide is None or any("" in inner for inner in below.values()):
         return ""
@@ -583,7 +583,7 @@ def _deeper(below: dict[str, set[str]]) -> str:
 
 
 def _wrapper(below: dict[str, set[str]]) -> str:
-    """Return a folder that holds the classes once more."""
+    """Return a folder that contains the classes a second time."""
     for name, inner in below.items():
         again = (inner & below.keys()) - {name}
         if len(again) > 1:
@@ -602,23 +602,22 @@ def _says_more(name: str, what: str) -> str:
 
 
 def _words(line: str) -> list[str]:
-    """Return what of a line may be a name or a label: what is between blanks and quotes, and between delimiters."""
+    """Return the parts of a line that may be a name or label: between spaces and quotes, and between delimiters."""
     return [*_WORD.findall(line), *(cell.strip() for cell in _CELL.findall(line))]
 
 
 def _parts(words: list[str]) -> set[str]:
-    """Return the folders and bare names in some words."""
+    """Return the folders and base names in some words."""
     return {part for word in words for part in word.replace("\\", "/").split("/")}
 
 
 def _competes(text: str, class_of: dict[str, str], enough: int) -> bool | None:
-    """Tell whether a text says something else of samples than the class that their folders say; `None`: it names too
-    few.
+    """Tell whether a text contradicts the classes in the samples' folders; `None` if it names too few samples.
 
     Args:
         text: the beginning of a file.
         class_of: the class of images by bare name, with and without the extension.
-        enough: how many it has to name.
+        enough: how many samples it must name.
     """
     named: set[str] = set()
     in_path, in_words, numbers = 0, 0, 0

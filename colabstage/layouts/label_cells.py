@@ -1,7 +1,7 @@
-"""The cells of label columns as targets: numbers, classes, sets of labels.
+"""Convert the cells of label columns to targets: numbers, classes, sets of labels.
 
-What a person would take for a mistake is an error with the line to write: numbers with a comma, lists written as text,
-words that may be one label or several.
+Anything that a person would call a mistake is an error with the line to write: numbers with a comma, lists written as
+text, words that may be one label or several.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _SEPARATORS = ("|", ";")
 # A cell may be a page of text.
 _CELL_SHOWN = 60
-# What programs write into a cell that holds nothing. "None" and "NA" may be words: a wall without damage, Namibia.
+# What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 _MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
-# Cells that Python, pandas or JSON wrote of a list; and of a list of words.
+# Cells in which Python, pandas or JSON wrote a list; and a list of words.
 _WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
 _LIST_OF_WORDS = re.compile(rf"\[\s*(?:{_QUOTED}\s*(?:,\s*{_QUOTED}\s*)*)?\]")
@@ -51,20 +51,19 @@ def make_targets(
     """Return the targets of label columns, and the names of their classes.
 
     One column of words: int64 `(N,)`, index into the sorted words; with "|" or ";" in them, or lists of words as JSON
-    and Python write them, uint8 `(N, K)`, one column for each word. One of numbers: int64 or float32 `(N,)`; whole ones
-    that count classes from 0 name them. Several of numbers: `(N, K)` in their order, uint8 where all are 0 or 1, or yes
+    and Python write them, uint8 `(N, K)`, one column for each word. One of numbers: int64 or float32 `(N,)`; integers
+    that count from 0 are class names. Several of numbers: `(N, K)` in their order, uint8 where all are 0 or 1, or yes
     and no in words, NaN for an empty cell.
 
     Args:
         columns: cells by column name.
-        separator: what is between the labels of one cell; "" where each cell is one label, whatever is in it;
-            `None` to find out.
-        samples: what each row is of, for messages: a person finds a row by its file and not by a number.
+        separator: the text between several labels in one cell; "" if each cell is one label; `None` to find out.
+        samples: the name of each row's sample for messages, because people find a row by its file, not by a number.
 
     Raises:
-        LayoutError: several columns of words; whole numbers that would not stay apart, or are too large; a cell of a
-            single column is empty; two spellings of one number; numbers with commas; lists of numbers; words with
-            blanks or commas between them that may be one label or several.
+        LayoutError: several columns of words; integers that would become equal, or are too large; an empty cell in a
+            single column; two spellings of one number; numbers with commas; lists of numbers; words with spaces or
+            commas that may be one label or several.
     """
     if separator is None:
         _check_commas(columns)
@@ -79,7 +78,7 @@ def make_targets(
         msg = f"Several label columns must all be numbers; {listed(words)} have words. Choose one of them."
         raise LayoutError(msg)
     table = np.array([[float(cell or "nan") for cell in cells] for cells in columns.values()], np.float64).T
-    # Several columns of 0 and 1 are labels that may hold at once, one column for each.
+    # Several columns of 0 and 1 are labels that may apply together, one column for each.
     if np.isin(table, (0, 1)).all():
         return Values(np.ascontiguousarray(table.astype(np.uint8))), tuple(columns)
     for (name, cells), numbers in zip(columns.items(), table.T, strict=True):
@@ -107,8 +106,7 @@ def _of_one_column(
 
 
 def _check_filled(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
-    """Refuse a column of labels in which some cells are empty, or say that they are. `samples`: what each
-    is called; empty where nobody knows.
+    """Refuse a label column in which some cells are empty or marked as empty. `samples`: their names; empty if unknown.
 
     Raises:
         LayoutError: there is such a cell.
@@ -131,7 +129,7 @@ def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
         whole = _exact(name, cells)
     else:
         values = np.array([float(cell) for cell in cells], np.float64)
-        # From 2 ** 53 on a float skips whole numbers, so those that were written as floats may be others already.
+        # From 2 ** 53 on floats skip integers, so numbers written as floats may already be wrong.
         if np.any(values != np.rint(values)) or np.abs(values).max() >= 2**53:
             check_kept_apart(name, values)
             return Values(values.astype(np.float32)), ()
@@ -140,7 +138,7 @@ def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
 
 
 def _whole_cells(cells: Sequence[str]) -> list[int] | None:
-    """Return the numbers of a column that has nothing but digits in its cells; `None` for any other."""
+    """Return the numbers of a column whose cells contain only digits; `None` for any other."""
     return list(map(int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
 
 
@@ -154,7 +152,7 @@ def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
 
 
 def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
-    """Refuse whole numbers two of which float32, as numbers that are no classes are stored, would make one.
+    """Refuse integers of which two would become equal in float32, in which numbers other than classes are stored.
 
     Args:
         name: of the column, for the message.
@@ -163,9 +161,9 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
     Raises:
         LayoutError: there are two such; the message names them.
     """
-    # Fractions are measurements, which nobody tells apart by their eighth digit.
+    # Fractions are measurements, for which the eighth digit does not matter.
     whole = np.unique(numbers[np.isfinite(numbers) & (numbers == np.rint(numbers))])
-    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they are infinite, and no labels
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 they would be infinite, which is not a label
         merged = np.flatnonzero(np.diff(whole.astype(np.float32)) == 0)
     if len(merged):
         one, other = int(whole[merged[0]]), int(whole[merged[0] + 1])
@@ -177,7 +175,7 @@ def check_kept_apart(name: str, numbers: NDArray[Any]) -> None:
 
 
 def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
-    """Return the numbers of classes as their names, where whole numbers count classes from 0; else nothing."""
+    """Return the numbers as class names, if integers count classes from 0; otherwise nothing."""
     found = np.unique(whole)
     if not len(found) or found[0] != 0 or found[-1] != len(found) - 1 or 2 * len(found) > len(whole):
         return ()
@@ -187,7 +185,7 @@ def class_numbers(whole: NDArray[np.int64]) -> tuple[str, ...]:
 def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tuple[Values, tuple[str, ...]]:
     _check_filled(name, cells, samples)
     values, classes = class_indices(cells)
-    # One program takes 01 and 1 for two classes, the next for one.
+    # Some programs take 01 and 1 as two classes, others as one.
     seen: dict[int, str] = {}
     for word in classes:
         if word.isascii() and word.isdecimal() and seen.setdefault(int(word), word) != word:
@@ -200,7 +198,7 @@ def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
 
 
 def notes_on_targets(columns: Mapping[str, Sequence[str]], targets: Values, classes: Sequence[str]) -> list[str]:
-    """Return notes on targets that are not what a loss expects, or not what whoever wrote the table may expect.
+    """Return notes on targets that a loss, or the author of the table, may not expect.
 
     Args:
         columns: cells of the label columns by name.
@@ -236,9 +234,9 @@ def notes_on_targets(columns: Mapping[str, Sequence[str]], targets: Values, clas
 
 
 def _note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list[str]:
-    """Return a note where a column that is called a label holds whole numbers which a loss cannot take for classes."""
+    """Return a note if a label column contains integers that a loss cannot use as classes."""
     found = np.unique(targets.values)
-    # Numbers that mostly differ are measurements, and those from 0 on without a gap have names.
+    # Numbers that mostly differ are measurements, and those that count from 0 without a gap have names.
     if classes or not is_label_name(name) or targets.values.dtype != np.int64 or 2 * len(found) > len(targets):
         return []
     note = (
@@ -249,7 +247,7 @@ def _note_on_numbers(name: str, targets: Values, classes: Sequence[str]) -> list
 
 
 def _check_commas(columns: Mapping[str, Sequence[str]]) -> None:
-    """Refuse numbers with a comma, which as words would be classes."""
+    """Refuse numbers with a comma, which would be taken as words and become classes."""
     for name, cells in columns.items():
         first = next((cell for cell in cells if DECIMAL_COMMA.fullmatch(cell)), "")
         if first and has_decimal_commas(cells):
@@ -263,7 +261,7 @@ def _check_commas(columns: Mapping[str, Sequence[str]]) -> None:
 
 
 def _check_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> None:
-    """Refuse numbers with something else among them, which would make a class of each different number."""
+    """Refuse numbers mixed with words, which would make a class of each different number."""
     odd = [number for number, cell in enumerate(cells) if not NUMBER.fullmatch(cell) or CODE.fullmatch(cell)]
     if 0 < len(odd) <= len(cells) / 4:
         first = odd[0]
@@ -280,12 +278,12 @@ def _of_separators(mark: str) -> str:
 
 
 def separator_of(cells: Sequence[str]) -> str:
-    """Return what is between the labels of a cell, where that is something that nobody has in a word; "" else."""
+    """Return the separator between the labels of a cell, if it never occurs in a word; otherwise ""."""
     return next((mark for mark in _SEPARATORS if any(mark in cell for cell in cells)), "")
 
 
 def _check_lists(name: str, cells: Sequence[str]) -> None:
-    """Refuse lists of numbers, and other lists that a program wrote as text: each different one would be a class."""
+    """Refuse lists of numbers, and other lists written as text, because each different one would be a class."""
     for cell in sorted(set(cells)):
         parts = cell.strip("[](){}").replace(",", " ").split()
         if _WRITTEN_LIST.fullmatch(cell) or (len(parts) > 1 and all(map(NUMBER.fullmatch, parts))):
@@ -299,11 +297,11 @@ def _check_lists(name: str, cells: Sequence[str]) -> None:
 
 
 def _check_several(name: str, cells: Sequence[str]) -> None:
-    """Refuse words with blanks or commas between them that are several labels as likely as one."""
+    """Refuse words with spaces or commas that may be one label or several."""
     known = set(cells)
     by_comma = {cell: [part.strip() for part in cell.split(",")] for cell in known if "," in cell}
     parts = [part for found in by_comma.values() for part in found]
-    # Of one name with a comma in it nobody finds the parts elsewhere.
+    # The parts of a single name with a comma do not occur elsewhere.
     several = {*by_comma} if len(set(parts)) < len(parts) or not known.isdisjoint(parts) else set()
     separator = "," if by_comma else " "
     if not several:
@@ -322,9 +320,9 @@ def _as_sets(
     name: str, cells: Sequence[str], sets: Sequence[set[str]], samples: Sequence[str]
 ) -> tuple[Values, tuple[str, ...]]:
     """Return sets of labels, one for each cell, as columns of 0 and 1."""
-    # An empty cell is a sample without a label; what a program writes for a missing one is not a word.
+    # An empty cell is a sample without a label; a program's mark for a missing value is not a word.
     _check_filled(name, [cell or "-" for cell in cells], samples)
-    # A label that is written twice in a cell counts once.
+    # A label repeated in a cell counts once.
     sets = [found - {""} for found in sets]
     classes = sorted(set().union(*sets))
     table = np.array([[word in found for word in classes] for found in sets], np.uint8)

@@ -1,7 +1,7 @@
-"""Samples that are the rows of arrays, in .npy, .npz, HDF5 and MATLAB's files: which are inputs, which targets.
+"""Samples that are rows of arrays in .npy, .npz, HDF5 and MATLAB files: find the inputs and targets.
 
-Pure code decides that by the names of the arrays; only then is more than headers read. MATLAB's .mat files of versions
-5 to 7 are not HDF5: scipy reads them, if it is installed.
+Pure code decides by the names of the arrays; only then is more than headers read. MATLAB's .mat files of versions 5 to
+7 are not HDF5; scipy reads them, if it is installed.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ _NUMBERS = {
 
 _NPZ = ".npz"
 _SUFFIXES = (NPY, _NPZ, ".h5", ".hdf5", ".hdf", ".he5", ".mat")
-# Arrays of whole datasets are few; so many files are one for each sample.
+# With more files than this, each file is one sample.
 _MAX_FILES = 256
 _X = {
     "x", "xs", "image", "images", "img", "imgs", "data", "feature", "features", "input", "inputs", "samples", "signals",
 }  # fmt: skip
 _Y = {"y", "ys", "label", "labels", "target", "targets", "class", "mask", "masks", "output", "outputs"}
 _CLASSES = {"classes", "class_names", "classnames", "label_names", "list_classes", "target_names", "categories"}
-# The test set of MNIST and its kin, and SVHN's further images.
+# The test sets of MNIST and similar datasets, and SVHN's extra images.
 _SPLITS_BESIDE = {"t10k": "test", "extra": "extra"}
-# What numpy.savez calls arrays that are given to it without names.
+# The names that numpy.savez gives to unnamed arrays.
 _SAME_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
 _NUMBERED = re.compile(r"arr_\d+")
 
 
 def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
-    """Return the arrays of numbers in a file, samples first: of three axes and more, MATLAB's last one is the first.
+    """Return the numeric arrays of a file, samples first: with three axes or more, MATLAB's last axis becomes the
+    first.
 
     Raises:
         MissingDependencyError: scipy is not installed.
@@ -84,8 +85,7 @@ def matlab5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
     except Exception as error:  # scipy raises whatever the bytes happen to lead to
         msg = f"'{entry.name}' is a damaged MATLAB file: {error}. Copy it again, or save it again with '-v7.3'."
         raise LayoutError(msg) from error
-    # Read at once: the header does not say how wide the numbers are that it calls double, which may be kept as smaller
-    # ones.
+    # Read at once, because the header says only "double" even if the numbers are stored with fewer bytes.
     return [
         _matlab_array(tree, entry, name)
         for name, shape, kind in described
@@ -106,7 +106,7 @@ def _matlab_array(tree: Tree, entry: FileEntry, name: str) -> StoredArray:
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     if values.ndim > 2:
         values = np.moveaxis(values, -1, 0)
-    # SVHN counts its digits as MATLAB does, from 1, and the zero is its tenth.
+    # SVHN counts from 1, like MATLAB, so the digit 0 has the label 10.
     if _SVHN.search(entry.name) and name == "y":
         values = values % 10
     path, stamp = f"{entry.name}/{name}", stamp_of(entry)
@@ -132,8 +132,8 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
 
     Args:
         names: paths of all arrays, the key in a file as the last part.
-        x, y: last parts of the names of inputs and targets, where somebody says which they are; x alone may be what
-            the names of all that count have in common.
+        x, y: last parts of the names of inputs and targets, if the user named them; x alone may be a common part of the
+            names to use.
 
     Raises:
         LayoutError: no array is named like inputs, or several are for one split.
@@ -150,16 +150,16 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
         split, role = _split_and_role(name)
         by_split.setdefault(split, {"x": [], "y": [], "": []})[role].append(name)
     found = [_pair_arrays(split, roles["x"], roles["y"]) for split, roles in by_split.items() if roles["x"]]
-    # Of another split, or of none: x_train beside labels. Left out, every sample would be without its label.
+    # For another split or none: x_train beside labels. If they were left out, all samples would lack labels.
     over = [name for roles in by_split.values() if not roles["x"] for name in roles["y"]]
     if found and not (over and any(one.y is None for one in found)):
         alone = len(found) == 1
-        # Training rows come first, whatever the order of the files.
+        # Training rows are first, whatever the order of the files.
         order = [*dict.fromkeys([*SPLIT_NAMES.values(), *_SPLITS_BESIDE.values()])]
         named = [one if alone or one.split else one._replace(split="train") for one in found]
         if len({one.split for one in named}) == len(named):
             return sorted(named, key=lambda one: order.index(one.split) if one.split else 0)
-    # A single array needs no name to be the inputs.
+    # A single array is the inputs, whatever its name.
     if len(every) == 1:
         return [SplitArrays("", every[0], None)]
     msg = (
@@ -170,7 +170,7 @@ def find_splits(names: Iterable[str], *, x: str | None = None, y: str | None = N
 
 
 def is_class_names(name: str) -> bool:
-    """Tell whether an array is named like a list of the names of classes."""
+    """Tell whether an array has the name of a list of class names."""
     last = _bare(name.rpartition("/")[2]).lower()
     return last in _CLASSES or last.removeprefix("train_").removeprefix("test_") in _CLASSES
 
@@ -264,18 +264,18 @@ _KNOWN_BYTES = 64 * 1024 * 1024
 def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> SampleTable:
     """Make a table of a tree that holds arrays whose first axis counts samples.
 
-    Inputs and targets are told by name (X and y, x_train and y_train, images and labels, data and target, train.npz
-    with any of these), and so are splits. uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels
-    are images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
+    Inputs, targets and splits are recognised by name (X and y, x_train and y_train, images and labels, data and target,
+    train.npz with any of these). uint8 inputs of shape `(N, H, W)` or `(N, H, W, C)` with 1, 3 or 4 channels are
+    images; all others are stored as they are. Targets of one number for each sample become `(N,)`, integers int64;
     words become classes; integers of the shape of the images' pixels are masks.
 
     Args:
         tree: the dataset's files.
-        x, y: names of the arrays, or keys in their file, that hold inputs and targets, where nobody would guess.
+        x, y: names of the arrays, or keys in their file, that hold inputs and targets, if they are not recognised.
 
     Raises:
         EmptySourceError: there are no files of arrays.
-        LayoutError: which array is which cannot be told, one cannot be read, or they are not of one length.
+        LayoutError: the roles of the arrays are unclear, one cannot be read, or their lengths differ.
     """
     if not files_ending_in(tree.entries, _SUFFIXES) and not published_files(tree):
         msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
@@ -283,7 +283,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     stored = {array.name: array for array in _find_arrays(tree)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
-    # As images of a test set that no table labels: without labels for some, there would be none for all.
+    # Like unlabelled test images: if some rows had no labels, none could have any.
     unlabelled = [one for one in chosen if one.y is None and any(other.y is not None for other in chosen)]
     chosen = [one for one in chosen if one not in unlabelled]
     xs = [_usable(stored[one.x]) for one in chosen]
@@ -329,7 +329,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
 
 
 def _find_numbered(stored: Mapping[str, StoredArray]) -> list[SplitArrays] | None:
-    """Return inputs and targets that numpy.savez(file, x, y) has only numbered, where their shapes say the same."""
+    """Return inputs and targets that numpy.savez(file, x, y) only numbered, if their shapes confirm it."""
     arrays = list(stored.values())
     if len(arrays) != 2 or any(not _NUMBERED.fullmatch(_bare(array.name.rpartition("/")[2])) for array in arrays):
         return None
@@ -378,7 +378,7 @@ def _as_targets(
         return masks, masks.classes
     is_vector = all(np.prod(y.shape[1:], dtype=np.int64) == 1 for y in ys)
     nbytes = sum(int(np.prod(y.shape, dtype=np.int64)) * y.dtype.itemsize for y in ys)
-    # Targets as large as inputs, such as maps of heights, do not belong into memory at once.
+    # Targets as large as inputs, such as height maps, should not be read into memory at once.
     if not is_vector and nbytes > _KNOWN_BYTES:
         return _arrays(ys), ()
     values = [y.whole() for y in ys]
@@ -403,14 +403,14 @@ def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     if values.dtype.kind in "US":
         return make_targets({"y": _as_words(values)})
     if values.dtype.kind in "iu":
-        # What torch's losses want, whatever small type the file has.
+        # The type that torch's losses need, whatever the file has.
         whole = values.astype(np.int64)
         return Values(whole), class_numbers(whole)
     return Values(values), ()
 
 
 def _find_arrays(tree: Tree) -> list[StoredArray]:
-    """Return all arrays of a tree, by file and key; headers are read, and no more.
+    """Return all arrays of a tree, by file and key; only headers are read.
 
     Raises:
         LayoutError: a file is not what its name says, or there are too many of them.
