@@ -89,6 +89,22 @@ def test_a_folder_in_the_way_is_refused(checkpoint: Path, tmp_path: Path) -> Non
         publish_file(checkpoint, tmp_path / "there", progress=False)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_link_in_the_way_is_refused(checkpoint: Path, tmp_path: Path, same: bool) -> None:
+    """What it leads to is in a place that nobody has named, and neither replaced nor vouched for."""
+    theirs, link = tmp_path / "elsewhere" / "theirs.pt", tmp_path / "there" / "model.pt"
+    for path in (theirs, link):
+        path.parent.mkdir()
+    theirs.write_bytes(checkpoint.read_bytes() if same else b"theirs")
+    before = theirs.read_bytes()
+    link.symlink_to(theirs)
+    with pytest.raises(TargetExistsError, match="is a link"):
+        publish_file(checkpoint, link, progress=False)
+    assert theirs.read_bytes() == before
+    assert link.readlink() == theirs
+    assert [path.name for path in (*theirs.parent.iterdir(), *link.parent.iterdir())] == ["theirs.pt", "model.pt"]
+
+
 def test_a_full_place_keeps_what_is_there(checkpoint: Path, small_disk: Path) -> None:
     """Without room for the new version the old one stays, and no fragment does."""
     (checkpoint.parent / "old").write_bytes(b"old")

@@ -137,11 +137,12 @@ def test_a_broken_row_is_raised_in_the_loop(make_encoded: Callable[..., Path]) -
 
 def test_early_breaks_leave_nothing(make_file: Callable[..., Any]) -> None:
     """The leak guard finds neither threads nor files after loops that are left early, and the next starts anew."""
-    dataset = dataset_h5(make_file("pack", 61).path)
+    dataset = dataset_h5(make_file("pack", 61).path, return_index=True)
     loader = make_loader(dataset, 4, strategy="direct", shuffle="window", memory_budget=20_000, prefetch_factor=1)
     for _ in range(50):
         for _batch in loader:
             break
+    assert sorted(row for _, index in loader for row in index.tolist()) == list(range(61))
     loader.close()
 
 

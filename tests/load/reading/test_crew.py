@@ -23,13 +23,15 @@ def test_every_number_is_worked_once(threads: int, count: int) -> None:
 
 def test_the_parts_run_at_once() -> None:
     """Parts wait for each other here, which only works when each has its own thread."""
-    meeting = threading.Barrier(3)
+    meeting, met = threading.Barrier(3), set[int]()
 
     def work(start: int, stop: int) -> None:
         meeting.wait(timeout=30)
+        met.update(range(start, stop))
 
     with ThreadPool(3) as pool:
         pool.share(3, work)
+    assert met == {0, 1, 2}
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -144,13 +146,15 @@ def test_a_patient_share_is_the_callers_alone_as_long_as_nobody_waits(
 
 def test_without_a_demand_a_patient_share_is_everybodys() -> None:
     """Whoever says nothing waits: parts wait for each other here."""
-    meeting = threading.Barrier(2)
+    meeting, met = threading.Barrier(2), set[int]()
 
     def work(start: int, stop: int) -> None:
         meeting.wait(timeout=30)
+        met.update(range(start, stop))
 
     with ThreadPool(2) as pool:
         pool.share(2, work, alone=1)
+    assert met == {0, 1}
 
 
 def test_a_patient_share_stops_when_nobody_wants_it() -> None:
