@@ -1,4 +1,4 @@
-"""Images with boxes, in whichever format their annotations are; and the formats with a file for each image.
+"""Images with boxes in any annotation format; and the formats with one file for each image.
 
 Pascal VOC's XML: JPEGImages/a.jpg with Annotations/a.xml, and lists of splits in ImageSets/Main. KITTI's object labels:
 image_2/000000.png with label_2/000000.txt, one object in a line of fifteen columns.
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 _ANNOTATIONS, _LISTS = "Annotations", "ImageSets/Main"
-# Numbers of poses, as the column has them; the first for what says nothing, or something else.
+# The poses in the order of their numbers; the first is for a missing or unknown one.
 POSES = ("Unspecified", "Frontal", "Rear", "Left", "Right")
 _VOC_COLUMNS = (Column("difficult", np.uint8), Column("truncated", np.uint8), Column("pose", np.int64))
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _OF_OBJECT = ("name", "difficult", "truncated", "pose", *(f"bndbox/{edge}" for edge in _EDGES))
-# Of lists that name an image twice, the first counts; trainval is what is left when there are no lists of its parts.
+# If several lists name an image, the first counts; trainval only matters without lists of its parts.
 _LIST_ORDER = tuple(dict.fromkeys(("train", "val", "test", "trainval", *SPLIT_NAMES)))
 _MAX_DEPTH = 32
 # Not CVAT's <annotations>, which one of its files may have beside an image of its name.
 _IS_VOC = re.compile(rb"<annotation[\s>]")
 _FLAGS = {"": 0.0, "unspecified": 0.0, "unknown": 0.0, "false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
-# Folders that only say what is in them, in any spelling: images/train/a.jpg goes with annotations/train/a.xml.
+# Folders that only describe their content, in any spelling: images/train/a.jpg belongs to annotations/train/a.xml.
 _ROLES = frozenset(
     ("annotations", "annotation", "annots", "annot", "xmls", "xml", "labels", "label", "images", "image", "imgs", "img",
      "jpegimages", "photos", "pictures")
@@ -59,12 +59,12 @@ _ROLES = frozenset(
 
 
 class _VocAnnotation(NamedTuple):
-    """What one file says."""
+    """The contents of one file."""
 
     objects: list[tuple[str, list[float]]]
-    """What it says is in the image: the name of each, the box, and what else is known of it."""
+    """The objects in the image: name, box and further values of each."""
     size: tuple[int, int]
-    """Height and width of the image; zeros where it says none."""
+    """Height and width of the image; zeros if not given."""
 
 
 _NOTHING = _VocAnnotation([], (0, 0))
@@ -75,7 +75,7 @@ def read_voc(tree: Tree) -> SampleTable:
 
     VOC counts pixels from 1 and its last one is part of the box; here boxes are x0 = xmin - 1, y0 = ymin - 1,
     x1 = xmax, y1 = ymax, so that x1 - x0 is the width. Columns: difficult, truncated (0 or 1), pose (number of
-    `POSES`). Splits are those of ImageSets/Main, else of folders; with lists, images of none of them are left out.
+    `POSES`). Splits come from ImageSets/Main, otherwise from folders; with lists, unlisted images are left out.
 
     Raises:
         LayoutError: no image has such a file.
@@ -87,7 +87,7 @@ def read_voc(tree: Tree) -> SampleTable:
     images = images.where(lambda name: not folder_of(name).startswith("Segmentation"))
     files_of = _AnnotationFiles(annotations)
     labels = {image.name: label for image in images if (label := files_of.of_image(image.name)) is not None}
-    # Other tools write XML as well: a few files tell, before all are parsed.
+    # Other tools also write XML, so a few files are checked before all are parsed.
     some = list(labels.values())[:4]
     if not any(read_files(tree, some, lambda _, content: _IS_VOC.search(content) is not None).values()):
         msg = (
@@ -99,7 +99,7 @@ def read_voc(tree: Tree) -> SampleTable:
     if lists:
         listed = [image for image in images if _voc_key(image.name) in lists]
     else:
-        # Images without a file of their own count where others have one, and nowhere else.
+        # Images without a file count only in folders where others have one.
         folders = {posixpath.dirname(name) for name in labels}
         listed = [image for image in images if posixpath.dirname(image.name) in folders]
     if not listed:
@@ -107,7 +107,7 @@ def read_voc(tree: Tree) -> SampleTable:
         raise BrokenDatasetError(msg)
     files = [labels[image.name] for image in listed if image.name in labels]
     parsed = read_files(tree, files, lambda file, content: _parse_voc(file.name, content))
-    # The files name classes in words only; sorted, so that every machine numbers them alike.
+    # The files have only class names; sorted, so that all machines number them alike.
     classes = sorted({name for each in parsed.values() for name, _ in each.objects})
     numbers = {name: float(number) for number, name in enumerate(classes)}
     said = [parsed[labels[image.name].name] if image.name in labels else _NOTHING for image in listed]
@@ -121,7 +121,7 @@ def read_voc(tree: Tree) -> SampleTable:
         for image, one in zip(listed, said, strict=True)
     ]
     notes = without_boxes_note(len(listed) - len(files), "XML file")
-    # With lists, what none names was left out on purpose; how many these are is said all the same.
+    # With lists, unlisted images were left out on purpose; a note still counts them.
     unlisted = sum(image.name in labels for image in images) - len(files)
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
     return detection_table(tree, samples, classes, _VOC_COLUMNS, notes=notes)
@@ -134,12 +134,11 @@ def _voc_key(image: str) -> tuple[str, str]:
 
 
 class _AnnotationFiles:
-    """The XML files of a tree, to be found by the images that they speak of."""
+    """The XML files of a tree, found by their images."""
 
     def __init__(self, entries: Iterable[FileEntry]) -> None:
         self._by_path = {posixpath.splitext(entry.name)[0]: entry for entry in entries}
-        # By paths without the folders that only say what is in them. Two files of one such path may be of any two
-        # images, so neither counts.
+        # By paths without descriptive folders. Two files with the same such path are ambiguous, so neither counts.
         self._by_role: dict[tuple[str, ...], FileEntry] = {}
         shared: set[tuple[str, ...]] = set()
         for entry in entries:
@@ -150,7 +149,8 @@ class _AnnotationFiles:
             del self._by_role[place]
 
     def of_image(self, image: str) -> FileEntry | None:
-        """Return the file in `Annotations`, else beside the image, else in folders of the same other names."""
+        """Return the file in `Annotations`, otherwise beside the image, otherwise in folders with the same remaining
+        names."""
         root, stem = _voc_key(image)
         found = self._by_path.get(posixpath.join(root, _ANNOTATIONS, stem))
         return found or self._by_path.get(posixpath.splitext(image)[0]) or self._by_role.get(_without_roles(image))
@@ -172,7 +172,7 @@ def _read_lists(tree: Tree) -> dict[tuple[str, str], str]:
         root = posixpath.dirname(name).removesuffix(_LISTS).rstrip("/")
         split = SPLIT_NAMES.get(stem_of(name).lower(), "train")
         for listed in (line.split()[0] for line in text.splitlines() if line.strip()):
-            # An image in several lists is of the first of them: trainval repeats what train and val have.
+            # An image in several lists belongs to the first: trainval repeats train and val.
             found.setdefault((root, listed), split)
     return found
 
@@ -200,7 +200,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
         nonlocal depth
         depth -= 1
         element = builder.end(tag)
-        # Parts of an object (a person's head) are objects of their own, and no boxes of the image.
+        # Parts of an object (a person's head) are nested objects, not boxes of the image.
         if depth == 1 and tag == "object":
             said = {one: text.strip() for one in _OF_OBJECT if (text := element.findtext(one)) is not None}
             if not said.get("name"):
@@ -217,7 +217,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
                 fail("an edge of an object's bndbox is not a number")
             pose = said.get("pose", "").capitalize()
             number = float(POSES.index(pose)) if pose in POSES else 0.0
-            # Tools that count from 0 write 0 here, and mean the first pixel as well.
+            # Tools that count from 0 write 0 here, and also mean the first pixel.
             found.append((said["name"], [max(x0 - 1, 0.0), max(y0 - 1, 0.0), x1, y1, *flags, number]))
 
     parser = xml_parser(fail)
@@ -237,7 +237,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
 
 
 _KITTI_IMAGES, _KITTI_LABELS = "image_2", "label_2"
-# The order of KITTI's own readme; other types follow by name. Regions that nobody labelled come last.
+# The order of KITTI's readme; other types follow by name. Unlabelled regions come last.
 _KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
 _DONT_CARE = "DontCare"
 _KITTI_COLUMNS = (
@@ -251,7 +251,7 @@ _KITTI_COLUMNS = (
 
 
 def read_kitti(tree: Tree) -> SampleTable:
-    """Make a table of a tree as KITTI's object benchmark has it, a folder `testing` without labels included.
+    """Make a table of a tree in the form of KITTI's object benchmark, including a folder `testing` without labels.
 
     Boxes are left, top, right, bottom as written, in pixels. Columns: truncated, occluded, alpha, dimensions (height,
     width, length in metres), location (x, y, z in metres), rotation_y. `DontCare` regions are the last class.
@@ -266,7 +266,7 @@ def read_kitti(tree: Tree) -> SampleTable:
         for entry in texts.where(lambda name: name.endswith(".txt") and folder_of(name) == _KITTI_LABELS)
     }
     images = files_ending_in(tree.entries, IMAGE_EXTENSIONS if labels else ())
-    # image_3 is the right camera's, for which the boxes are not drawn.
+    # image_3 is from the right camera, for which the boxes are not valid.
     images = images.where(lambda name: folder_of(name) == _KITTI_IMAGES)
     places = [posixpath.splitext(image.name)[0].split("/") for image in images]
     wanted = [labels.get("/".join([*place[:-2], _KITTI_LABELS, place[-1]])) for place in places]
@@ -278,7 +278,7 @@ def read_kitti(tree: Tree) -> SampleTable:
         )
         raise LayoutError(msg)
     objects = read_files(tree, files, _parse_kitti)
-    # In the order of KITTI's own list, as other programs number them; regions to leave out come last.
+    # In the order of KITTI's list, as other programs number them; regions to leave out come last.
     order = {kind: number for number, kind in enumerate(_KITTI_TYPES)}
     classes = sorted(
         {kind for found in objects.values() for kind, _ in found},
@@ -300,14 +300,14 @@ def read_kitti(tree: Tree) -> SampleTable:
 
 
 def _lines_of_words(content: bytes) -> Iterator[tuple[int, str, list[str]]]:
-    """Yield the number and the words of each line that has any: files end in an empty one or two."""
+    """Yield the number and the words of each non-empty line."""
     for number, line in enumerate(decode_text(content).splitlines(), 1):
         if words := line.split():
             yield number, line, words
 
 
 def _numbers(words: list[str]) -> list[float]:
-    """Return words as numbers; nothing where one of them is none."""
+    """Return words as numbers; nothing if one is not a number."""
     try:
         return [float(word) for word in words]
     except ValueError:
@@ -319,7 +319,7 @@ def _parse_kitti(file: FileEntry, content: bytes) -> list[tuple[str, list[float]
     found = []
     for number, line, words in _lines_of_words(content):
         values = _numbers(words[1:])
-        # A sixteenth is the score, which results have and labels have not.
+        # A sixteenth value is the score, which only results have.
         if len(values) not in _KITTI_NUMBERS or not np.isfinite(values).all():
             msg = (
                 f"'{file.name}', line {number}: {line.strip()[:120]!r} is not a KITTI object; expected its type and "
@@ -334,7 +334,7 @@ _YOLO_IMAGES, _YOLO_LABELS = "images", "labels"
 # Tools write 1.0000001 for the edge; more than this is another unit.
 _SLACK = 0.01
 _SNIFFED = 8
-# Fewer lines than this may agree by chance.
+# With fewer lines than this, agreement may be chance.
 _FEW_POSES = 4
 _BOX_POINTS = 4
 _POLYGON_ROW = 8
@@ -345,15 +345,15 @@ _KITTI_NUMBERS = (14, 15)
 def read_yolo(tree: Tree) -> SampleTable:
     """Make a table of a tree with text files of YOLO's form, in folders `labels` beside `images`, or beside the images.
 
-    Boxes are x0, y0, x1, y1 in parts of width and height; of a polygon, the box around it. An empty file means no
-    boxes, and so does a missing one, which is noted. Names of classes come from data.yaml, classes.txt or obj.names;
+    Boxes are x0, y0, x1, y1 as fractions of width and height; a polygon becomes the box around it. An empty file means
+    no boxes, and so does a missing one, with a note. Names of classes come from data.yaml, classes.txt or obj.names;
     splits from folders.
 
     Raises:
         LayoutError: no image has such a file.
         BrokenDatasetError: a line is not of this form, or its class has no name; it is named.
     """
-    # By exact names: labels are looked for by the thousand, and in the case that the images have.
+    # By exact names, because thousands of labels are looked up, with the case of the images' names.
     texts = {entry.name: entry for entry in files_ending_in(tree.entries, (".txt",)) if entry.name.endswith(".txt")}
     images = list(files_ending_in(tree.entries, IMAGE_EXTENSIONS)) if texts else []
     labels = [_label_file_of(image.name, texts) for image in images]
@@ -369,7 +369,7 @@ def read_yolo(tree: Tree) -> SampleTable:
             f"{_YOLO_IMAGES}, nor beside the images with a classes.txt."
         )
         raise LayoutError(msg)
-    # Further numbers of a pose; a box and so many are in each line.
+    # How many numbers of a pose follow the box in each line.
     pose = keypoints[0] * keypoints[1]
     parse = functools.partial(_parse_yolo, pose=pose)
     # Refuse the tree where none of the first files has a line of this form: they hold captions, or labels of other
@@ -407,9 +407,9 @@ def read_yolo(tree: Tree) -> SampleTable:
             )
             raise BrokenDatasetError(msg)
     rows = {name: [row[:5] for row in found] for name, found in parsed.items()}
-    # Without names, classes are as many as the highest number says.
+    # Without names, the highest number determines the number of classes.
     count = max((int(row[4]) + 1 for found in rows.values() for row in found), default=0)
-    # Names that are too few are those of another dataset, or of an older state of this one.
+    # Too few names are from another dataset, or an older state of this one.
     if names and count > len(names):
         worst = next(name for name, found in rows.items() if any(row[4] >= len(names) for row in found))
         line = 1 + next(i for i, row in enumerate(rows[worst]) if row[4] >= len(names))
@@ -424,7 +424,7 @@ def read_yolo(tree: Tree) -> SampleTable:
         notes.append(f"Of each box {counted(keypoints[0], 'keypoints', 'were')} left out.")
     polygons = [row for row in every if len(row) > 5]
     if polygons:
-        # Oriented boxes look like polygons of four points; their angle is lost, which is said.
+        # Oriented boxes look like polygons of four points; a note says that their angle is lost.
         four = (
             "outlines of four points, as oriented boxes have," if all(row[5] == 4 for row in polygons) else "polygons"
         )
@@ -433,8 +433,8 @@ def read_yolo(tree: Tree) -> SampleTable:
 
 
 def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
-    """Return the file that Ultralytics would look for: the last folder `images` of the path is `labels`; or the one
-    beside."""
+    """Return the label file that Ultralytics would use: with the last folder `images` of the path replaced by `labels`;
+    or the one beside the image."""
     stem = posixpath.splitext(image)[0]
     head, found, tail = f"/{stem}".rpartition(f"/{_YOLO_IMAGES}/")
     # The last such folder of the path, as Ultralytics replaces it: one above may be called images too.
@@ -515,14 +515,13 @@ def _is_box(values: Sequence[float]) -> bool:
     if len(values) != 5 and not (len(values) >= 7 and len(values) % 2):
         return False
     places = np.array(values[1:])
-    # Pixels in place of parts of the image are another format, and would be boxes far outside of it.
+    # Pixels instead of fractions are another format, and would give boxes far outside the image.
     inside = bool(np.all((places >= -_SLACK) & (places <= 1 + _SLACK)))
     return inside and values[0] >= 0 and values[0] == int(values[0])
 
 
 def _holds_rest(values: Sequence[float]) -> bool:
-    """Tell whether the first four numbers are a box that holds the points that follow; points at 0, 0 are hidden
-    ones."""
+    """Tell whether the first four numbers are a box that contains the following points; points at 0, 0 are hidden."""
     x0, y0, x1, y1 = _to_corners(values[:4])
     points = zip(values[4::2], values[5::2], strict=True)
     near = (x0 - _SLACK <= x <= x1 + _SLACK and y0 - _SLACK <= y <= y1 + _SLACK for x, y in points if (x, y) != (0, 0))
@@ -537,9 +536,9 @@ def _to_corners(values: Sequence[float]) -> tuple[float, float, float, float]:
     return x - width / 2, y - height / 2, x + width / 2, y + height / 2
 
 
-# The more a format demands, the earlier: a YOLO export often has a JSON or XML of the same boxes beside it.
+# Stricter formats first, because a YOLO export often has a JSON or XML file with the same boxes.
 _FORMATS = {"KITTI": read_kitti, "Pascal VOC": read_voc, "COCO": read_coco, "YOLO": read_yolo, "others": read_box_tools}
-# All that any of these keeps its boxes in.
+# Extensions of all their annotation files.
 EXTENSIONS = tuple(dict.fromkeys((".txt", ".xml", ".json", *(form.extension for form in FORMATS))))
 
 

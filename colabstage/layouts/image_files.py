@@ -1,4 +1,4 @@
-"""Images outside class folders: their file names say whether each has a mask, a class or no label.
+"""Images outside class folders: their file names show whether each has a mask, a class or no label.
 
 Images without labels are a dataset as well (faces for a GAN, photographs to classify), but only where nothing beside
 them, and nothing in their names, may be their labels.
@@ -80,24 +80,24 @@ _PAINTED = re.compile(
 
 
 class _PairKey(NamedTuple):
-    """What an image and its mask have in common."""
+    """The common part of the paths of an image and its mask."""
 
     folders: tuple[str, ...]
-    """Folders that are neither the images' nor the masks' own; empty where stems alone tell."""
+    """Folders other than those of images or masks; empty if stems alone decide."""
     stem: str
-    """The bare name without its extension and suffix."""
+    """The base name without its extension and suffix."""
 
 
 class _Sides(NamedTuple):
     """The files of a tree that may make pairs, each with its place."""
 
     images: dict[FileEntry, _PairKey]
-    """Those that are not masks."""
+    """The files that are not masks."""
     masks: dict[FileEntry, _PairKey]
-    """Those in folders of masks, or with a mask's suffix."""
+    """The files in mask folders, or with a mask's suffix."""
 
     def by_stem(self) -> _Sides | None:
-        """Return the same without folders, where stems tell all images and all masks apart."""
+        """Return the same without folders, if stems distinguish all images and all masks."""
         images, masks = (
             {one: _PairKey((), place.stem) for one, place in side.items()} for side in (self.images, self.masks)
         )
@@ -115,11 +115,11 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
 
     Args:
         tree: the dataset's files.
-        masks: the folder or the suffix that masks have, where there are several kinds of them.
+        masks: the folder or suffix of the masks, if there are several kinds.
 
     Raises:
         EmptySourceError: there are no images.
-        LayoutError: less than half of the images have a mask, or several.
+        LayoutError: less than half of the images have a mask, or some have several.
         BrokenDatasetError: masks are JPEGs or shades of grey, which are not classes.
     """
     sides = _sides(tree, masks)
@@ -127,7 +127,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
     if 2 * len(pairs) < len(sides.images):
         by_stem = sides.by_stem()
         pairs = _match_sides(by_stem) if by_stem is not None else pairs
-    # A competition keeps the masks of its test images to itself.
+    # Competitions do not publish the masks of test images.
     splits = {split_of_path(image.name) for image, _ in pairs}
     expected = [image for image in sides.images if pairs and split_of_path(image.name) in splits]
     if 2 * len(pairs) < len(expected) or not pairs:
@@ -148,7 +148,7 @@ def read_pairs(tree: Tree, *, masks: str | None = None) -> SampleTable:
         keys=tuple(image.name for image, _ in pairs),
         inputs=Images(TreeFiles(tree, [image for image, _ in pairs])),
         targets=targets,
-        # Some images in no split's folder: then the folders are something else.
+        # Some images are in no split's folder, so the folders are something else.
         splits=known_splits(found),
         classes=targets.classes or classes,
         notes=tuple(
@@ -169,14 +169,14 @@ def _sides(tree: Tree, wanted: str | None) -> _Sides:
     """
     files = required(files_ending_in(tree.entries, IMAGE_EXTENSIONS), tree, "images")
     folders, of_files = files.folders
-    # What all files share says nothing of one of them: Dataset_with_GT.
+    # A folder shared by all files says nothing about one of them: Dataset_with_GT.
     depth = len(shared_folders(f"{folder}/" for folder in folders))
-    # One verdict for each folder, of which there are few: whether all in it are masks, or none by its ending.
+    # One decision for each of the few folders: whether all files in it are masks, or none by its ending.
     below = [folder.split("/")[depth:] for folder in folders]
     of_masks = np.array([any(_rest(one, _MASK_ENDS) is not None for one in parts) for parts in below], np.bool_)
     of_images = np.array([any(map(is_image_folder, parts)) for parts in below], np.bool_)
     are_masks = of_masks[of_files]
-    # Of a million names few or none have such an ending, and are looked at.
+    # Few or none of a million names have such an ending, and only those are examined.
     ends = (*_MASK_WORDS, "_L", "_P")
     ended = files.names.containing(*(f"{end}.".lower().encode() for end in ends), any_case=True)
     for number in np.flatnonzero(ended & ~of_images[of_files]).tolist():
@@ -206,7 +206,7 @@ def _pair_key(parts: list[str], suffix: re.Pattern[str]) -> _PairKey:
 
 @functools.lru_cache(maxsize=4096)
 def _without_role(folder: str) -> str:
-    """Return what is left of a folder's name without what it says of images or masks: train of train_labels."""
+    """Return a folder's name without the words for images or masks: train from train_labels."""
     rest = _rest(folder, _MASK_ENDS)
     if rest is None:
         rest = _rest(folder, _IMAGE_ENDS)
@@ -215,12 +215,12 @@ def _without_role(folder: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _rest(folder: str, ends: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
-    """Return the words before one of the ends, `None` for a folder that has none of them."""
+    """Return the words before one of the endings; `None` for a folder without them."""
     words = words_of(folder)
-    # SegNet's trainannot is what people write without a joint.
+    # Some names have no separator, such as SegNet's trainannot.
     if ends is _MASK_ENDS and words and words[-1].endswith("annot"):
         return tuple(filter(None, (*words[:-1], words[-1].removesuffix("annot"))))
-    # The longest end counts: of segmentation_class no "segmentation" is left.
+    # The longest ending counts, so that segmentation_class does not leave "segmentation".
     for end in sorted(ends, key=len, reverse=True):
         if words[-len(end) :] == end:
             return words[: -len(end)]
@@ -249,15 +249,14 @@ def _match_sides(sides: _Sides) -> list[tuple[FileEntry, FileEntry]]:
 
 
 def _is_of_objects(mask: FileEntry) -> bool:
-    """Tell whether a mask numbers the single objects, as Mapillary and Pascal VOC have them beside those of classes."""
+    """Tell whether a mask numbers single objects, which Mapillary and Pascal VOC have beside masks of classes."""
     return not _OBJECTS.isdisjoint(mask.name.lower().split("/")[:-1])
 
 
 def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, int], ...] | None]:
-    """Return the names of the classes and the colours that they are painted in, from the files that tools leave beside
-    the masks; nothing where there is none."""
+    """Return the class names and colours from the files that tools leave beside masks; nothing if there are none."""
     for entry in files_ending_in(tree.entries, TABLE_EXTENSIONS):
-        # Any other table with columns r, g, b may be about the images' own colours.
+        # Any other table with columns r, g, b may be about the colours of images.
         if "class" not in posixpath.basename(entry.name).lower():
             continue
         header, *body = read_rows(tree, entry) or [[]]
@@ -288,7 +287,7 @@ def _read_classes(tree: Tree) -> tuple[tuple[str, ...], tuple[tuple[int, int, in
     return tuple(filter(None, lines)), None
 
 
-# The one form that is not anybody's guess: a word, a dot and a number.
+# The only unambiguous form: a word, a dot and a number.
 _WORD_AND_NUMBER = re.compile(r"(?:^|/)([A-Za-z][A-Za-z_ -]*)\.\d+\.[A-Za-z]+$")
 # A last word of a name that is not just a number.
 _AFTER_STEM = re.compile(r"[ ._-]?(?=[^/ ._-]*[A-Za-z])[^/ ._-]+$")
@@ -301,7 +300,7 @@ _PANDAS = {
 _HARMLESS = frozenset(
     {*IMAGE_EXTENSIONS, "", ".gif", ".md", ".rst", ".py", ".ipynb", ".m", ".html", ".pdf", ".docx", ".db", ".ini"}
 )
-# What is before the last number of a name: pug of pug_12, 25_0_2 of 25_0_2_20170116.
+# The part before the last number of a name: pug in pug_12, 25_0_2 in 25_0_2_20170116.
 _BEFORE_NUMBER = re.compile(r"(.*?[A-Za-z0-9])[ _.()-]*\d+\D*$")
 # The same of whole names, for who has to write it.
 _BEFORE_NUMBER_TYPED = r"([^/]*?[A-Za-z0-9])[ _.()-]*\d+[^\d/]*\.\w+$"
@@ -314,24 +313,24 @@ def _images(tree: Tree) -> FileEntries:
 
 
 def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
-    """Make a table of images by what their names say: without a pattern, label.number.extension in every one.
+    """Make a table of images with the classes in their names: without a pattern, every name is label.number.extension.
 
-    Images of a test folder whose names say nothing are left out; with a pattern, all whose paths do not fit it are.
-    Folders of splits are recognised. Samples come sorted by name; classes are numbered in the order of their sorted
+    Images of a test folder whose names have no class are left out; with a pattern, so are all whose paths do not fit
+    it. Folders of splits are recognised. Samples come sorted by name; classes are numbered in the order of their sorted
     names.
 
     Args:
         tree: the dataset's files.
-        pattern: a regular expression that is searched in each image's path; its first group is the class, or all that
-            it matches.
+        pattern: a regular expression that is searched in each image's path; its first group, or else the whole match,
+            is the class.
 
     Raises:
         EmptySourceError: there are no images.
-        LayoutError: a name does not say its class, or all say the same.
+        LayoutError: a name has no class, or all have the same.
     """
     images = _images(tree)
     wanted = _WORD_AND_NUMBER if pattern is None else re.compile(pattern)
-    # Of a million names the first mostly tells that this is not what they say.
+    # The first of a million names usually shows that they have no class.
     unsaid = (name for name in images.names if wanted.search(name) is None and split_of_path(name) != "test")
     odd = next(unsaid, None) if pattern is None else None
     found = [wanted.search(name) for name in images.names] if odd is None else []
@@ -342,11 +341,11 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
         raise LayoutError(msg)
     words = [(match[1] or "") if wanted.groups else match[0] for match in found if match is not None]
     values, classes = class_indices(words)
-    # One class in all names is a common beginning, such as IMG, and no class.
+    # The same class in all names is a common prefix, such as IMG, not a class.
     if len(classes) < 2:
         msg = f"The names of the images in '{tree.label}' do not tell classes apart: all say {list(classes)}."
         raise LayoutError(msg)
-    # Names without a class are those of a test set, which has none.
+    # Names without a class belong to a test set.
     files = images.take(np.flatnonzero([match is not None for match in found]))
     notes = [f"Classes are what the files are called, as in '{posixpath.basename(files.names[0])}'."]
     if silent:
@@ -366,7 +365,7 @@ def read_file_names(tree: Tree, *, pattern: str | None = None) -> SampleTable:
 def read_images(tree: Tree) -> SampleTable:
     """Make a table of all images of a tree, in order of their names, without labels.
 
-    Splits are those of folders, where all images are in such.
+    Splits come from folders, if all images are in split folders.
 
     Raises:
         EmptySourceError: there are no images.
@@ -390,7 +389,7 @@ def read_images(tree: Tree) -> SampleTable:
 
 
 def _splits_of_folders(images: FileEntries) -> list[str]:
-    """Return the split of each of the folders that have images, as `FileEntries.folders` has them; "" for none."""
+    """Return the split of each folder with images, in the order of `FileEntries.folders`; "" for none."""
     folders, _ = images.folders
     # DIV2K_train_HR beside DIV2K_valid_HR: the same words beside the split.
     depth = len(shared_folders(f"{folder}/" for folder in folders))
@@ -402,7 +401,7 @@ def _splits_of_folders(images: FileEntries) -> list[str]:
 
 
 def guess_images(tree: Tree, is_more: bool) -> SampleTable:
-    """Read images without labels, where they are in one folder, or in one for each split, and nothing may label them.
+    """Read images without labels, if they are in one folder, or one for each split, and nothing may be their labels.
 
     Raises:
         EmptySourceError: there are no images.
@@ -413,7 +412,7 @@ def guess_images(tree: Tree, is_more: bool) -> SampleTable:
     if is_more:
         msg = f"The images of '{tree.label}' are only a part of a dataset: one folder is one of its classes."
         raise LayoutError(msg)
-    # First, because it declines most folders of classes after a look at each folder instead of each image.
+    # First, because it declines most class folders after examining folders instead of images.
     splits = _splits_of_folders(images)
     if len(splits) > 1 and (not all(splits) or len(splits) > len(set(splits))):
         msg = f"The images of '{tree.label}' are in {len(splits):,} folders, not in one, or one for each split."
@@ -481,11 +480,11 @@ def _as_csv(name: str) -> str:
 
 
 def _beginnings(names: Sequence[str]) -> list[str]:
-    """Return what the names have before their numbers, where that sorts them into classes; else nothing."""
-    # Images to be classified are often numbered alone.
+    """Return what precedes the numbers in the names, if that makes classes; otherwise nothing."""
+    # Images to be classified are often only numbered.
     names = [name for name in names if split_of_path(name) != "test"] or names
     matches = [_BEFORE_NUMBER.match(stem_of(name)) for name in names]
     found = {match[1] for match in matches if match is not None}
-    # As many beginnings as images are not classes, nor is a single one, such as IMG.
+    # As many prefixes as images are not classes, and neither is a single one, such as IMG.
     are_classes = len(found) > 1 and 2 * len(found) <= len(names) and all(matches)
     return sorted(found) if are_classes else []

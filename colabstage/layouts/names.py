@@ -1,4 +1,4 @@
-"""How files and folders of datasets are named: extensions, splits (also those that lists say), and written names.
+"""Names of files and folders in datasets: extensions, splits (including those in lists), and names written in tables.
 
 Lists of the files of each split are beside the samples, as Food-101 has them: meta/train.txt, meta/test.txt.
 """
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 
-# Those of torchvision.datasets.folder.IMG_EXTENSIONS first, then what Pillow reads besides: torchvision leaves
-# such files out without a word.
+# First those of torchvision.datasets.folder.IMG_EXTENSIONS, then others that Pillow reads, which torchvision silently
+# skips.
 IMAGE_EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
     ".gif", ".jfif", ".jpe", ".avif", ".heic", ".heif", ".jp2",
 )  # fmt: skip
 
-# What people write about their samples.
+# Extensions of files about samples.
 ANNOTATION_EXTENSIONS = (
     ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".xml", ".txt", ".lst", ".parquet", ".mat", ".yaml", ".xlsx", ".pkl",
 )  # fmt: skip
-# Files of these that are about the dataset as a whole.
+# Names of such files about the dataset as a whole.
 _NOTES = ("readme", "license", "licence", "requirements", "changelog", "attribution")
 
-# What people call their splits, and the name that each split is stored under; in the order of a table.
+# Names that people give splits, and the stored name of each; in the order of a table.
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
@@ -56,35 +56,35 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-# What people write beside the split: training_set, seg_train, train_images, test1.
+# Words that people combine with the split: training_set, seg_train, train_images, test1.
 _BESIDE_SPLITS = frozenset({"set", "seg", "image", "images", "img", "imgs", "data", "dataset", "folder", "photos"})
-# What folders are called after that hold a part of every sample, and no class of them.
+# Names of folders that hold a part of every sample, not a class.
 _IMAGES = frozenset({"image", "images", "img", "imgs", "photos", "pictures"})
 _ROLES = _IMAGES | {
     "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "ground", "truth",
     "groundtruth", "segmentation", "segmentations", "trimaps", "xml", "xmls", "txt", "bbox", "bboxes", "boxes",
     "panoptic", "instances", "targets", "jpeg", "png", "jpg", "leftimg8bit", "gtfine",
 }  # fmt: skip
-# Parts of a dataset by words that may be classes as well, where others are beside them.
+# Parts of a dataset with names that may also be classes, beside others.
 _PARTS = frozenset({"fold", "query", "gallery", "probe", "hr", "lr", "rgb", "depth", "input", "inputs", "target"})
 _ROLE_ENDS = re.compile(r"[a-zA-Z](Images|Masks|Labels|Annotations?)|Ground_?Truth|Segmentation_?(Class|Object)")
-# Thumbnails, bins and settings of file managers and network drives; and what Speech Commands has to mix into its clips.
+# Thumbnails, bins and settings of file managers and network drives; and Speech Commands' background noise.
 _FOREIGN = frozenset(
     {"_background_noise_", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found", "__macosx"}
 )
-# People write trainImages, train_images and TRAIN-images for one thing.
+# trainImages, train_images and TRAIN-images mean the same.
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _WORDS_AND_NUMBERS = re.compile(rf"{_WORDS.pattern}|\d+")
-# A message with more names than this is not read.
+# Nobody reads a message with more names than this.
 
 
 class SplitName(NamedTuple):
-    """A folder's or table's name, as far as it names a split."""
+    """The split in a folder's or table's name."""
 
     split: str
-    """As the split is stored, "" for none."""
+    """The stored name of the split; "" for none."""
     rest: tuple[str, ...]
-    """The words of no split."""
+    """The remaining words."""
 
 
 def is_image(name: str) -> bool:
@@ -103,7 +103,7 @@ def folder_of(name: str) -> str:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file is named as those are that say nothing of single samples: a readme, a licence."""
+    """Tell whether a file's name says that it is not about single samples: a readme, a licence."""
     return posixpath.basename(name).lower().startswith(_NOTES)
 
 
@@ -111,10 +111,10 @@ Files = TypeVar("Files", bound="Sized")
 
 
 def required(files: Files, tree: Tree, what: str) -> Files:
-    """Return the files that a layout cannot do without.
+    """Return the files that a layout requires.
 
     Raises:
-        EmptySourceError: there are none; `what` is what they are called.
+        EmptySourceError: there are none; `what` is the noun for them.
     """
     if len(files):
         return files
@@ -123,7 +123,7 @@ def required(files: Files, tree: Tree, what: str) -> Files:
 
 
 def count_kinds(files: Iterable[FileEntry]) -> str:
-    """Write how many files there are of each extension, the commonest first."""
+    """Write how many files there are of each extension, the most common first."""
     endings, of_files = FileEntries.of(files).endings
     counts: Counter[str] = Counter()
     for ending, count in zip(endings, np.bincount(of_files, minlength=len(endings)).tolist(), strict=True):
@@ -142,7 +142,7 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def shared_folders(names: Iterable[str]) -> list[str]:
-    """Return the folders that all of some paths begin with, the outermost first."""
+    """Return the folders common to all paths, the outermost first."""
     shared: list[str] | None = None
     for folder in {name.rpartition("/")[0] for name in names}:
         parts = folder.split("/") if folder else []
@@ -154,7 +154,7 @@ def shared_folders(names: Iterable[str]) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def split_name(name: str) -> SplitName:
-    """Read the split out of a name, however it is written; the rest tells names of one dataset from others.
+    """Read the split in a name, in any spelling; the rest distinguishes datasets.
 
     >>> split_name("rps-test-set"), split_name("rps")
     (SplitName(split='test', rest=('rps',)), SplitName(split='', rest=('rps',)))
@@ -162,33 +162,33 @@ def split_name(name: str) -> SplitName:
     SplitName(split='train', rest=())
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    # Two splits in one name (train_test_split) say nothing of what is in it.
+    # Two splits in one name (train_test_split) do not say what it contains.
     splits = {SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES}
     rest = tuple(word for word in words if word not in SPLIT_NAMES and word not in _BESIDE_SPLITS)
     return SplitName(splits.pop() if len(splits) == 1 else "", rest)
 
 
 def is_split_folder(name: str) -> bool:
-    """Tell whether a folder is called after a split and nothing else: train, Training_set, val2017, test_images."""
+    """Tell whether a folder's name is only a split: train, Training_set, val2017, test_images."""
     found = split_name(name)
     return bool(found.split) and not found.rest
 
 
 def split_of_path(name: str) -> str:
-    """Return the split that the folders of a file name, the outermost first; "" for none."""
+    """Return the split in the names of a file's folders, the outermost first; "" for none."""
     return next((split_name(folder).split for folder in name.split("/")[:-1] if is_split_folder(folder)), "")
 
 
 def same_split(one: str, other: str) -> bool:
     """Tell whether two names of splits mean the same part of a dataset: val, valid, validation and dev do."""
-    # One dataset calls it val and the list beside it validation; test is never meant by any of them.
+    # A folder may be called val and the list beside it validation; none of these means test.
     held_out = {"val", "valid", "validation", "dev"}
     return one == other or {one, other} <= held_out
 
 
 @functools.lru_cache(maxsize=4096)
 def is_role_folder(name: str) -> bool:
-    """Tell whether a folder is called after what it holds of every sample: images, masks, labels, train_annotations."""
+    """Tell whether a folder's name is a part of every sample: images, masks, labels, train_annotations."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return (
         name.lower() in _ROLES
@@ -198,25 +198,25 @@ def is_role_folder(name: str) -> bool:
 
 
 def is_part_folder(name: str) -> bool:
-    """Tell whether a folder is called after a part of a dataset, or of each sample: fold1, query, LR, depth."""
+    """Tell whether a folder's name is a part of a dataset or of each sample: fold1, query, LR, depth."""
     words = {word.lower() for word in _WORDS.findall(name)}
     return bool(words) and words <= _PARTS
 
 
 def is_image_folder(name: str) -> bool:
-    """Tell whether a folder merely says that images are in it: images, JPEGImages, train_imgs."""
+    """Tell whether a folder's name only says that it holds images: images, JPEGImages, train_imgs."""
     words = [word.lower() for word in _WORDS.findall(name)]
     return is_role_folder(name) and bool(words) and words[-1] in _IMAGES
 
 
 @functools.lru_cache(maxsize=4096)
 def is_foreign_folder(name: str) -> bool:
-    """Tell whether a folder is hidden, or left by a file manager or a network drive, and so no part of a dataset."""
+    """Tell whether a folder is hidden, or left by a file manager or network drive, so not part of a dataset."""
     return name.startswith(".") or name.lower() in _FOREIGN
 
 
 class FileLookup:
-    """Files by what people write for them.
+    """Find files by the names that people write for them.
 
     In this order: the path as it is, from the folder of what names it or from the top; the same without leading
     folders, as an absolute path of another machine needs; the end of a path. Each with the extension, then without.
@@ -252,14 +252,14 @@ class FileLookup:
         return written.replace("\\", "/").rpartition("/")[2] in self._by_base
 
     def find(self, written: str, *, split: str = "") -> FileEntry | None:
-        """Return the one file that is meant, or `None`; `split`: which split it is of, where that is known."""
+        """Return the one file that is meant, or `None`; `split`: its split, if known."""
         found = self.search(written, split=split)
         return self._files[found[0]] if len(found) == 1 else None
 
     def search(self, written: str, *, split: str = "") -> Sequence[int]:
-        """Return the numbers of the files that may be meant: none, one, or several that nothing tells apart."""
+        """Return the numbers of the files that may be meant: none, one, or several that cannot be distinguished."""
         if "/" not in written and "\\" not in written and not split:
-            # Nearly every row of nearly every table: a bare name that one file has.
+            # The common case in nearly all tables: a base name of exactly one file.
             numbers = self._by_base.get(written) or self._by_stem.get(written)
             if numbers is not None and len(numbers) == 1:
                 return numbers
@@ -272,7 +272,7 @@ class FileLookup:
         for whole in (posixpath.join(self._folder, path), path):
             if whole in self._whole:
                 return [self._whole[whole]]
-        # A folder that is written says more than what the row is said to be of.
+        # A written folder is stronger evidence than the row's split.
         split = next((split_name(part).split for part in reversed(parts[:-1]) if is_split_folder(part)), split)
         for known in (self._by_base, self._by_stem):
             found = self._nearest(parts, known.get(parts[-1], ()), split)
@@ -281,7 +281,7 @@ class FileLookup:
         return []
 
     def _nearest(self, parts: list[str], numbers: Sequence[int], split: str) -> list[int]:
-        """Return those of some files with the right base name whose folders agree best with what is written."""
+        """Return the files with the right base name whose folders agree best with the written path."""
         names = self._files.names
         paths = {number: names[number].split("/")[:-1] for number in numbers}
         own = [part for part in self._folder.split("/") if part]
@@ -308,7 +308,7 @@ class FileLookup:
         return not other or same_split(other, split)
 
     def _told_apart(self, numbers: list[int], split: str) -> list[int]:
-        """Return one of several, where one alone is beside what names it, or in the folder of its split."""
+        """Return one of several, if only one is beside the naming file, or in the folder of its split."""
         names = self._files.names
         beside = [number for number in numbers if self._folder and names[number].startswith(f"{self._folder}/")]
         of_split = [number for number in numbers if split and split_of_path(names[number])]
@@ -316,41 +316,41 @@ class FileLookup:
 
 
 def split_of_word(word: str) -> str | None:
-    """Return the split that a word names, years and numbers aside: train, train2017, Validation, instances_val2017's
-    val."""
+    """Return the split that a word names, ignoring years and numbers: train, train2017, Validation, val in
+    instances_val2017."""
     return SPLIT_NAMES.get(word.lower().rstrip("0123456789").rstrip("-_"))
 
 
 _EXTENSIONS = (".txt", ".lst")
-# Of what a list names so much has to be there for it to be a list of these samples.
+# At least this share of a list's names must exist for it to be a list of these samples.
 _THERE = 0.5
 # Three splits and some folds; more text files than that are one for each sample.
 _MOST_LISTS = 16
-# What people write beside the split in the name of a list.
+# Words that people combine with the split in a list's name.
 _BESIDE_LISTS = frozenset({"list", "files"})
 
 
 class _SplitList(NamedTuple):
-    """A list that names samples."""
+    """A list of samples."""
 
     file: str
     split: str
     samples: list[int]
-    """Numbers of the samples that it names."""
+    """Numbers of its samples."""
     missing: int
-    """How many it names that are not there."""
+    """How many of its names do not exist."""
 
 
 class ListedSplits(NamedTuple):
-    """Samples with the splits that lists give them."""
+    """Samples with the splits from lists."""
 
     table: SampleTable
     lists: frozenset[str] = frozenset()
-    """Names of the lists that were read."""
+    """Names of the lists."""
 
 
 def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
-    """Read the splits of samples in folders of classes from lists called after splits, where there are such.
+    """Read the splits of samples in class folders from lists named after splits, if there are any.
 
     A list has one path in each line, with or without its extension, from whichever folder on. Lists count when there
     is one for each of several splits, or of what is held out alone, when the rest is to train on; several of one split
@@ -358,7 +358,7 @@ def read_listed_splits(tree: Tree, found: SampleTable) -> ListedSplits:
 
     Args:
         tree: the dataset's files.
-        found: the samples; a file each.
+        found: the samples, one file each.
 
     Raises:
         BrokenDatasetError: a list names a file in another class, split or several at once; or two lists name one file.
