@@ -72,6 +72,21 @@ def count_levels(content: bytes | NDArray[Any]) -> NDArray[np.int64]:
     return level_counts(read_mask(content, MaskOptions()))
 
 
+def palette_of(content: bytes | NDArray[Any]) -> dict[int, tuple[int, int, int]]:
+    """Return the colours of a mask's values, by value, of those that its pixels have; none of one without a palette.
+
+    Raises:
+        DecodeError: the mask is broken.
+    """
+    if not isinstance(content, bytes):
+        return {}
+    with open_upright(content) as image:
+        colours = image.getpalette("RGB") if image.mode == "P" else None
+        used = np.flatnonzero(image.histogram()).tolist() if colours else []
+    rows = np.reshape(colours or [], (-1, 3)).tolist()
+    return {value: (red, green, blue) for value in used if value < len(rows) for red, green, blue in [rows[value]]}
+
+
 def level_counts(indices: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return how many of the indices `(H, W)` are each value, int64 `(256,)`."""
     from PIL import Image

@@ -53,6 +53,8 @@ class Annotated(NamedTuple):
     """The annotated shapes."""
     size: tuple[int, int] = (0, 0)
     """Its height and width; zeros if the file does not say."""
+    left_out: int = 0
+    """How many things are annotated that have no box: single points, lanes."""
 
 
 class _Format(NamedTuple):
@@ -158,6 +160,7 @@ def _boxes_table(tree: Tree, images: FileEntries, form: _Format, found: dict[str
         *left_out_notes(
             (missing, "images", "named by annotations but missing"),
             (len(images) - len(samples), "images", "that no annotation file names"),
+            (sum(one.left_out for said in found.values() for one in said), "shapes", "without a box, such as points,"),
         ),
     ]
     if form.polygons:
@@ -190,6 +193,14 @@ def _box(x: Any, y: Any, width: Any, height: Any) -> list[tuple[float, float]]:
     return [(left, top), (left + float(width), top + float(height))]
 
 
+def _turned(middle: tuple[float, float], halves: tuple[float, float], angle: float) -> list[tuple[float, float]]:
+    """Return the corners of a box, by its middle and half its sides, that is turned by an angle around its middle."""
+    (x, y), (across, down) = middle, halves
+    sine, cosine = math.sin(angle), math.cos(angle)
+    ends = ((-across, -down), (across, -down), (across, down), (-across, down))
+    return [(x + right * cosine - below * sine, y + right * sine + below * cosine) for right, below in ends]
+
+
 def _labelme(name: str, content: bytes) -> list[Annotated]:
     """Read LabelMe's file of one image."""
     found = json.loads(content)
@@ -207,9 +218,10 @@ def _labelme(name: str, content: bytes) -> list[Annotated]:
         # A single point is not a box; a line is one, however thin.
         if len(points) > 1:
             shapes.append(Shape(str(shape["label"]), points))
+    left_out = len(found["shapes"]) - len(shapes)
     size = (int(found.get("imageHeight") or 0), int(found.get("imageWidth") or 0))
     # The image of the same name beside the file, because the path in the file is from the annotator's machine.
-    return [Annotated(stem_of(name), shapes, size)]
+    return [Annotated(stem_of(name), shapes, size, left_out)]
 
 
 def _records(content: bytes, key: str) -> list[dict[str, Any]]:
@@ -284,18 +296,17 @@ def _supervisely(name: str, content: bytes) -> list[Annotated]:
 
 def _bdd(_: str, content: bytes) -> list[Annotated]:
     """Read BDD100K's file."""
-    # Lanes and drivable areas are labels without a box.
-    return [
-        Annotated(
-            str(one["name"]),
-            [
-                Shape(str(shape["category"]), [(float(at["x1"]), float(at["y1"])), (float(at["x2"]), float(at["y2"]))])
-                for shape in one.get("labels") or []
-                if (at := shape.get("box2d")) is not None
-            ],
-        )
-        for one in _records(content, "name")
-    ]
+    every = []
+    for one in _records(content, "name"):
+        # Lanes and drivable areas are labels without a box.
+        labels = one.get("labels") or []
+        shapes = [
+            Shape(str(shape["category"]), [(float(at["x1"]), float(at["y1"])), (float(at["x2"]), float(at["y2"]))])
+            for shape in labels
+            if (at := shape.get("box2d")) is not None
+        ]
+        every.append(Annotated(str(one["name"]), shapes, left_out=len(labels) - len(shapes)))
+    return every
 
 
 def _label_studio(_: str, content: bytes) -> list[Annotated]:
@@ -373,22 +384,38 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
     """Read CVAT's XML for images."""
     every: list[Annotated] = []
     shapes: list[Shape] = []
+    left_out: list[str] = []
 
     def start(tag: str, given: dict[str, str]) -> None:
         if tag == "image":
             shapes.clear()
+            left_out.clear()
             size = (int(given.get("height") or 0), int(given.get("width") or 0))
             every.append(Annotated(given["name"], [], size))
         elif every and tag == "box":
-            corners = [(float(given["xtl"]), float(given["ytl"])), (float(given["xbr"]), float(given["ybr"]))]
-            shapes.append(Shape(given["label"], corners))
+            x0, y0, x1, y1 = (float(given[edge]) for edge in ("xtl", "ytl", "xbr", "ybr"))
+            angle = math.radians(float(given.get("rotation") or 0))
+            middle, halves = ((x0 + x1) / 2, (y0 + y1) / 2), ((x1 - x0) / 2, (y1 - y0) / 2)
+            shapes.append(Shape(given["label"], _turned(middle, halves, angle)))
+        elif every and tag == "ellipse":
+            x, y, across, down = (float(given[name]) for name in ("cx", "cy", "rx", "ry"))
+            angle = math.radians(float(given.get("rotation") or 0))
+            width = math.hypot(across * math.cos(angle), down * math.sin(angle))
+            height = math.hypot(across * math.sin(angle), down * math.cos(angle))
+            shapes.append(Shape(given["label"], [(x - width, y - height), (x + width, y + height)]))
+        elif every and tag == "mask":
+            shapes.append(Shape(given["label"], _box(*(given[name] for name in ("left", "top", "width", "height")))))
         elif every and tag in ("polygon", "polyline"):
             points = [tuple(map(float, point.split(","))) for point in given["points"].split(";")]
             shapes.append(Shape(given["label"], [(x, y) for x, y in points]))
+        elif every and (tag in ("skeleton", "cuboid") or (tag == "points" and "label" in given)):
+            left_out.append(tag)
 
     def end(tag: str) -> None:
         if tag == "image":
-            every[-1] = every[-1]._replace(shapes=tuple(shapes))
+            # The points of a skeleton are counted as one thing.
+            count = len(left_out) if "skeleton" not in left_out else sum(tag != "points" for tag in left_out)
+            every[-1] = every[-1]._replace(shapes=tuple(shapes), left_out=count)
 
     def refuse(why: str) -> NoReturn:
         raise ValueError(why)

@@ -65,6 +65,8 @@ class _VocAnnotation(NamedTuple):
     """The objects in the image: name, box and further values of each."""
     size: tuple[int, int]
     """Height and width of the image; zeros if not given."""
+    image: str = ""
+    """What it calls its image; "" where it says nothing."""
 
 
 _NOTHING = _VocAnnotation([], (0, 0))
@@ -121,6 +123,18 @@ def read_voc(tree: Tree) -> SampleTable:
         for image, one in zip(listed, said, strict=True)
     ]
     notes = without_boxes_note(len(listed) - len(files), "XML file")
+    # Files that were numbered again keep the old name inside, so their own names count.
+    there = {posixpath.basename(image.name) for image in listed}
+    others = [
+        image.name
+        for image, one in zip(listed, said, strict=True)
+        if one.image in there and one.image != posixpath.basename(image.name)
+    ]
+    if others:
+        notes.append(
+            f"{counted(len(others), 'XML files', 'have')} another image of the dataset as filename (first that of "
+            f"'{others[0]}'): the file of an image is the one of its name."
+        )
     # With lists, unlisted images were left out on purpose; a note still counts them.
     unlisted = sum(image.name in labels for image in images) - len(files)
     notes += left_out_notes((unlisted, "images", f"with boxes that no list in {_LISTS} names"))
@@ -233,7 +247,8 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
     except (ValueError, OverflowError) as error:
         fail(f"the image's size is not a number of pixels ({error})", cause=error)
     # Some tools write zeros for a size that they do not know.
-    return _VocAnnotation(found, (height, width) if height > 0 and width > 0 else (0, 0))
+    image = posixpath.basename((root.findtext("filename") or "").strip().replace("\\", "/"))
+    return _VocAnnotation(found, (height, width) if height > 0 and width > 0 else (0, 0), image)
 
 
 _KITTI_IMAGES, _KITTI_LABELS = "image_2", "label_2"

@@ -13,12 +13,12 @@ import numpy as np
 from colabstage.errors import DecodeError
 from colabstage.images.geometry import VOID
 from colabstage.images.headers import is_lossy
-from colabstage.images.masks import count_levels
+from colabstage.images.masks import count_levels, palette_of
 from colabstage.layouts.reading import read_each
 from colabstage.layouts.table import BrokenDatasetError, Masks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -157,6 +157,24 @@ def two_foregrounds(kinds: NDArray[np.bool_]) -> tuple[int, int] | None:
     return int(np.argmax(ones)), int(np.argmax(voids))
 
 
+def two_palettes(
+    palettes: Sequence[Mapping[int, tuple[int, int, int]]],
+) -> tuple[int, int, tuple[int, int, int]] | None:
+    """Return two masks, by number, and a colour that is one value in the first and another in the second. Pure.
+
+    Args:
+        palettes: the colours of the values that each mask has.
+    """
+    first: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for number, palette in enumerate(palettes):
+        for value, colour in palette.items():
+            other, at = first.setdefault(colour, (number, value))
+            # Of one palette two classes may share a colour; and a value that is not there contradicts nothing.
+            if at != value and palettes[other].get(value, colour) != colour:
+                return other, number, colour
+    return None
+
+
 def check_lossless(content: Content) -> None:
     """Refuse the file of a mask that keeps its values only about.
 
@@ -173,13 +191,22 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
-    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64]]:
+    def look(index: int, content: Content) -> tuple[int, NDArray[np.int64], dict[int, tuple[int, int, int]]]:
         if isinstance(content, bytes) and is_lossy(content):
             msg = f"The mask '{source.name(index)}' is a JPEG, which has lost the exact values of its pixels. {_REMEDY}"
             raise BrokenDatasetError(msg)
-        return index, count_levels(content)
+        return index, count_levels(content), palette_of(content)
 
     # What is broken is met again, and named, when it is packed.
     found = list(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
-    counts = np.array([counts for _, counts in found], np.int64).reshape(-1, VOID + 1)
+    two = two_palettes([palette for _, _, palette in found])
+    if two is not None:
+        one, other = (source.name(found[number][0]) for number in two[:2])
+        msg = (
+            f"The masks '{one}' and '{other}' have the colour {two[2]} under different numbers of their palettes, so a "
+            "number means two classes, as when each image is reduced to a palette of its own. Write masks in true "
+            "colours with a class_dict.csv of name, r, g, b, or with one palette for all."
+        )
+        raise BrokenDatasetError(msg)
+    counts = np.array([counts for _, counts, _ in found], np.int64).reshape(-1, VOID + 1)
     return MaskValues(counts.sum(axis=0), kinds_of(counts > 0), lambda number: source.name(found[number][0]))

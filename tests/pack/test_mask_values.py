@@ -141,3 +141,24 @@ def test_masks_of_an_interrupted_run_count(tmp_path: Path) -> None:
     values, classes, _ = packed(folder, tmp_path / "a.h5")
     assert classes == ("background", "foreground")
     assert values == [[0]] + [[0, 1]] * 3 + [[0]] * 60
+
+
+@pytest.mark.parametrize("palettes", [(0, 0), (0, 1), (0, 2)])
+def test_one_colour_under_two_numbers_is_no_class(tmp_path: Path, palettes: tuple[int, int]) -> None:
+    """Masks that were each reduced to a palette of their own; other colours for the same numbers are nothing new."""
+    colours = ([0, 0, 0, 255, 0, 0, 0, 255, 0], [0, 0, 0, 0, 255, 0, 255, 0, 0], [0, 0, 0, 9, 9, 9, 0, 255, 0])
+    masks = []
+    for number in range(4):
+        image = Image.fromarray(np.resize(np.array([0, 1, 2], np.uint8), (SIZE, SIZE)))
+        image.putpalette(colours[palettes[number % 2]])
+        file = BytesIO()
+        image.save(file, "PNG")
+        masks.append(file.getvalue())
+    source = archive(tmp_path / "a.zip", masks)
+    if palettes == (0, 1):
+        with pytest.raises(
+            BrokenDatasetError, match=r"masks/00\.png' and 'masks/01\.png' have the colour \(0, 255, 0\)"
+        ):
+            pack_dataset(source, tmp_path / "a.h5", progress=False)
+    else:
+        assert packed(source, tmp_path / "a.h5")[0] == [[0, 1, 2]] * 4

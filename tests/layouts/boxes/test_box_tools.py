@@ -419,3 +419,34 @@ def test_what_cannot_be_told_is_named(files: dict[str, Any], says: str) -> None:
     texts = {name: text if isinstance(text, str) else json.dumps(text) for name, text in files.items()}
     with pytest.raises(LayoutError, match=says):
         detect_layout(MemoryTree({"0.jpg": b"", "1.jpg": b"", **{name: text.encode() for name, text in texts.items()}}))
+
+
+@pytest.mark.parametrize("degrees", [0, 30, 90, 200.5])
+def test_cvats_turned_boxes_ellipses_and_masks_are_the_boxes_around_them(degrees: float) -> None:
+    """The box was taken as if it were not turned, and ellipses and masks were left out without a word."""
+    shapes = (
+        f'<box label="a" xtl="10" ytl="20" xbr="30" ybr="26" rotation="{degrees}"/>'
+        f'<ellipse label="b" cx="20" cy="23" rx="10" ry="3" rotation="{degrees}"/>'
+        '<mask label="c" left="3" top="4" width="5" height="6" rle="0, 30"/>'
+        '<points label="d" points="1.0,2.0"/><skeleton label="e"><points label="f" points="1,2"/></skeleton>'
+    )
+    text = f'<annotations><image name="0.jpg" width="64" height="48">{shapes}</image></annotations>'
+    found = detect_layout(MemoryTree({"annotations.xml": text.encode(), "0.jpg": b""}))
+    turn, middle = np.exp(1j * np.deg2rad(degrees)), 20 + 23j
+    corners = middle + turn * np.array([-10 - 3j, 10 - 3j, 10 + 3j, -10 + 3j])
+    round_ = np.linspace(0, 2 * np.pi, 20_000)
+    edge = middle + turn * (10 * np.cos(round_) + 3j * np.sin(round_))
+    around_both = [[part(one.real), part(one.imag)] for one in (corners, edge) for part in (np.min, np.max)]
+    rows = rows_of(found)["0.jpg"]
+    assert [row[0] for row in rows] == ["a", "b", "c"]
+    expected = [[*around_both[0], *around_both[1]], [*around_both[2], *around_both[3]], [3, 4, 8, 10]]
+    np.testing.assert_allclose([row[1:] for row in rows], expected, atol=1e-3)
+    assert any(note.startswith("1 shape without a box") for note in found.notes)
+
+
+def test_points_of_labelme_are_counted() -> None:
+    """They are no boxes, and nobody was told."""
+    shapes = [{"label": "a", "points": [[1, 2]] * count, "shape_type": "x"} for count in (1, 2, 1)]
+    text = json.dumps({"imagePath": "0.jpg", "shapes": shapes})
+    found = detect_layout(MemoryTree({"0.json": text.encode(), "0.jpg": b""}))
+    assert "2 shapes without a box, such as points, were left out." in found.notes

@@ -781,3 +781,20 @@ def test_parts_of_the_image_are_no_pixels(tmp_path: Path) -> None:
     with pytest.raises(BrokenDatasetError, match=r"Box 1 of 'a\.png' is 0\.1, 0\.2, 0\.4, 0\.7.*Multiply"):
         read(_one_coco(tmp_path / "parts", bbox=[0.1, 0.2, 0.3, 0.5]))
     assert boxes_in(read(_one_coco(tmp_path / "pixel", bbox=[0, 0, 1, 1])), "a.png")["boxes"].tolist() == [[0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(("names", "told"), [(("a.jpg", "b.jpg"), 0), (("x.jpg", ""), 0), (("b.jpg", "a.jpg"), 2)])
+def test_another_image_in_an_xml_file_is_told(tmp_path: Path, names: tuple[str, str], told: int) -> None:
+    """The file's own name counts, as everywhere; a name that no image has is an old one."""
+    for stem, name in zip("ab", names, strict=True):
+        put_image(tmp_path / f"{stem}.jpg", 0)
+        box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+        said = f"<filename>{name}</filename><object><name>{stem}</name>{box}</object>"
+        put(tmp_path / f"{stem}.xml", f"<annotation>{said}</annotation>")
+    found = read(tmp_path)
+    assert [boxes_in(found, key)["labels"].tolist() for key in ("a.jpg", "b.jpg")] == [[0], [1]]
+    note = (
+        "2 XML files have another image of the dataset as filename (first that of 'a.jpg'): the file of an image is "
+        "the one of its name."
+    )
+    assert found.notes == ((note,) if told else ())
