@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     from colabstage.layouts.table import Content, SampleSource
 
-# Enough to meet each class that is common, and few enough not to be noticed on a mounted Drive.
+# Enough to meet each common class, and few enough to cost no noticeable time on a mounted Drive.
 _LOOKED_AT = 16
-# Of class indices, even a few masks have this part of all up to their highest; painted greys are far apart.
+# Even a few masks contain this share of the class indices up to the highest; painted greys are far apart.
 _DENSE = 1 / 8
 _FEW_LEVELS = 64
 # Beside pixels of 255, which of class indices is not a class, those of a smoothed edge.
 _NEARLY_WHITE = 200
-# As many shades as show that they are not class indices.
+# With this many shades they are not class indices.
 _SHOWN = 8
 # Masks of which it is seen at once what values they have.
 _PAGE = 1 << 14
@@ -53,12 +53,12 @@ class MaskValues(NamedTuple):
 
 
 def find_masks(source: SampleSource, *, decoded: bool = False, spread: bool = True) -> Masks:
-    """Make masks of a source, after a look at a few.
+    """Make masks from a source, after examining a few.
 
     Args:
         source: mask files, or integer arrays `(H, W)`.
         decoded: whether they are arrays.
-        spread: whether to look at some among all, or at the first ones of the medium.
+        spread: whether to examine some spread over all, or the first ones on the medium.
 
     Raises:
         BrokenDatasetError: their values are not class indices: shades of grey, or a lossy file's.
@@ -119,7 +119,7 @@ def _is_foreground(values: MaskValues) -> bool:
 
 
 def meaning_of(counts: NDArray[np.int64]) -> str:
-    """Return "indices", "foreground" or "greys": what pixels mean of which `counts[v]` have the value v. Pure.
+    """Return "indices", "foreground" or "greys": the meaning of pixels of which `counts[v]` have the value v. Pure.
 
     >>> meaning_of(np.bincount([0, 0, 0, 255], minlength=256))
     'foreground'
@@ -127,7 +127,7 @@ def meaning_of(counts: NDArray[np.int64]) -> str:
     levels = np.flatnonzero(counts)
     inner = levels[(levels > 0) & (levels < VOID)]
     if not len(inner):
-        # 255 without any class would be a set of masks of which nothing can be learnt.
+        # Masks with only 255 as "no class" would teach nothing.
         return "foreground" if counts[VOID] else "indices"
     highest = int(inner[-1])
     if counts[VOID] and (counts[VOID] > counts[1:VOID].sum() or highest >= _NEARLY_WHITE):
@@ -147,10 +147,10 @@ def two_foregrounds(kinds: NDArray[np.bool_]) -> tuple[int, int] | None:
     """Return the numbers of a mask of 0 and 1 and one of 0 and 255 where masks are one or the other; `kinds` as
     `kinds_of`. Pure.
 
-    Pixels of no class, 255 too, border on those of one, so that some mask has both.
+    Pixels without a class, also 255, border on those with one, so some mask would have both.
     """
     zero, one, between, void = kinds.T
-    # A mask of one value alone may be all foreground, or all without a class: it says nothing.
+    # A mask with a single value may be all foreground or all without a class, so it proves nothing.
     ones, voids = zero & one, zero & void
     if between.any() or not ones.any() or not voids.any() or (ones & voids).any():
         return None
@@ -188,7 +188,7 @@ def check_lossless(content: Content) -> None:
 
 def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
     count = min(_LOOKED_AT, len(source))
-    # An archive or a Drive reads its first files at once; looking among all would mean seeking through it.
+    # The first files of an archive or a Drive are read quickly; examining some among all would require seeking.
     chosen = np.linspace(0, len(source) - 1, count).astype(int) if spread else np.argsort(source.positions)[:count]
 
     def look(index: int, content: Content) -> tuple[int, NDArray[np.int64], dict[int, tuple[int, int, int]]]:
@@ -197,7 +197,7 @@ def _look_at_masks(source: SampleSource, *, spread: bool) -> MaskValues:
             raise BrokenDatasetError(msg)
         return index, count_levels(content), palette_of(content)
 
-    # What is broken is met again, and named, when it is packed.
+    # Broken files are reported when they are packed.
     found = list(read_each(source, chosen.tolist(), look, readers=_LOOKED_AT, skip_broken=True))
     two = two_palettes([palette for _, _, palette in found])
     if two is not None:

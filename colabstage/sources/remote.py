@@ -1,7 +1,7 @@
-"""`RemoteFile`: one file somewhere else, what is known of it, and how its bytes come. Every transport is one of these;
-the simplest, a file on the local disk or a mount, is here.
+"""`RemoteFile`: one file somewhere else, its facts, and its bytes. Every transport implements it; the simplest, a file
+on the local disk or a mount, is here.
 
-With it go what all of them share: checksums, failures that may be over a moment later, and the least rate of a body.
+Also here is what all of them share: checksums, temporary failures, and the minimum rate of a transfer.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, Clock
 
-# Hexadecimal digits of each kind. Not what hashlib has besides: nobody publishes those.
+# Hexadecimal digits of each algorithm. Others in hashlib are left out, because nobody publishes them.
 _DIGITS = {"md5": 32, "sha1": 40, "sha256": 64, "sha512": 128, "xxh3_64": 16, "xxh3_128": 32}
-# Of one read: FUSE hands out at most so much at once.
+# Bytes of one read: FUSE returns at most this much at once.
 _PIECE_BYTES = 1024 * 1024
 _BY_DIGITS = {32: "md5", 40: "sha1", 64: "sha256", 128: "sha512"}
 
 
 class Hasher(Protocol):
-    """What hashlib and xxhash give: fed piece by piece."""
+    """The interface of hashlib's and xxhash's hashers."""
 
     def update(self, data: bytes | memoryview, /) -> None: ...
 
@@ -58,18 +58,18 @@ class Checksum:
         return f"{self.algorithm}:{self.digest}"
 
     def new_hasher(self) -> Hasher:
-        """Return a hasher that will give this digest for the right content."""
+        """Return a hasher whose digest can be compared with this one."""
         if self.algorithm.startswith("xxh3"):
-            # Imported here: few sources tell one of these.
+            # Imported here, because few sources report one of these.
             import xxhash
 
             hasher: Hasher = getattr(xxhash, self.algorithm)()
             return hasher
-        # Some builds refuse MD5 otherwise, which is what most services tell.
+        # Some builds otherwise refuse MD5, which most services report.
         return hashlib.new(self.algorithm, usedforsecurity=False)
 
     def digest_of(self, pieces: Iterable[bytes]) -> str:
-        """Return the digest of this kind that all pieces have together."""
+        """Return the digest of this algorithm for all pieces together."""
         hasher = self.new_hasher()
         for piece in pieces:
             hasher.update(piece)
@@ -77,7 +77,7 @@ class Checksum:
 
 
 def pieces_of(read: Callable[[int, int], bytes], size: int, cancellation: Cancellation) -> Iterator[bytes]:
-    """Yield what `read(length, offset)` gives from the beginning to the end."""
+    """Yield the results of `read(length, offset)` from the beginning to the end."""
     for offset in range(0, size, _PIECE_BYTES):
         cancellation.check()
         yield read(_PIECE_BYTES, offset)
@@ -87,7 +87,7 @@ def check_file(path: Path, checksum: Checksum, label: str) -> None:
     """Hash a whole file that is here.
 
     Raises:
-        ChecksumMismatchError: it is another one than the checksum's.
+        ChecksumMismatchError: its digest differs from the checksum.
     """
     with path.open("rb") as file:
         digest = checksum.digest_of(iter(lambda: file.read(_PIECE_BYTES), b""))
@@ -100,10 +100,10 @@ def check_file(path: Path, checksum: Checksum, label: str) -> None:
 
 
 def parse_checksum(text: str) -> Checksum:
-    """Read `"sha256:ab12…"`; without a name, the length of the digest tells the algorithm.
+    """Read `"sha256:ab12…"`; without a name, the length of the digest decides the algorithm.
 
     Raises:
-        OptionError: the algorithm is unknown, or the digest is not one of its.
+        OptionError: the algorithm is unknown, or the digest does not fit it.
     """
     check_argument("hash", text, "text")
     name, colon, digest = text.strip().lower().rpartition(":")
@@ -116,18 +116,18 @@ def parse_checksum(text: str) -> Checksum:
     return Checksum(algorithm, digest)
 
 
-# Who brings less than this is not worth waiting for: a file of 1 GB would take twelve days.
+# A slower transfer is not worth waiting for: a file of 1 GB would take twelve days.
 LEAST_BYTES_PER_S = 1024.0
 _PACE_WINDOW_S = 30.0
 
 
 class TransientError(SourceReadError):
-    """A failure that may be over a moment later: a connection that was cut, a server that is busy.
+    """A failure that may be temporary: a connection that was cut, a server that is busy.
 
-    It is raised and caught inside this package only: who gives up raises a `SourceReadError`.
+    It is raised and caught inside this package only: code that gives up raises a `SourceReadError`.
 
-    `wait_s`: seconds after which the other side asked to be tried again; `None` when it did not say.
-    `slow`: bytes came, but so slowly that they are not progress.
+    `wait_s`: seconds after which the other side asked to be tried again; `None` if it did not say. `slow`: bytes
+    arrived, but too slowly to count as progress.
     """
 
     def __init__(self, message: str, wait_s: float | None = None, *, slow: bool = False) -> None:
@@ -136,13 +136,13 @@ class TransientError(SourceReadError):
         self.slow = slow
 
     def __reduce__(self) -> tuple[Callable[..., TransientError], tuple[str, float | None]]:
-        # Exceptions are rebuilt from their arguments alone, without keywords.
+        # Unpickling rebuilds exceptions from their positional arguments only.
         return partial(TransientError, slow=self.slow), (str(self), self.wait_s)
 
 
 @contextlib.contextmanager
 def given_up() -> Iterator[None]:
-    """Raise what failed for now as what failed for good: for where nobody tries again."""
+    """Raise a temporary failure as a permanent one, where nobody tries again."""
     try:
         yield
     except TransientError as error:
@@ -156,19 +156,19 @@ def at_least_rate(
     window_s: float = _PACE_WINDOW_S,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[bytes]:
-    """Hand out what comes, as long as it comes fast enough: whatever brings it, a server that drips ends here.
+    """Yield pieces as long as they arrive fast enough, so that a trickling server is an error with every transport.
 
-    It is judged at the end of each period of `window_s` seconds of waiting for a piece; other time does not count. What
-    comes before the first is the service's answer, which has a deadline of its own. Whoever brings the pieces lets none
-    of them take much longer than `window_s`.
+    The rate is checked after each `window_s` seconds of waiting for pieces; other time does not count. The wait for the
+    first piece is the service's answer, which has its own deadline. The source of the pieces must not let one take much
+    longer than `window_s`.
 
     Raises:
-        TransientError: less than a kilobyte a second came in `window_s` seconds of waiting.
+        TransientError: less than a kilobyte a second arrived in `window_s` seconds of waiting.
     """
     waited_s, came = 0.0, 0
     with contextlib.ExitStack() as stack:
         if isinstance(pieces, Generator):
-            # Whoever stops early hangs up now, and not when the garbage is collected.
+            # If the reader stops early, the connection is closed now, not at garbage collection.
             stack.callback(pieces.close)
         began: float | None = None
         for piece in pieces:
@@ -186,42 +186,42 @@ def at_least_rate(
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """What a service says about one file before any of it is fetched."""
+    """A service's facts about one file before any of it is fetched."""
 
     label: str
     """Its address for messages and reports; never with a password, token or signature in it."""
     name: str
-    """The name it would have here, without folders."""
+    """The name of a local copy, without folders."""
     size: int | None
-    """Bytes; `None` where the service does not say."""
+    """Length in bytes; `None` if the service does not say."""
     version: str = ""
-    """A text that is another one when the content is (an ETag, a generation, a time); "" where there is none."""
+    """A text that changes when the content changes (an ETag, a generation, a time); "" if there is none."""
     mtime_ns: int = 0
-    """Modification time in nanoseconds since 1970; 0 where it is not known."""
+    """Modification time in nanoseconds since 1970; 0 if unknown."""
     checksum: Checksum | None = None
-    """The hash of the whole content, where the service offers one or the caller gave one."""
+    """The hash of the whole content, if the service reports one or the caller gave one."""
     ranges: bool = True
-    """Whether any part can be asked for; otherwise only the whole, from its beginning."""
+    """Whether any part can be requested; otherwise only the whole file, from its beginning."""
     connections: int = 8
-    """How many parts the service gives at full speed at once; 1 where more do not help."""
+    """How many parts the service serves at full speed at once; 1 if more do not help."""
     eager: bool = True
-    """Whether to ask for that many from the beginning; otherwise for one more as long as that proves faster."""
+    """Whether to request that many from the beginning; otherwise one more as long as that proves faster."""
 
 
 class RemoteFile(Protocol):
     """One file somewhere else. `read_range` may be called from many threads at once."""
 
     facts: RemoteFacts
-    """What was known when it was opened."""
+    """The facts when it was opened."""
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Return the content from `offset` on, in pieces of at most a megabyte, as they come.
+        """Return the content from `offset` on, in pieces of at most a megabyte, as they arrive.
 
-        Ends after exactly `length` bytes; with `None` at the end of the file. Closing the iterator early hangs up.
-        No wait in it is without a deadline. `offset` must be 0 where `facts.ranges` is false.
+        Ends after exactly `length` bytes, or with `None` at the end of the file. Closing the iterator early closes the
+        connection. Every wait in it has a deadline. `offset` must be 0 if `facts.ranges` is false.
 
         Raises:
-            TransientError: the other side failed in a way that passes; what was yielded before is good.
+            TransientError: the other side failed temporarily; what was yielded before is valid.
             SourceChangedError: the content is no longer the one of `facts.version`.
             SourceAccessError, SourceNotFoundError, DriveDisconnectedError, DriveQuotaError, SourceReadError: for good.
         """
@@ -230,22 +230,23 @@ class RemoteFile(Protocol):
         """Release connections and handles. Calling it twice is fine."""
 
     def known(self, offset: int, stop: int) -> bytes | None:
-        """Return bytes that came along when it was opened; `None` where these did not, as of most files."""
+        """Return bytes that arrived when it was opened; `None` if these did not, as for most files."""
         return None
 
     def without_version_check(self) -> RemoteFile:
         """Return the same file for a reader that compares hashes of what it reads; closed with this one.
 
-        It is another one only where a service is asked after each range whether the content is still that of
-        `facts.version`: a hash proves more, and asks nobody.
+        It differs only if a service is asked after each range whether the content is still that of `facts.version`: a
+        hash proves more, without a request.
         """
         return self
 
 
-# Whether a mount gives one file faster by several readers depends on what is behind it: the simulated Drive, whose
-# figures are those of one reader, gives it more slowly. So it is tried.
+# Whether several readers get one file faster through a mount depends on what is behind it: the simulated Drive, with
+# figures for one reader, is slower. So it is tried.
 _MOUNT_CONNECTIONS = 4
-# What was found once and is not there a moment later is a symptom of a dying mount; what never was, is not there.
+# A file that was found and is missing a moment later is a symptom of a dying mount; one that was never found does not
+# exist.
 _LOOKING = RetryPolicy(missing_is_transient=False)
 _READING = RetryPolicy()
 
@@ -253,12 +254,12 @@ _READING = RetryPolicy()
 class MountedFile(RemoteFile):
     """A `RemoteFile` that is a regular file here. Its `version` is the modification time.
 
-    A part keeps its handle to itself while it is read, because the kernel reads ahead for each handle; the next part
-    gets it afterwards, because opening costs a round trip on a mount.
+    Each part has its own handle while it is read, because the kernel reads ahead for each handle; the next part reuses
+    it, because opening costs a round trip on a mount.
     """
 
     def __init__(self, path: Path) -> None:
-        """Look at the file.
+        """Examine the file.
 
         Raises:
             SourceNotFoundError, SourceReadError, DriveDisconnectedError: it cannot be opened.
@@ -295,7 +296,7 @@ class MountedFile(RemoteFile):
                     yield piece
                 self._check_unchanged(os.fstat(handle))
             except OSError:
-                # Another one may not have what is wrong with this one.
+                # A new handle may not have the same fault.
                 close_quietly(handle)
                 handle = -1
                 raise
@@ -316,7 +317,7 @@ class MountedFile(RemoteFile):
             close_quietly(handle)
 
     def _borrow(self) -> int:
-        """Return a handle on the file as it was when it was looked at."""
+        """Return a handle for the file as it was when it was examined."""
         with self._lock:
             if self._closed:
                 msg = f"'{self._label}' was closed."

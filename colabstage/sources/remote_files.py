@@ -1,4 +1,4 @@
-"""Single files at addresses, each opened when it is read: one of them, or many that are a dataset only together."""
+"""Single files at addresses, each opened when it is read: one of them, or many that form a dataset."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import Checksum, RemoteFacts, RemoteFile
     from colabstage.trees.tree import ByteSource
 
-# What may be one file that has an address.
+# Sources that can be a single file with an address.
 FileSource: TypeAlias = LocalSource | WebSource | ObjectSource | ShareSource
 
 # How many files are asked for their size at once.
 _ASKERS = 16
-# What of a small file comes along with the first answer.
+# How much of a small file arrives with the first answer.
 _SMALL_BYTES = 256 * 1024
 
 
 def name_remote_files(addresses: Sequence[str]) -> list[str]:
     """Name files by their addresses: the path below the folder that they have in common. Pure.
 
-    Files of one folder have their plain names; those of several servers, or of one name twice, keep as much of the
-    address as tells them apart, and at last a number.
+    Files of one folder have their plain names; files of several servers, or with equal names, keep as much of the
+    address as distinguishes them, and if necessary a number.
 
     >>> name_remote_files(["https://x.org/pets/cat/1.jpg", "https://x.org/pets/dog/1.jpg"])
     ['cat/1.jpg', 'dog/1.jpg']
@@ -53,7 +53,7 @@ def name_remote_files(addresses: Sequence[str]) -> list[str]:
     names = ["/".join(steps[depth:]) for steps in parts]
     bases = [steps[-1] for steps in parts]
     if depth == 0 and len({base.lower() for base in bases}) == len(bases):
-        names = bases  # nothing in common: what servers they are on says nothing about the files
+        names = bases  # nothing in common: the names of servers say nothing about the files
     return list(distinct_names(names, of_files=True))
 
 
@@ -64,7 +64,7 @@ def _address_steps(address: str) -> list[str]:
 
 
 class RemoteFileTree(Tree):
-    """A tree of files that lie anywhere, each opened when it is read. Their sizes are asked for when it is made.
+    """A tree of files anywhere, each opened when it is read. Their sizes are requested when it is made.
 
     Args:
         label: its address, for messages.
@@ -93,7 +93,7 @@ class RemoteFileTree(Tree):
         names = [clean_member_name(label, name) for name, _ in files]
         check_collisions(label, names, ())
         self._open = dict(zip(names, (opener for _, opener in files), strict=True))
-        # A service that hangs must not hold up the interpreter's end.
+        # A service that hangs must not delay the interpreter's exit.
         with DaemonPool(min(_ASKERS, len(files)) or 1, "colabstage-list") as pool:
             facts = pool.run(self._ask, names, cancellation=cancellation)
         # In the order of `files`.
@@ -109,7 +109,7 @@ class RemoteFileTree(Tree):
         )
 
     def open(self, entry: FileEntry) -> ByteSource | None:
-        """Return the bytes of one file; `None` where its service only gives all of it from its beginning."""
+        """Return the bytes of one file; `None` if its service only serves the whole file from its beginning."""
         if not self.gives_parts(entry):
             return None
         label = f"{self.label}/{entry.name}"
@@ -134,7 +134,7 @@ class RemoteFileTree(Tree):
         if not length:
             return b""
         with self._at_service(entry) as file:
-            # Some give only the whole, from the beginning.
+            # Some serve only the whole file, from the beginning.
             skipped = 0 if file.facts.ranges else offset
             data = read_directly(file, offset - skipped, length + skipped, policy=self._policy)
         return data[skipped:]
@@ -145,7 +145,7 @@ class RemoteFileTree(Tree):
             yield from read_through(file, policy=self._policy)
 
     def gives_parts(self, entry: FileEntry) -> bool:
-        """Return whether parts of a file can be asked for, or only all of it from its beginning."""
+        """Return whether parts of a file can be requested, not only the whole file from its beginning."""
         if entry.name not in self.facts:
             raise unknown_entry(self.label, entry.name)
         return self.facts[entry.name].ranges
@@ -154,11 +154,11 @@ class RemoteFileTree(Tree):
     def _at_service(self, entry: FileEntry) -> Iterator[RemoteFile]:
         if entry.name not in self._open:
             raise unknown_entry(self.label, entry.name)
-        # What opens it has tried again already.
+        # Opening it includes retries.
         with given_up():
             file = self._open[entry.name]()
         try:
-            # A length that the service did not tell was counted.
+            # If the service did not report the length, it was counted.
             now = file.facts if file.facts.size is not None else replace(file.facts, size=entry.size)
             before = self.facts[entry.name]
             if (now.size, now.version) != (before.size, before.version):
@@ -175,7 +175,7 @@ class RemoteFileTree(Tree):
         with given_up():
             file = self._open[name]()
         try:
-            # Nothing but reading it all tells its length, which a plan needs.
+            # A plan needs its length, which only reading all of it shows.
             if file.facts.size is None:
                 whole = read_through(file, policy=self._policy)
                 return replace(file.facts, size=sum(map(len, whole)))
@@ -198,7 +198,7 @@ class RemoteFileTree(Tree):
 def list_files(
     label: str, files: Sequence[tuple[str, SingleSource]], *, cancellation: Cancellation | None = None
 ) -> RemoteFileTree:
-    """Return single files as one tree: each by the address that names it, and where it is."""
+    """Return single files as one tree, each with the address that names it and its source."""
     names = name_remote_files([address for address, _ in files])
     openers = [(name, remote_opener(source)) for name, (_, source) in zip(names, files, strict=True)]
     return RemoteFileTree(label, openers, cancellation=cancellation)
@@ -219,7 +219,7 @@ def remote_opener(source: SingleSource, *, along_bytes: int = 0) -> Callable[[],
 def open_remote(
     source: FileSource, *, checksum: Checksum | None = None, policy: RetryPolicy | None = None, along_bytes: int = 0
 ) -> RemoteFile:
-    """Open one file that has an address: the only place that knows which source is read by which transport.
+    """Open one file that has an address: the only place that maps sources to transports.
 
     Args:
         source: where it is.
@@ -231,10 +231,10 @@ def open_remote(
         SourceReadError: it is a folder.
         As `MountedFile`, `open_http`, `open_object` and `open_shared_file`.
     """
-    # Imported where they are needed: each transport brings libraries that local files do without.
+    # Imported where needed: each transport loads libraries that local files do not need.
     match source:
         case LocalSource():
-            # The first question to a mount, which may have died since it answered.
+            # The first access to a mount, which may have died since it answered.
             if read_with_retry(source.path.is_dir, str(source.path)):
                 msg = (
                     f"'{source.path}' is a folder in a list of files that are not archives. Give only files, or only "
@@ -257,9 +257,10 @@ def open_remote(
 
 
 def read_small_file(source: SingleSource) -> bytes:
-    """Return all of a file that fits into memory: by one round trip where its service allows that and it is short.
+    """Return the whole content of a file that fits into memory, in one round trip if it is short and its service allows
+    that.
 
-    Whether it changed while it was read is not asked.
+    It is not checked for changes while it is read.
 
     Raises:
         OptionError: it is a source of another kind.

@@ -1,8 +1,8 @@
-"""Files and folders behind Google Drive links, brought here whole, checked, and resumed after a kill.
+"""Download files and folders behind Google Drive links completely, with checks, and resume after a kill.
 
-A folder comes in an owned temporary folder inside the caller's. Whoever comes next takes over what a dead process left
-there; only a result that is whole gets its own name. Each file is the right version, continued only onto the same
-content, and its length is checked.
+A folder is downloaded into an owned temporary folder inside the caller's. The next call takes over what a dead process
+left there; only a complete result gets its final name. A file is only continued with the same version, and its length
+is checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STEP = "Download from Google Drive"
 def share_link_facts(
     link: ShareLink, *, cancellation: Cancellation | None = None, policy: RetryPolicy = _POLICY
 ) -> RemoteFacts | None:
-    """Return name, size and version of what a link leads to, by one or two small requests.
+    """Return name, size and version of a link's target, with one or two small requests.
 
     Args:
         link: a file or a folder. A folder's `size` is `None`, since only asking for each file would tell it; its
@@ -50,10 +50,11 @@ def share_link_facts(
         policy: how often a question is asked again.
 
     Returns:
-        `None` where Drive gives no answer that could be used; the download may still succeed.
+        `None` if Drive gives no usable answer; the download may still succeed.
 
     Raises:
-        OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses, and would refuse later.
+        OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses, and would also refuse
+            later.
     """
     with DriveWeb(cancellation=cancellation or Cancellation(), policy=policy) as web:
         try:
@@ -97,9 +98,9 @@ def download_share_link(
         OptionError: the link leads to a Google document, or a folder was given a checksum.
         DriveQuotaError: too many downloads of it, or too many requests from here.
         SourceAccessError, SourceNotFoundError: it is not shared with everyone, or not there.
-        WebPageError: a page came in place of the data.
-        ChecksumMismatchError: it is whole but not the file that was meant; it is kept beside under a name of its own.
-        SourceChangedError, SourceReadError: it did not come as it should.
+        WebPageError: a web page arrived instead of the data.
+        ChecksumMismatchError: it is complete but not the intended file; it is kept beside under another name.
+        SourceChangedError, SourceReadError: it changed, or could not be read.
         TargetExistsError: `folder` has something of that name.
         NotEnoughSpaceError: it would not fit; raised before the first byte.
         CancelledError: the caller asked to stop; what came is kept for the next call.
@@ -125,7 +126,7 @@ def download_share_link(
 
 
 def _find(web: DriveWeb, link: ShareLink) -> tuple[RemoteFacts, WebAnswer | None]:
-    """Return what Drive tells of a file, and its answer; no answer where only gdown knows the page that came."""
+    """Return Drive's facts about a file, and its answer; no answer if only gdown knows the page."""
     try:
         return web.find(link)
     except WebPageError as unknown:
@@ -133,7 +134,7 @@ def _find(web: DriveWeb, link: ShareLink) -> tuple[RemoteFacts, WebAnswer | None
 
 
 def _free_target(target: Path, link: ShareLink) -> Path:
-    # Asked before the download too, not only at its end, hours later.
+    # Checked before the download too, not only at its end, hours later.
     if os.path.lexists(target):
         msg = f"'{link.label}' would become '{target}', but that is there already. Remove it, or choose another folder."
         raise TargetExistsError(msg)
@@ -150,20 +151,21 @@ def _fetch(
     cancellation: Cancellation,
     policy: RetryPolicy,
 ) -> None:
-    """Bring one file to `target`."""
+    """Download one file to `target`."""
     if answer is None:
         fetch_by_gdown(link, facts, target, step=step, cancellation=cancellation)
         return
     with given_up(), contextlib.closing(open_shared(link, facts, answer)) as file:
-        # Otherwise a server that says nothing would hold up whoever cancels.
+        # Otherwise a silent server would delay a cancellation.
         cancellation.follow(file.close)
         try:
-            # Google counts requests, so it is one, and one more after each break.
+            # Google counts requests, so there is one, and one more after each break.
             fetch_file(file, target, step=step, cancellation=cancellation, policy=policy, connections=1)
         except SourceReadError:
-            # Hanging up breaks reads off in many ways.
+            # Closing the connection makes reads fail in many ways.
             cancellation.check()
-            # A refusal that lasts, as of too many requests, only ends the tries; Drive tells what it is when asked.
+            # A permanent refusal, such as for too many requests, only ends the tries; Drive gives the reason on
+            # request.
             with DriveWeb(cancellation=cancellation, policy=policy) as web, contextlib.suppress(SourceReadError):
                 web.find(link)
             raise
@@ -183,7 +185,7 @@ def _download_folder(
     shared = web.list_folder(link)
     for sentence in shared.notes:
         note(sentence)
-    # Drive allows any name; one that leads out of the folder is refused before the first byte.
+    # Drive allows any name; a path outside the folder is refused before the first byte.
     names = [clean_member_name(link.label, file.name) for file in shared.files]
     check_collisions(link.label, names, ())
     target = _free_target(folder / shared.name, link)
@@ -192,21 +194,21 @@ def _download_folder(
     stopping = Cancellation()
     cancellation.follow(stopping.cancel)
     with _work_folder(folder, link) as work:
-        # Files that were removed or renamed on Drive since an interrupted call must not come along.
+        # Files that were removed or renamed on Drive since an interrupted call must not be included.
         wanted = {work / "files" / file.name for file in shared.files}
         for path in (work / "files").rglob("*"):
             if path.is_file() and path not in wanted:
                 remove_own(path)
-        # A size that nobody knows is found to be too much when the disk is full.
+        # An unknown size is only found to be too large when the disk is full.
         total = sum(size or 0 for size in sizes)
         check_space(folder, total - disk_use(work), f"The folder of {len(sizes)} files")
 
         def bring(file: SharedFile, facts: RemoteFacts, answer: WebAnswer | None) -> None:
-            # Its unfinished bytes, perhaps of a process that died. One file may be in a folder under two names.
+            # Its unfinished bytes, perhaps from a dead process. A file may be in a folder under two names.
             part = work / "parts" / f"{file.link.id}.{hash_block(file.name.encode())}"
             whole, place = part / "data", work / "files" / file.name
             known, current = read_json(part / "facts.json"), {"size": facts.size, "version": facts.version}
-            # Without a version nobody can say that what is here is still the same.
+            # Without a version it is unknown whether the local bytes are still the same.
             if known != current or not facts.version:
                 remove_own(part)
                 remove_own(place)
@@ -214,7 +216,7 @@ def _download_folder(
                 part.mkdir(parents=True, exist_ok=True)
                 write_json(part / "facts.json", current)
                 place.parent.mkdir(parents=True, exist_ok=True)
-            # Each name is the proof: under it there is only what is whole and checked.
+            # A final name is the proof: only complete and checked files have one.
             if here := next((path for path in (place, whole) if path.exists()), None):
                 step.advance(here.stat().st_size)
             else:
@@ -241,9 +243,9 @@ def _download_folder(
 
 @contextlib.contextmanager
 def _work_folder(folder: Path, link: ShareLink) -> Iterator[Path]:
-    """Yield the owned temporary folder of one link: `files/` what is whole, `parts/` what is not.
+    """Yield the owned temporary folder of one link: `files/` for complete files, `parts/` for others.
 
-    Taken over from a dead process where one left it, and kept for the next call when it has bytes.
+    It is taken over from a dead process if there is one, and kept for the next call if it has bytes.
     """
 
     def holds_bytes(work: Path, _: BaseException) -> bool:
