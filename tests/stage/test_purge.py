@@ -104,6 +104,21 @@ def test_strangers_stay(photos: Path, cache: Path, tmp_path: Path) -> None:
             select_datasets(list_datasets(cache_dir=cache), names=[stranger])
 
 
+def test_what_takes_the_place_of_a_listed_dataset_stays(photos: Path, cache: Path, tmp_path: Path) -> None:
+    """A checkpoint that was published under its name since then, though it has a manifest of colabstage's."""
+    name = stage(photos, cache)
+    listed = [one for one in list_datasets(cache_dir=cache) if one.place == "cache"]
+    pack = cache / f"{name}.h5"
+    for path in (pack, manifest_path(pack)):
+        path.unlink()
+    (tmp_path / "model.h5").write_bytes(b"weights")
+    publish_file(tmp_path / "model.h5", pack, progress=False)
+    report = purge_datasets(listed)
+    assert pack.read_bytes() == b"weights"
+    assert report.removed == ()
+    assert "is not what colabstage put there" in report.reasons[0]
+
+
 def test_age_and_place_narrow_the_choice(photos: Path, cache: Path) -> None:
     """Conditions add up; without any nothing is chosen."""
     name = stage(photos, cache)

@@ -89,6 +89,11 @@ def test_other_ranks_with_the_same_step_go_on_where_these_were(count: int) -> No
                 else:
                     assert count % 4
                     assert done >= max(1, before[0].batches - 1)
+    state = {"batch_size": 4, "world_size": 1, "batches_done": 0}
+    assert schedules[2, 2][0].steps_as(state)
+    for name in state:
+        for wrong in (None, "4", 1.0, -1, True):
+            assert not schedules[2, 2][0].steps_as({**state, name: wrong})
     half = Schedule(RowOrder(count, True, 1), 2, False, Shard())
     assert not half.steps_as({"batch_size": 4, "world_size": 1, "batches_done": 0})
     assert not Schedule(WindowOrder(count, 4, 2, 0), 2, False, Shard(0, 2)).steps_as(
