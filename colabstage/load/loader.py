@@ -614,7 +614,8 @@ class Loader(Iterated, _Base):
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
         copied.__dict__.update(self.__dict__, _running=(), _followed=None)
         if self._machine is not None:
-            copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
+            machine = replace(self._machine, source=self._machine.source.another())
+            copied.__dict__.update(_machine=machine, _done=replace(self._done), _next=replace(self._next))
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

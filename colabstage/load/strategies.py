@@ -71,6 +71,10 @@ class BatchSource:
         """Return what the consumer is told of an error that ended an epoch: the same, or one that says more."""
         return error
 
+    def another(self) -> BatchSource:
+        """Return what a copy of the loader reads from: the same, where iterations may run beside each other."""
+        return self
+
     def close(self) -> None:
         """End what lives longer than an epoch."""
 
@@ -363,6 +367,9 @@ class WorkerSource(BatchSource):
         self._epoch: Any = None
         self._inherited: list[object] = []
         self._begin_turns()
+
+    def another(self) -> WorkerSource:
+        return WorkerSource(self._view, self._plan, self._seed)
 
     def _begin_turns(self) -> None:
         self._pid = os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import multiprocessing
 import os
@@ -163,6 +164,18 @@ def test_the_next_epoch_has_new_processes_where_one_was_killed(make_file: Callab
             with contextlib.suppress(RuntimeError):
                 process.join(5)
         assert sum(len(y) for _, y in loader) == 23
+
+
+def test_a_copy_has_processes_of_its_own(make_file: Callable[..., Any]) -> None:
+    """Batches of one loop came out in that of the other, which then waited for ever."""
+    dataset = dataset_h5(make_file("pack", 23).path, return_index=True)
+    with (
+        make_loader(dataset, 4, strategy="workers", num_workers=1, shuffle=False) as loader,
+        copy.copy(loader) as other,
+    ):
+        pairs = [(one[1].tolist(), two[1].tolist()) for one, two in zip(loader, other, strict=True)]
+    assert [one for one, _ in pairs] == [two for _, two in pairs]
+    assert [row for one, _ in pairs for row in one] == list(range(23))
 
 
 FORKS = """
