@@ -75,7 +75,8 @@ def box_columns(columns: Mapping[str, Sequence[str]]) -> BoxColumns | None:
         raise LayoutError(msg)
     corners = corners_of(columns)
     points = [name for name in columns if _POINT.fullmatch(plain_name(name))]
-    if len(points) > 4:
+    # x1 to x5 without y are measurements.
+    if corners and len(points) > 4:
         if label is None:
             return None
         named = f"{', '.join(map(repr, points[:8]))}{', …' if len(points) > 8 else ''}"

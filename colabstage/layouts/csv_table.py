@@ -276,10 +276,11 @@ class TableSearch:
             LayoutError: two rows give different classes for one file, and the user has not named the label column.
         """
         firsts: dict[int, _FoundRow] = {}
-        again = 0
+        again, other = 0, 0
         for row in rows:
             first = firsts.setdefault(row.file, row)
             again += row is not first
+            other += any(row.cell(label) != first.cell(label) for label in labels)
             # Several people may have labelled one image; if the user names a column, that is meant.
             if is_class and self.labels is None and row.cell(labels[0]) != first.cell(labels[0]):
                 msg = (
@@ -292,7 +293,8 @@ class TableSearch:
         if not again:
             return []
         more = "row names a file" if again == 1 else "rows name files"
-        return [f"{again:,} {more} that another row names as well; each row is a sample."]
+        differ = f" {other:,} of them {'has' if other == 1 else 'have'} other labels." if other else ""
+        return [f"{again:,} {more} that another row names as well; each row is a sample.{differ}"]
 
     def _unread_boxes(self, table: _LeadingTable, columns: dict[str, list[str]]) -> list[str]:
         """Return a note on boxes in a table whose labels somebody has named."""
