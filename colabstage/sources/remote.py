@@ -292,9 +292,10 @@ class MountedFile(RemoteFile):
                     piece = os.pread(handle, min(_PIECE_BYTES, end - offset), offset)
                     if not piece:
                         raise self._ended_early(handle, offset)
+                    # Before it is passed on: the reader that has the last piece does not come back for another.
+                    self._check_unchanged(os.fstat(handle))
                     offset += len(piece)
                     yield piece
-                self._check_unchanged(os.fstat(handle))
             except OSError:
                 # A new handle may not have the same fault.
                 close_quietly(handle)
@@ -351,9 +352,12 @@ class MountedFile(RemoteFile):
         facts = self.facts
         if (stat.st_size, str(stat.st_mtime_ns)) == (facts.size, facts.version):
             return
+        how = f"it had {facts.size:,} bytes and has {stat.st_size:,} now"
+        if stat.st_size == facts.size:
+            how = "it was written to"
         msg = (
-            f"'{self._label}' became another file while it was read: it had {facts.size:,} bytes and has "
-            f"{stat.st_size:,} now, or was written again. Wait until its upload or copy is complete, then try again."
+            f"'{self._label}' became another file while it was read: {how}. Wait until its upload or copy is complete, "
+            "then try again."
         )
         raise SourceChangedError(msg)
 

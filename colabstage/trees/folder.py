@@ -172,6 +172,8 @@ class FolderTree(Tree):
         # A string: a path object for each of a million files would cost more than reading its entry.
         self._root = os.fspath(path)
         self._before_read = before_read
+        # When files were written of which a part has been read, by path.
+        self._times: dict[str, int] = {}
         _check_root(self._root)
         self._ahead = ReadAhead(self._read, ahead) if ahead and workers > 1 else None
         try:
@@ -219,7 +221,7 @@ class FolderTree(Tree):
 
     def open(self, entry: FileEntry) -> FolderFile:
         """Return the bytes of one file, which takes a handle when it is first read."""
-        return FolderFile(self.path_of(entry), entry.size)
+        return FolderFile(self.path_of(entry), entry.size, times=self._times)
 
     def read(self, entry: FileEntry) -> bytes:
         """Return the whole content of one file: one open, one read, one close.
@@ -271,7 +273,9 @@ class FolderTree(Tree):
         for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
             handle = os.open(path, _OPEN_FLAGS)
             try:
+                before = _time_of(handle)
                 data = pread_exactly(handle, length, offset)
+                _check_time(path, handle, self._times.setdefault(path, before))
             finally:
                 os.close(handle)
             if len(data) != min(length, entry.size - offset):
@@ -290,12 +294,14 @@ class FolderTree(Tree):
 class FolderFile:
     """A file of a folder, of the size that was listed: opened when it is read, and again after `close`.
 
-    `follow`: whether it may be a link.
+    `follow`: whether it may be a link. `times`: when files were written that have been opened, by path: those who read
+    parts of one file share it, so that all parts are of one state.
     """
 
-    def __init__(self, path: Path, size: int, *, follow: bool = True) -> None:
+    def __init__(self, path: Path, size: int, *, follow: bool = True, times: dict[str, int] | None = None) -> None:
         self._path = path
         self._follow = follow
+        self._times = {} if times is None else times
         self.label = str(path)
         self.size = size
         self._open: LocalBytes | None = None
@@ -305,7 +311,7 @@ class FolderFile:
 
         Raises:
             OSError: as the disk or mount answers.
-            SourceReadError: the file is not as long any more as it was listed.
+            SourceReadError: the file is no longer as long as it was listed, or was written to.
         """
         # A name of this thread's own keeps the handle open while it reads, also when another one releases the file.
         file = self._open
@@ -317,8 +323,11 @@ class FolderFile:
                     "being read. Wait until its upload or copy is complete, then stage again."
                 )
                 raise SourceReadError(msg)
+            self._times.setdefault(self.label, _time_of(file.fileno()))
             self._open = file
-        return file.pread(length, offset)
+        data = file.pread(length, offset)
+        _check_time(self.label, file.fileno(), self._times[self.label])
+        return data
 
     def close(self) -> None:
         """Release the handle as soon as no thread reads from it. Calling it twice is fine."""
@@ -355,6 +364,26 @@ def folder_stamps(
     wanted = list(names)
     with _Threads(workers) as threads:
         return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
+
+
+def _time_of(handle: int) -> int:
+    return os.fstat(handle).st_mtime_ns
+
+
+def _check_time(path: str, handle: int, written_ns: int) -> None:
+    """Refuse a part of a file that was written to after another part of it was read, or while this one was.
+
+    Its time in the listing is not compared: a mount may tell it in another precision.
+
+    Raises:
+        SourceReadError: it was.
+    """
+    if _time_of(handle) != written_ns:
+        msg = (
+            f"'{path}' was written to while it was being read, so what was read is of two states. Wait until its "
+            "upload or copy is complete, then try again."
+        )
+        raise SourceReadError(msg)
 
 
 def _changed_while_read(root: str, entry: FileEntry, got: int) -> SourceReadError:

@@ -17,6 +17,7 @@ from colabstage.io.files import RetryPolicy
 from colabstage.trees import folder
 from colabstage.trees.entries import JUNK_FILES, is_junk
 from colabstage.trees.folder import GOOGLE_NATIVE, FolderTree, folder_stamps
+from colabstage.trees.tree import PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -404,3 +405,27 @@ def test_a_file_that_could_not_be_read_ahead_is_read_again(tmp_path: Path, write
         (tmp_path / entry.name).write_bytes(b"longer than it was listed")
         with pytest.raises(SourceReadError, match="it changed"):
             tree.read(entry)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_parts_of_one_file_are_of_one_state(tmp_path: Path, in_order: bool) -> None:
+    """A file that is rewritten in place keeps its size: whoever reads it in parts is told, by each way of reading."""
+    size = 2 * PIECE_BYTES
+    path = tmp_path / "large.bin"
+    path.write_bytes(bytes(size))
+    tree = FolderTree(tmp_path)
+    (entry,) = tree.entries
+    if in_order:
+        chunks = tree.chunks(entry)
+        next(chunks)
+    else:
+        tree.open(entry).pread(1000, 0)
+    with path.open("r+b") as file:
+        file.seek(size - 1000)
+        file.write(b"new" * 300)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(SourceReadError, match="of two states"):
+        next(chunks) if in_order else tree.open(entry).pread(1000, size - 1000)
+    # A tree that is listed now has one state again.
+    again = FolderTree(tmp_path)
+    assert again.read(next(iter(again.entries))) == path.read_bytes()
