@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import LayoutError, OptionError
+from colabstage.errors import LayoutError, OptionError, SourceChangedError
 from colabstage.images.decode import ImageFacts, decode_image, fit_pixels, probe_image
 from colabstage.images.geometry import ImageOptions
 from colabstage.images.resample import can_torch_resize, expects_torch
@@ -77,8 +77,9 @@ class OpenSamples:
     """The samples."""
     slow: bool
     """Whether reads take long."""
-    identity: Mapping[str, int]
-    """Size and time of an archive, which tell it from one that has members of the same names, sizes and times."""
+    identity: Callable[[], Mapping[str, int]]
+    """Returns size and time of an archive, which tell it from one that has members of the same names, sizes and times;
+    `SourceChangedError` if it was written to since it was opened."""
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def open_samples(
     """
     if not isinstance(source, str | os.PathLike):
         table = source.table() if isinstance(source, CallersDataset) else read_dataset(source)
-        yield OpenSamples(None, table, slow=False, identity={})
+        yield OpenSamples(None, table, slow=False, identity=dict)
         return
     place, layout = Path(source), options.layout
     if is_table_file(place, layout):
@@ -109,8 +110,15 @@ def open_samples(
     opening = Opening(None, NullProgress(), Cancellation())
     # For the unpacked form of a compressed tar; made only where there is such a tar.
     with open_spool(beside.with_name(f"{beside.name}-spool")) as spool, open_part(named, opening) as part:
-        facts = None if part.file is None else part.file.facts
-        identity = {} if facts is None else {"nbytes": facts.size or 0, "mtime_ns": facts.mtime_ns}
+
+        def identity() -> dict[str, int]:
+            if part.file is None:
+                return {}
+            if problem := part.relisted():
+                msg = f"{problem} Then pack it again."
+                raise SourceChangedError(msg)
+            return {"nbytes": part.file.facts.size or 0, "mtime_ns": part.file.facts.mtime_ns}
+
         tree = part.open_tree(spool)
         yield OpenSamples(tree, detect_layout(tree, layout, is_more=is_more), part.reads_slowly, identity)
 

@@ -265,7 +265,7 @@ def pack_dataset(
                 slow=opened.slow,
                 progress=shown,
                 cancellation=cancellation_of(shown),
-                identity=lambda: opened.identity,
+                identity=opened.identity,
             )
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
@@ -336,7 +336,7 @@ def _append(source: PackSource | CallersDataset, dataset: Path, options: PackOpt
                 slow=opened.slow,
                 progress=progress,
                 cancellation=cancellation_of(progress),
-                identity=lambda: opened.identity,
+                identity=opened.identity,
             )
         # A note and not an error: names repeat where two sources number their files from 1.
         again = repeated_names(dataset, job.table, but=target)

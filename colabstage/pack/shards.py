@@ -273,7 +273,7 @@ def write_shard_of(job: PackJob, opened: OpenSamples, task: ShardTask) -> ShardR
         slow=opened.slow,
         progress=NullProgress(),
         cancellation=_AsLongAs(Path(task.folder) / WANTED),
-        identity=lambda: opened.identity,
+        identity=opened.identity,
         address=job.label,
         shard=task.name,
     )

@@ -7,6 +7,7 @@ are one dataset are opened by `many`, and answer the same questions.
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -411,7 +412,14 @@ class SourcePart(Closing):
         return ArchiveWalk(content, self.file, step, self.opening.cancellation)
 
     def relisted(self) -> str:
-        """List a folder on a slow mount again; return how it differs from the first listing, in a sentence, or ""."""
+        """Look again at what was read, where reading cannot tell: list a folder on a slow mount again, and compare the
+        time of a local file. Return what has changed, in a sentence, or ""."""
+        if self.file is not None and self.path is not None and isinstance(self._bytes, LocalBytes):
+            # Of the open file: one that was put in its place meanwhile is another one.
+            now, facts = os.fstat(self._bytes.fileno()), self.file.facts
+            if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
+                return ""
+            return f"'{self.path}' was written to while it was being read; wait until whatever writes it is done."
         # A mounted Drive sometimes lists only a part of a folder, without an error.
         if self.tree is None or self.path is None or not self.slow:
             return ""

@@ -18,11 +18,9 @@ from colabstage.errors import (
     NotEnoughSpaceError,
     OptionError,
     SourceAccessError,
-    SourceChangedError,
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.io.progress import NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.sources.fetching import FETCHED, fetch_files
 from tests.support.http_knobs import WebFault, WebKnobs
@@ -32,9 +30,7 @@ from tests.support.share_links import DriveShares, SharedItem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import Self
 
-    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
     from colabstage.sources.fetching import FetchReport
     from tests.sources.servers import BucketService
@@ -398,41 +394,3 @@ def test_a_killed_folder_goes_on(tmp_path: Path) -> None:
     assert 30 * 50_000 <= report.kept_bytes < report.nbytes
     assert visible(tmp_path) == ["set"]
     assert FETCHED.read(tmp_path / "set") is not None
-
-
-class RewritesMidway(NullProgress):
-    """Writes to a file in place once the first bytes of it have been copied: first its end, then its beginning."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        self._left = 1
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def advance(self, amount: int = 1) -> None:
-        if self._left:
-            self._left -= 1
-            with self._path.open("r+b") as file:
-                for place in (-8, 0):
-                    file.seek(place, os.SEEK_END if place else os.SEEK_SET)
-                    file.write(b"another!")
-
-
-def test_a_file_that_is_rewritten_while_it_is_copied_is_told(tmp_path: Path) -> None:
-    """The copy would have the old beginning and the new end, and nobody would ever know."""
-    source, target = tmp_path / "data.bin", tmp_path / "out.bin"
-    source.write_bytes(bytes(30 * MIB))
-    target.write_bytes(b"mine")
-    with pytest.raises(SourceChangedError, match="it was written to"):
-        fetch_files(source, target, overwrite=True, progress=RewritesMidway(source))
-    assert target.read_bytes() == b"mine"
-    fetch_files(source, target, overwrite=True, progress=False)
-    assert target.read_bytes() == source.read_bytes()

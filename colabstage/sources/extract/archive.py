@@ -13,6 +13,7 @@ from colabstage.errors import (
     ArchiveError,
     CancelledError,
     SourceAccessError,
+    SourceChangedError,
     TargetExistsError,
     TargetNotWritableError,
     printable,
@@ -35,7 +36,7 @@ from colabstage.sources.transfer.streaming_copy import StreamingCopy
 from colabstage.sources.tree import check_names_fit
 from colabstage.trees.entries import DEFAULT_LIMITS, ArchiveLimits, check_lengths
 from colabstage.trees.open import base_name, open_archive
-from colabstage.trees.tree import LocalBytes, SharedBytes
+from colabstage.trees.tree import LocalBytes, SharedBytes, TemporaryBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +186,7 @@ def extract_archive(
             archive.
         ArchiveError: the file is not an archive, needs a password, or uses an unsupported method.
         CorruptArchiveError: it is truncated or damaged.
+        SourceChangedError: it was written to while it was being extracted.
         UnsafeArchiveError: it contains paths outside the target, devices or duplicates, or unpacks to more than
             `limits` allow.
         MissingDependencyError: it is a 7z or rar, and no tool or package that reads it is installed.
@@ -284,6 +286,7 @@ def extract_bytes(
                 extraction.run(step, cancellation)
             # The last moment: once the folder has its name, the work is done.
             cancellation.check()
+            _check_unchanged(source, identity)
             _put_in_place(extraction.tree_path, target, plan, identity, overwrite=overwrite)
             done, notes = extraction.kept_members, tree.notes
     return ExtractReport(
@@ -364,6 +367,19 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
         what = "is a folder extracted from another archive"
     msg = f"'{target}' {what}. Choose another target, or pass overwrite=True to replace it."
     raise TargetExistsError(msg)
+
+
+def _check_unchanged(source: ByteSource, identity: ArchiveIdentity) -> None:
+    """Refuse what was extracted from an archive that was written to meanwhile: a tar has no checksums of its files."""
+    # A copy of our own is nobody else's to write to.
+    if not isinstance(source, LocalBytes) or isinstance(source, TemporaryBytes):
+        return
+    if os.fstat(source.fileno()).st_mtime_ns != identity.mtime_ns:
+        msg = (
+            f"'{source.label}' was written to while it was being extracted, so the files may be of two states. Nothing "
+            "was put in place. Wait until its upload or copy is complete, then extract it again."
+        )
+        raise SourceChangedError(msg)
 
 
 def _spool_name(target: Path) -> str:
