@@ -286,7 +286,7 @@ def extract_bytes(
                 extraction.run(step, cancellation)
             # The last moment: once the folder has its name, the work is done.
             cancellation.check()
-            _check_unchanged(source, identity)
+            _refuse_rewritten(source, identity)
             _put_in_place(extraction.tree_path, target, plan, identity, overwrite=overwrite)
             done, notes = extraction.kept_members, tree.notes
     return ExtractReport(
@@ -369,7 +369,7 @@ def _reusable(target: Path, identity: ArchiveIdentity, *, overwrite: bool) -> Ex
     raise TargetExistsError(msg)
 
 
-def _check_unchanged(source: ByteSource, identity: ArchiveIdentity) -> None:
+def _refuse_rewritten(source: ByteSource, identity: ArchiveIdentity) -> None:
     """Refuse what was extracted from an archive that was written to meanwhile: a tar has no checksums of its files."""
     # A copy of our own is nobody else's to write to.
     if not isinstance(source, LocalBytes) or isinstance(source, TemporaryBytes):
