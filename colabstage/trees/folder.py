@@ -273,7 +273,7 @@ class FolderTree(Tree):
         for offset, length in block_ranges(entry.size + 1, PIECE_BYTES):
             handle = os.open(path, _OPEN_FLAGS)
             try:
-                before = _time_of(handle)
+                before = _written_ns(handle)
                 data = pread_exactly(handle, length, offset)
                 _check_time(path, handle, self._times.setdefault(path, before))
             finally:
@@ -323,7 +323,7 @@ class FolderFile:
                     "being read. Wait until its upload or copy is complete, then stage again."
                 )
                 raise SourceReadError(msg)
-            self._times.setdefault(self.label, _time_of(file.fileno()))
+            self._times.setdefault(self.label, _written_ns(file.fileno()))
             self._open = file
         data = file.pread(length, offset)
         _check_time(self.label, file.fileno(), self._times[self.label])
@@ -366,7 +366,7 @@ def folder_stamps(
         return dict(zip(wanted, threads.list_each(one, wanted), strict=True))
 
 
-def _time_of(handle: int) -> int:
+def _written_ns(handle: int) -> int:
     return os.fstat(handle).st_mtime_ns
 
 
@@ -378,7 +378,7 @@ def _check_time(path: str, handle: int, written_ns: int) -> None:
     Raises:
         SourceReadError: it was.
     """
-    if _time_of(handle) != written_ns:
+    if _written_ns(handle) != written_ns:
         msg = (
             f"'{path}' was written to while it was being read, so what was read is of two states. Wait until its "
             "upload or copy is complete, then try again."
