@@ -1,8 +1,7 @@
-"""What the simulated Drive is like: its speeds and limits as one value, its misbehaviour as another, its counters; how
-long things take by them, and which calls fail.
+"""The simulated Drive's speeds and limits, faults and counters; how long calls take, and which calls fail.
 
-The accounting is pure: times come in as arguments, and nobody sleeps. Whoever calls it from several threads holds a
-lock of its own around it; each call is a few additions. A tree that waits by it is for where nothing can be mounted.
+The accounting is pure: times are arguments, and nothing sleeps. Callers with several threads hold their own lock around
+it; each call is a few additions. `ThrottledTree` uses it where nothing can be mounted.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ FaultOp = Literal["stat", "list", "open", "read", "write", "create", "mkdir", "r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveKnobs:
-    """Speeds and limits of a simulated Drive. The defaults are what people report of an ordinary day."""
+    """Speeds and limits of a simulated Drive. The defaults are what people report for an ordinary day."""
 
     cold_open_latency_s: float = 0.4
     """Seconds before the first byte of a file that is not in the content cache, once per open."""
     stream_bytes_per_s: float = 50e6
-    """Bytes a second of one cold file, however many ranges or handles of it are read at once."""
+    """Bytes per second of one cold file, however many ranges or handles are read at once."""
     total_bytes_per_s: float = 200e6
     """Bytes a second of all cold files together."""
     parallel_requests: int = 24
     """How many cold requests are served at once; small files scale with readers up to here."""
     readahead_bytes: int = 8 << 20
-    """How far a sequential cold read runs ahead while the reader is busy with something else."""
+    """How far a sequential cold read is read ahead while the reader is busy."""
     block_bytes: int = 256 << 10
-    """The unit in which content arrives in the cache."""
+    """The block size in which content arrives in the cache."""
     warm_open_latency_s: float = 0.01
     """Seconds before the first byte of a cached file, once per open."""
     warm_bytes_per_s: float = 120e6
@@ -58,26 +57,26 @@ class DriveKnobs:
     warm_listing_s: float = 0.01
     """Seconds for each further listing of that folder."""
     entry_limit: int | None = 10_000
-    """A folder with more entries answers its first listings with errno 5; each attempt learns that many entries, so
+    """The first listings of a folder with more entries fail with errno 5; each attempt learns that many entries, so
     that a later one succeeds. `None` for no limit."""
     upload_bytes_per_s: float = 2e6
     """Bytes a second of one upload."""
     parallel_uploads: int = 10
     """Files uploaded at once."""
     visibility_s: float = 60.0
-    """Seconds until a change made elsewhere shows here; `inf` for never before a remount."""
+    """Seconds until a change made elsewhere is visible here; `inf` for not before a remount."""
     quota_bytes: int = 15_000_000_000
     """The account's storage, in bytes; deleted files stay in the trash and keep counting."""
     quota_errno: int = errno.ENOSPC
-    """What a write answers when the account is full."""
+    """The errno of a write to a full account."""
     downloads_per_file: int | None = None
     """Cold opens after which a file's download quota is used up and reading it answers errno 5."""
     flock_errno: int | None = errno.ENOSYS
-    """What locking a file answers; `None` for locks that work on this machine."""
+    """The errno of locking a file; `None` for locks that work on this machine."""
     attributes: bool = True
-    """Whether ids, MD5s and the state of uploads are answered as attributes; else errno 95."""
+    """Whether ids, MD5s and the state of uploads are available as attributes; otherwise errno 95."""
     death_after_opens: int | None = None
-    """The client dies by itself at that many opens and listings together; `None` for never."""
+    """The client dies after this many opens and listings; `None` for never."""
     death_enoent_s: float = 0.0
     """Seconds during which a dying client denies that any file exists, before it is gone."""
     time_scale: float = 1.0
@@ -95,8 +94,8 @@ class DriveKnobs:
 
     @classmethod
     def quick(cls) -> DriveKnobs:
-        """Make knobs without any waiting: for tests of behaviour rather than of speed."""
-        # Every duration becomes nothing and every rate endless; what is counted and what fails stays the same.
+        """Make knobs without any waiting, for tests of behaviour rather than speed."""
+        # All durations become 0 and all rates infinite; counters and failures stay the same.
         return cls(time_scale=0.0)
 
     @classmethod
@@ -113,14 +112,14 @@ class DriveKnobs:
         )
 
     def scaled(self) -> DriveKnobs:
-        """Return the same Drive with `time_scale` worked into every duration and rate, and itself 1."""
+        """Return the same Drive with `time_scale` applied to all durations and rates, and reset to 1."""
         changes: dict[str, float] = {"time_scale": 1.0}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_per_s"):
                 changes[field.name] = value / self.time_scale if self.time_scale else math.inf
             elif field.name.endswith("_s"):
-                # An infinite wait stays one: 0 times infinity is not a duration.
+                # An infinite wait stays infinite, because 0 times infinity is not a duration.
                 changes[field.name] = value if math.isinf(value) else value * self.time_scale
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
@@ -138,18 +137,18 @@ class OpFault:
     pattern: str = "*"
     """Glob over the path inside the Drive, for example `"MyDrive/data/*.jpg"`; `*` also matches `/`."""
     errno: int = errno.EIO
-    """What the call answers."""
+    """The errno of the call."""
     first: int | None = None
-    """Only among the first so many matching calls; `None` for no such bound."""
+    """Only among this many first matching calls; `None` for no limit."""
     every: int | None = None
-    """Only every so-manieth matching call fails, so 3 fails the third, sixth, …; `None` for all of them."""
+    """Only every n-th matching call fails: 3 fails the third, sixth, …; `None` for all."""
     per_file: bool = False
-    """Calls are counted for each path by itself."""
+    """Calls are counted separately for each path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentFault:
-    """Files whose content comes wrong, with the right size in every listing."""
+    """Files with wrong content, but the right size in every listing."""
 
     pattern: str
     """As in `OpFault`."""
@@ -158,7 +157,7 @@ class ContentFault:
     tail_bytes: int
     """Length of the damage in bytes."""
     first_opens: int | None = None
-    """Only the first so many opens of matching files are damaged; `None` for all."""
+    """Only this many first opens of matching files are damaged; `None` for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +169,12 @@ class ListingFault:
     keep: float = 0.5
     """The share of entries that is listed, from 0 to 1."""
     first: int | None = None
-    """Only the first so many listings lack entries; `None` for all."""
+    """Only this many first listings lack entries; `None` for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveFaults:
-    """Everything that goes wrong on purpose; the default is nothing."""
+    """All deliberate faults; none by default."""
 
     ops: tuple[OpFault, ...] = ()
     """Calls that fail."""
@@ -192,7 +191,7 @@ class DriveFaults:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> DriveFaults:
-        """Rebuild from what `dataclasses.asdict` made of it, also after a trip through JSON."""
+        """Rebuild from the result of `dataclasses.asdict`, also after conversion to JSON and back."""
         return cls(
             ops=tuple(OpFault(**rule) for rule in value["ops"]),
             contents=tuple(ContentFault(**rule) for rule in value["contents"]),
@@ -208,9 +207,9 @@ class DriveStats:
     """Counters since the last mount."""
 
     cold_opens: int = 0
-    """Opens whose first read found its bytes in the cloud."""
+    """Opens whose first read came from the cloud."""
     warm_opens: int = 0
-    """Opens whose first read found its bytes in the content cache."""
+    """Opens whose first read came from the content cache."""
     listings_cold: int = 0
     """First looks into a folder."""
     listings_warm: int = 0
@@ -228,15 +227,15 @@ class DriveStats:
     bytes_pending: int = 0
     """Their bytes."""
     errors_injected: int = 0
-    """Calls that failed because a fault said so."""
+    """Calls that failed because of a fault."""
 
 
-# Sleeping wakes up late. A meter forgives this much idle time, so that many short waits add up to the right rate.
+# Sleeping ends late. A meter forgives this much idle time, so that many short waits add up to the right rate.
 SLACK_S = 0.02
 
 
 class Meter:
-    """A pipe of a fixed rate: bytes that enter while others are under way queue behind them."""
+    """A pipe with a fixed rate: bytes that enter while others are in flight queue behind them."""
 
     __slots__ = ("_free_at", "_rate")
 
@@ -279,16 +278,16 @@ class Traffic:
     def fetch(self, stream: ColdFile, now: float, *, block: int, nbytes: int, first_of_open: bool) -> float:
         """Ask at time `now` for block number `block` of `nbytes`; return the time at which it has arrived."""
         knobs = self._knobs
-        # The place that is free soonest: a heap of times is a queue of requests without any thread.
+        # The place that is free first: a heap of times is a queue of requests without threads.
         asked = max(now, heapq.heappop(self._slots))
         if first_of_open:
             asked += knobs.cold_open_latency_s
         window_blocks = knobs.readahead_bytes // knobs.block_bytes
         follows = stream.last_block >= 0 and abs(block - stream.last_block) <= window_blocks
         stream.last_block = block
-        # A reader that continues where it was finds what came while it was busy; one that jumps finds nothing.
+        # A sequential reader finds what arrived while it was busy; one that jumps finds nothing.
         credit_s = knobs.readahead_bytes / knobs.stream_bytes_per_s if follows and not first_of_open else 0.0
-        # Each byte passes both pipes, so whichever is busier decides.
+        # Each byte passes both pipes, so the busier one decides.
         arrived = stream.meter.reserve(asked, nbytes, credit_s=credit_s)
         arrived = max(arrived, self._total.reserve(asked, nbytes, credit_s=max(SLACK_S, credit_s)))
         heapq.heappush(self._slots, max(arrived, asked))
@@ -306,7 +305,7 @@ def listing_gives_up(knobs: DriveKnobs, entries: int, attempt: int) -> bool:
 
 
 class FaultLedger:
-    """Which calls fail, counted as the rules say. Paths have no leading slash."""
+    """Decide which calls fail, with the counters of the rules. Paths have no leading slash."""
 
     def __init__(self, faults: DriveFaults) -> None:
         self.faults = faults
@@ -314,7 +313,7 @@ class FaultLedger:
 
     def _count(self, rule: object, path: str) -> int:
         number = self._counts.get((id(rule), path), 0) + 1
-        # By the rule itself and not by its content: two equal rules count apart.
+        # By the rule's identity, not its content: two equal rules count separately.
         self._counts[id(rule), path] = number
         return number
 
@@ -326,21 +325,21 @@ class FaultLedger:
     def errno_for(self, op: FaultOp, path: str) -> int | None:
         """Return the errno this call answers, or `None` when it may go ahead. Counts the call."""
         matching = [rule for rule in self.faults.ops if rule.op == op and fnmatchcase(path, rule.pattern)]
-        # All of them count the call, also those behind the first that strikes.
+        # All rules count the call, including those after the first that applies.
         struck = [rule for rule in matching if self._strikes(rule, path)]
         return struck[0].errno if struck else None
 
     def damage_for(self, path: str) -> ContentFault | None:
-        """Return how the content of the file that is now opened comes wrong. Counts the open."""
+        """Return the damage for the file being opened. Counts the open."""
         for rule in self.faults.contents:
             if fnmatchcase(path, rule.pattern):
-                # The first rule for a file decides, also once it has run out: a later one would begin in its middle.
+                # The first rule for a file decides, even when it is used up: a later one would begin in its middle.
                 within = rule.first_opens is None or self._count(rule, "") <= rule.first_opens
                 return rule if within else None
         return None
 
     def counts_reads_of(self, path: str) -> bool:
-        """Tell whether reads of that file must arrive here one by one."""
+        """Tell whether reads of that file must not be cached by the kernel."""
         return any(rule.op == "read" and fnmatchcase(path, rule.pattern) for rule in self.faults.ops)
 
     def kept_of_listing(self, path: str, entries: int) -> int:
@@ -358,9 +357,9 @@ class FaultLedger:
 
 
 class ThrottledTree(Tree):
-    """Another tree, read at Drive's pace: a file's first read is cold, later ones are warm.
+    """Another tree, read at Drive's speed: a file's first read is cold, later ones are warm.
 
-    It has no content cache of its own; only the waiting is imitated. Closing it closes the other tree.
+    It has no content cache; only the waiting is simulated. Closing it closes the other tree.
     """
 
     def __init__(self, tree: Tree, knobs: DriveKnobs, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -373,16 +372,16 @@ class ThrottledTree(Tree):
         self._cached: set[str] = set()
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one file, not sooner than Drive would have it here."""
+        """Return the whole content of one file, no sooner than Drive would."""
         with self._lock:
             arrived = self._arrival(entry, self._clock.now())
-        # Reading takes time of its own, which counts towards the waiting.
+        # The real time of reading counts towards the wait.
         data = self._tree.read(entry)
         self._clock.sleep(max(0.0, arrived - self._clock.now()))
         return data
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Yield the content of one file in pieces, the first not sooner than Drive would have the file here."""
+        """Yield the content of one file in pieces, the first no sooner than Drive would."""
         with self._lock:
             arrived = self._arrival(entry, self._clock.now())
         for piece in self._tree.chunks(entry):

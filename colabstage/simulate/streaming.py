@@ -1,8 +1,9 @@
-"""What training on data that still arrives would take: a pure function of figures, for sizes that nobody can try out.
+"""Forecast the time of training on arriving data: a pure function of figures, for sizes that cannot be tested.
 
-The model is that of `load.arrival`: units come in a seeded order over some connections, are decoded, and each is
-trained on within the window after it. A bounded disk holds so many units: the next is fetched when the one that frees
-its room is done with, and what stays over an epoch's end is not fetched again. What is left out: that rates vary.
+The model is that of `load.arrival`: units arrive in a seeded order over several connections, are decoded, and are
+trained on within the following window. A bounded disk holds a number of units: the next one is fetched when a unit that
+makes room has been trained on, and units that remain at an epoch's end are not fetched again. The model ignores that
+rates vary.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFacts:
-    """What a forecast rests on."""
+    """The figures for a forecast."""
 
     samples: int
-    """How many there are."""
+    """Number of samples."""
     sample_bytes: float
-    """Of one, as it is fetched."""
+    """Bytes of one sample, as fetched."""
     network_bytes_per_s: float
-    """Of all connections together."""
+    """Bytes per second of all connections together."""
     latency_s: float
-    """Between a request and its first byte."""
+    """Seconds between a request and its first byte."""
     step_s: float
-    """One training step, of one batch."""
+    """Seconds of one training step, for one batch."""
     batch_size: int = 64
     """Samples in a batch."""
     unit_bytes: float = 8 * 2**20
-    """Fetched by one request."""
+    """Bytes fetched by one request."""
     window_units: int = 16
-    """Units among whose rows a row is put."""
+    """Units within whose rows a row is shuffled."""
     first_units: int = 1
-    """How many the first batch waits for."""
+    """Units that the first batch waits for."""
     connections: int = 8
-    """Requests under way at once."""
+    """Requests in flight at once."""
     connection_bytes_per_s: float | None = None
-    """Of one connection; `None` where it is not the limit."""
+    """Bytes per second of one connection; `None` if it is not the limit."""
     opening_s: float = 0.0
-    """Before the first unit is asked for: listing, headers, the plan."""
+    """Seconds before the first unit is requested: listing, headers, planning."""
     decode_samples_per_s: float | None = None
-    """Of all cores together; `None` where nothing is decoded."""
+    """Samples per second that all cores decode; `None` if nothing is decoded."""
     disk_bytes: float | None = None
-    """What may be here at once; `None` where all of it may."""
+    """Bytes that may be local at once; `None` for no limit."""
 
     @property
     def units(self) -> int:
@@ -60,20 +61,20 @@ class StreamFacts:
 
     @property
     def held_units(self) -> int:
-        """Return how many of them may be here at once."""
+        """Return how many units may be local at once."""
         return self.units if self.disk_bytes is None else min(self.units, int(self.disk_bytes // self.unit_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class EpochForecast:
-    """What one epoch would take."""
+    """The forecast for one epoch."""
 
     seconds: float
-    """From its beginning to its last step."""
+    """Seconds from its beginning to its last step."""
     fetched_bytes: float
-    """That come over the network."""
+    """Bytes fetched over the network."""
     bound_s: float
-    """The longest of fetching what is not here, decoding it, and training: no order of work takes less."""
+    """Seconds of the longest of fetching, decoding and training: no order of work takes less."""
 
     @property
     def ratio(self) -> float:
@@ -83,17 +84,17 @@ class EpochForecast:
 
 @dataclass(frozen=True, slots=True)
 class StreamForecast:
-    """What training on data that arrives would take."""
+    """The forecast for training on arriving data."""
 
     first_batch_s: float
-    """From the call to the first batch."""
+    """Seconds from the call to the first batch."""
     epochs: tuple[EpochForecast, ...]
-    """The first, with what comes before it, and those after it."""
+    """The first epoch, including the time before it, and the later ones."""
     peak_disk_bytes: float
-    """What is here at once, at most."""
+    """The maximum of local bytes."""
     mixing: float
-    """How even the classes of a batch are where each unit is a class of its own, as `load.arrival.mixing_of` has it. Of
-    a source with fewer classes it is more."""
+    """How even the classes of a batch are if each unit is a class of its own, as in `load.arrival.mixing_of`; higher
+    for a source with fewer classes."""
 
     def __str__(self) -> str:
         lines = [f"first batch after {format_duration(self.first_batch_s)}, mixing {self.mixing:.2f}"]
@@ -106,10 +107,10 @@ class StreamForecast:
 
 
 def forecast_stream(facts: StreamFacts, *, epochs: int = 2) -> StreamForecast:
-    """Work out what training on data that arrives would take.
+    """Forecast training on arriving data.
 
     Raises:
-        OptionError: the disk may not hold a window and the unit after it.
+        OptionError: the disk cannot hold a window and the unit after it.
     """
     units, held = facts.units, facts.held_units
     window = min(facts.window_units, units)
@@ -119,7 +120,7 @@ def forecast_stream(facts: StreamFacts, *, epochs: int = 2) -> StreamForecast:
             f"at least {window + 1}: a window, and the unit that comes after it."
         )
         raise OptionError(msg)
-    # Two windows are in use at an epoch's end; the rest may stay for the next one, which begins with what is here.
+    # Two windows are in use at an epoch's end; the rest may stay for the next epoch, which begins with the local units.
     kept = units if held == units else max(0, held - 2 * window)
     first = _Line(facts, window).run(facts.opening_s, 0)
     found, begins = [_epoch(facts, first, 0.0, 0)], first.trained_s
@@ -136,7 +137,7 @@ def _epoch(facts: StreamFacts, line: _Line, began_s: float, kept: int) -> EpochF
     fetched = max(0.0, facts.samples * facts.sample_bytes - kept * facts.unit_bytes)
     decode = 0.0 if facts.decode_samples_per_s is None else facts.samples / facts.decode_samples_per_s
     train = -(-facts.samples // facts.batch_size) * facts.step_s
-    # What was decoded is kept decoded where all of it is; a part that is fetched is decoded again.
+    # If everything is local, decoded data is kept; refetched data is decoded again.
     bound = max(fetched / facts.network_bytes_per_s, decode if fetched else 0.0, train)
     return EpochForecast(line.trained_s - began_s, fetched, bound)
 
@@ -150,11 +151,11 @@ class _Line:
         self.first_batch_s = self.trained_s = 0.0
 
     def run(self, begins_s: float, kept: int) -> _Line:
-        """Go through the epoch, whose first `kept` units are here."""
+        """Simulate the epoch, whose first `kept` units are local."""
         facts = self._facts
         alone = facts.network_bytes_per_s if facts.connection_bytes_per_s is None else facts.connection_bytes_per_s
         one_s = facts.latency_s + facts.unit_bytes / min(alone, facts.network_bytes_per_s)
-        # So many requests under way hide the latency of each, up to what the network brings.
+        # Requests in flight hide each other's latency, up to the network's rate.
         gap_s = max(facts.unit_bytes / facts.network_bytes_per_s, one_s / facts.connections)
         rows = facts.samples / facts.units
         decode_s = 0.0 if facts.decode_samples_per_s is None else rows / facts.decode_samples_per_s
@@ -167,8 +168,7 @@ class _Line:
         for share, needed in zip(shares.tolist(), last_needed, strict=True):
             for unit in range(unit, needed):  # noqa: B020 - continues where it was
                 if unit >= kept:
-                    # A unit is asked for once there is room: when the one that it takes the place of has been trained
-                    # on.
+                    # A unit is requested once there is room: when the one that it replaces has been trained on.
                     freed_s = done_s[ends[unit - facts.held_units]] if unit >= facts.held_units else begins_s
                     asked_s = max(asked_s + gap_s, freed_s)
                     decoded_s = max(decoded_s, asked_s + one_s) + decode_s
@@ -184,8 +184,8 @@ class _Line:
 
 
 def _sums(begins: NDArray[np.intp], widths: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sum of the values of all windows that are open, for each moment."""
-    # What begins and what ends is noted at its moment, and summed once: no loop over windows.
+    """Return the sum of the values of all open windows, for each moment."""
+    # Beginnings and ends are recorded at their moments and summed once, without a loop over windows.
     changes = np.zeros(int((begins + widths).max()) + 1)
     np.add.at(changes, begins, values)
     np.subtract.at(changes, begins + widths, values)
@@ -197,7 +197,7 @@ def expected_mixing(facts: StreamFacts, window: int) -> float:
     windows are open, which both add to the variance."""
     begins, widths = unit_windows(facts.units, window, facts.first_units)
     share, square = (_sums(begins, widths, np.power(1.0 / widths, power, dtype=np.float64)) for power in (1, 2))
-    # As if all open windows were equally long: a batch then has so many rows of each of so many units.
+    # As if all open windows were equally long, so that a batch has equally many rows from each of these units.
     size, is_open = facts.batch_size, share**2 / square
     rows = size / is_open
     # Of the equal parts from each of which one row is drawn, a batch cuts off two at its ends, or is within one.
