@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections import deque
@@ -614,8 +615,12 @@ class Loader(Iterated, _Base):
         # Past `DataLoader.__setattr__`, which guards what belongs to the sampler.
         copied.__dict__.update(self.__dict__, _running=(), _followed=None)
         if self._machine is not None:
-            machine = replace(self._machine, source=self._machine.source.another())
-            copied.__dict__.update(_machine=machine, _done=replace(self._done), _next=replace(self._next))
+            # Frameworks set the epoch by the sampler.
+            sampler, batches = copy.copy(self._machine.sampler), copy.copy(self.batch_sampler)
+            batches.sampler = sampler  # type: ignore[union-attr]  # a BatchSampler, as in every loader with a batch_size
+            machine = replace(self._machine, source=self._machine.source.another(), sampler=sampler)
+            copied.__dict__.update(_machine=machine, sampler=sampler, batch_sampler=batches)
+            copied.__dict__.update(_done=replace(self._done), _next=replace(self._next))
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -462,6 +462,12 @@ def test_a_loader_is_no_thing_to_pickle(make_file: Callable[..., Any]) -> None:
     copied = copy.copy(loader)
     assert visited(copied) == visited(make_loader(loader.dataset, 4))  # type: ignore[arg-type]
     assert loader.state_dict() == {**copied.state_dict(), "epoch": 0}
+    # As frameworks set it, by the sampler: that of the copy alone.
+    copied.sampler.set_epoch(5)  # type: ignore[attr-defined]
+    assert copied.batch_sampler.sampler is copied.sampler  # type: ignore[union-attr]
+    next(iter(loader))
+    next(iter(copied))
+    assert (loader.state_dict()["epoch"], copied.state_dict()["epoch"]) == (0, 5)
 
 
 def test_numbers_that_torch_has_no_tensors_of_are_refused(tmp_path: Path) -> None:
