@@ -280,7 +280,7 @@ def read_arrays(tree: Tree, *, x: str | None = None, y: str | None = None) -> Sa
     if not files_ending_in(tree.entries, _SUFFIXES) and not published_files(tree):
         msg = f"'{tree.label}' holds no arrays (.npy, .npz, .h5, .mat, idx; CIFAR's and STL10's files)."
         raise EmptySourceError(msg)
-    stored = {array.name: array for array in _find_arrays(tree)}
+    stored = {array.name: array for array in _find_arrays(tree, takes_packs=x is not None)}
     named = [name for name, array in stored.items() if array.shape and not is_class_names(name)]
     chosen = (_find_numbered(stored) if x is None else None) or find_splits(named, x=x, y=y)
     # Like unlabelled test images: if some rows had no labels, none could have any.
@@ -409,11 +409,11 @@ def _as_labels(values: NDArray[Any]) -> tuple[Values, tuple[str, ...]]:
     return Values(values), ()
 
 
-def _find_arrays(tree: Tree) -> list[StoredArray]:
+def _find_arrays(tree: Tree, *, takes_packs: bool) -> list[StoredArray]:
     """Return all arrays of a tree, by file and key; only headers are read.
 
     Raises:
-        LayoutError: a file is not what its name says, or there are too many of them.
+        LayoutError: a file is not what its name says, or a pack (unless `takes_packs`), or there are too many of them.
     """
     files = files_ending_in(tree.entries, _SUFFIXES)
     if len(files) > _MAX_FILES:
@@ -436,5 +436,5 @@ def _find_arrays(tree: Tree) -> list[StoredArray]:
         elif suffix == ".mat" and read_head(tree, entry, len(_HEAD)) == _HEAD:
             found += matlab5_arrays(tree, entry)
         else:
-            found += hdf5_arrays(tree, entry)
+            found += hdf5_arrays(tree, entry, takes_packs=takes_packs)
     return found + published_arrays(tree)

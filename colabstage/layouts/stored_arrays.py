@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, PackFormatError, SourceReadError
+from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     HeapReferences,
     check_parts,
@@ -33,7 +34,7 @@ from colabstage.h5.untrusted import (
 )
 from colabstage.io.files import read_with_retry
 from colabstage.layouts.reading import open_member, read_head, spool_folder
-from colabstage.layouts.table import NumberedRows, stamp_of
+from colabstage.layouts.table import NearMissError, NumberedRows, stamp_of
 from colabstage.trees.tree import LocalBytes, SourceFile
 from colabstage.trees.zip import ZipTree
 
@@ -392,15 +393,15 @@ _MAX_BLOCK_BYTES = 128 * 1024 * 1024
 _BLOCKS_KEPT = 3
 
 
-def hdf5_arrays(tree: Tree, entry: FileEntry) -> list[StoredArray]:
+def hdf5_arrays(tree: Tree, entry: FileEntry, *, takes_packs: bool) -> list[StoredArray]:
     """Return every dataset of one dimension or more; MATLAB's with axes as MATLAB shows them, samples first.
 
     Soft and external links are followed, to what no other name has led to.
 
     Raises:
-        LayoutError: it is no HDF5 file, or damaged.
+        LayoutError: it is no HDF5 file, damaged, or a pack, unless `takes_packs`.
     """
-    return _Hdf5File(tree, entry).arrays()
+    return _Hdf5File(tree, entry).arrays(takes_packs=takes_packs)
 
 
 class _Hdf5File:
@@ -410,9 +411,12 @@ class _Hdf5File:
         self.tree = tree
         self.entry = entry
 
-    def arrays(self) -> list[StoredArray]:
+    def arrays(self, *, takes_packs: bool) -> list[StoredArray]:
         """Return every dataset of one dimension or more."""
         file = self._open()
+        if FORMAT_ATTRIBUTE in file.attrs and not takes_packs:
+            file.close()
+            raise self._made_here()
         found: list[StoredArray] = []
         try:
             for key, node in _datasets(file, self.entry.name, alone=self.tree.path_of(self.entry) is None):
@@ -425,6 +429,15 @@ class _Hdf5File:
             msg = f"'{self.entry.name}' is a damaged HDF5 file: {error}."
             raise LayoutError(msg) from error
         return found
+
+    def _made_here(self) -> NearMissError:
+        """Return the error for a pack: as arrays its samples would lose their names, and those of files their form."""
+        path = self.tree.path_of(self.entry)
+        place = str(path) if path is not None else self.tree.label if self.tree.kind == "file" else "PATH"
+        return NearMissError(
+            f"'{self.entry.name}' is a pack that colabstage made, so it needs no staging. Open it with "
+            f"dataset_h5({place!r}); from a slow disk or an address copy it first, fetch_files({place!r}, 'data.h5')."
+        )
 
     def _open(self) -> Any:
         import h5py

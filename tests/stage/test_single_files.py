@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from PIL import Image
 
 from colabstage.errors import ArchiveError, LayoutError
 from colabstage.layouts.detect import table_rows
+from colabstage.load.dataset import dataset_h5
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
 from colabstage.stage.run import stage_dataset
+from tests.pictures import write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +75,24 @@ def test_targets_of_a_foreign_file_stay_with_their_inputs(tmp_path: Path) -> Non
     again = stage_dataset(tmp_path / "a.h5", cache_dir=None, **QUIET)
     assert again.report.origin == "source"
     assert again["test"][0][0][0] == values[6, 0] + 1
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("encoding", ["pixels", "encoded"])
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_pack_is_opened_and_not_packed_again(tmp_path: Path, encoding: str, in_folder: bool) -> None:
+    """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
+    write_photos(tmp_path / "photos", 12)
+    cache = tmp_path / "cache"
+    first = stage_dataset(tmp_path / "photos", encoding=encoding, cache_dir=cache, **QUIET)
+    (pack,) = cache.glob("*.h5")
+    with pytest.raises(LayoutError, match="needs no staging") as caught:
+        stage_dataset(cache if in_folder else pack, cache_dir=None, **QUIET)
+    opened = re.search(r"dataset_h5\((.*?)\)", str(caught.value))
+    assert opened is not None
+    again = dataset_h5(ast.literal_eval(opened[1]))
+    assert again.samples == first["train"].samples
+    assert again.classes == first.classes
 
 
 def test_a_table_names_the_images_beside_it(tmp_path: Path, image_bytes: Callable[..., bytes]) -> None:
