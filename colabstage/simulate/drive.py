@@ -1,5 +1,5 @@
-"""A Google Drive to practise on: a folder that stands for the cloud, mounted with Drive's speed, behaviour and
-failures; and what this machine must have to mount something with FUSE.
+"""A simulated Google Drive: a folder that stands for the cloud, mounted with Drive's speed, behaviour and failures; and
+the requirements for FUSE mounts.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _CAP_SYS_ADMIN = 21
 _INSTALL = "On Debian, Ubuntu or Colab: apt-get install fuse3; then pip install 'colabstage[fuse]'"
-# Starting a process that imports Python takes a second; on a busy machine of one core, many.
+# Starting a Python process takes a second, and many on a busy machine with one core.
 _START_S = 30.0
 _ANSWER_S = 10.0
 _POLL_S = 0.01
-# The client's buffers of 128 KiB and more come from a heap it keeps, not from fresh pages each time.
+# Makes the client allocate buffers of 128 KiB and more from a heap that it keeps, not from fresh pages each time.
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "33554432", "MALLOC_TRIM_THRESHOLD_": "268435456"}
 __all__ = ["SimulatedDrive", "fuse_problem"]
 
 
 def fuse_problem() -> str | None:
-    """Say which part is missing to mount a simulated Drive here, and how to get it; `None` when all are there."""
+    """Say what is missing to mount a simulated Drive here, and how to get it; `None` if nothing is."""
     if sys.platform != "linux":
         return f"A simulated Drive needs Linux, and this is {sys.platform}. The throttled tree works everywhere."
     if find_spec("mfusepy") is None:
@@ -46,7 +46,7 @@ def fuse_problem() -> str | None:
     if ctypes.util.find_library("fuse3") is None or shutil.which("fusermount3") is None:
         return f"The FUSE library or its fusermount3 is not installed. {_INSTALL}."
     try:
-        # Opened and not only looked for: a container may have the device without the right to it.
+        # Opened, not only looked up: a container may have the device without the right to use it.
         os.close(os.open("/dev/fuse", os.O_RDWR))
     except OSError as error:
         return (
@@ -67,7 +67,7 @@ def _has_right_to_mount() -> bool:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    """Tell whether a mount is there whose client has died."""
+    """Tell whether there is a mount whose client has died."""
     try:
         mountpoint.stat()
     except OSError as error:
@@ -76,7 +76,7 @@ def is_dead(mountpoint: Path) -> bool:
 
 
 def make_mountpoint(mountpoint: Path) -> None:
-    """Have an empty folder to mount on, without a dead mount that an earlier process left there.
+    """Provide an empty folder to mount on, without a dead mount from an earlier process.
 
     Raises:
         OptionError: something is mounted there, or is in the folder.
@@ -95,9 +95,8 @@ def make_mountpoint(mountpoint: Path) -> None:
 class SimulatedDrive:
     """One Drive account with one machine that mounts it.
 
-    `home/cloud` is what is in the cloud, `home/cache` what this machine keeps: content that was read, files that wait
-    for their upload, the client's log, and `home/ids` the ids of files that were written again. Nothing else of `home`
-    is touched.
+    `home/cloud` is the cloud; `home/cache` is what this machine keeps (content that was read, files waiting for their
+    upload, the client's log); `home/ids` has the ids of rewritten files. Nothing else in `home` is touched.
 
     Example:
         >>> with SimulatedDrive(Path("/tmp/practice")) as drive:  # doctest: +SKIP
@@ -127,7 +126,7 @@ class SimulatedDrive:
     def mount(self, mountpoint: Path, *, readonly: bool = False) -> None:
         """Mount the Drive at an empty folder, which is made if it is missing.
 
-        Where its client died at another place, the dead mount stays there until the Drive is unmounted.
+        If its client died at another mount point, the dead mount stays there until the Drive is unmounted.
 
         Raises:
             NotSupportedHereError: FUSE cannot be used here; the message says what to install.
@@ -143,7 +142,7 @@ class SimulatedDrive:
         make_mountpoint(mountpoint)
         if self.mountpoint not in (None, mountpoint):
             self._left.append(self.mountpoint)
-        # One that died is still a process to be waited for, and its counters are not those of the next.
+        # A dead client is still a process to wait for, and its counters are not those of the next one.
         self._end_server()
         self._last_stats = DriveStats()
         self.mountpoint = mountpoint
@@ -154,7 +153,7 @@ class SimulatedDrive:
             raise
 
     def _start(self, mountpoint: Path, *, readonly: bool) -> None:
-        # A pair of sockets and no name in the file system, so nobody else can command this client.
+        # A socket pair without a name in the file system, so that nobody else can control this client.
         ours, theirs = socket.socketpair()
         self._control, self._received, self._asked = ours, b"", 0
         config = {
@@ -170,7 +169,7 @@ class SimulatedDrive:
         paths = [path for path in (os.environ.get("PYTHONPATH"), root) if path]
         with theirs, (self._cache / "client.log").open("wb") as log:
             self._server = subprocess.Popen(
-                # The last two are not read: they tell others, as the real client's do, what is mounted and how.
+                # The last two are not read: as with the real client, they tell others what is mounted and how.
                 [
                     *(sys.executable, "-m", "colabstage.simulate.server", json.dumps(config)),
                     f"--features=read_only_mode:{str(readonly).lower()}",
@@ -191,7 +190,7 @@ class SimulatedDrive:
             raise NotSupportedHereError(msg)
 
     def _receive(self, number: int, *, timeout_s: float) -> dict[str, Any]:
-        """Return the client's answer of that number; empty when it died or takes too long."""
+        """Return the client's answer with that number; empty if it died or takes too long."""
         deadline = time.monotonic() + timeout_s
         while self._control is not None:
             line, newline, rest = self._received.partition(b"\n")
@@ -200,7 +199,7 @@ class SimulatedDrive:
                 answer: dict[str, Any] = json.loads(line)
                 if answer.pop("number") == number:
                     return answer
-                continue  # the late answer to a question that was given up
+                continue  # the late answer to an abandoned request
             self._control.settimeout(max(0.001, deadline - time.monotonic()))
             try:
                 part = self._control.recv(65536)
@@ -212,7 +211,7 @@ class SimulatedDrive:
         return {}
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send one request to the client; the answer is empty when there is no living client."""
+        """Send one request to the client; the answer is empty if there is no living client."""
         with self._lock:
             if self._control is None:
                 return {}
@@ -224,16 +223,16 @@ class SimulatedDrive:
             return self._receive(self._asked, timeout_s=_ANSWER_S)
 
     def unmount(self) -> None:
-        """Unmount; uploads that have not happened stay queued in the cache. Calling it twice is fine."""
+        """Unmount; pending uploads stay queued in the cache. Calling it twice is fine."""
         for dead in filter(is_dead, self._left):
             unmount_lazily(dead)
         self._left.clear()
         if self.mountpoint is None:
             return
         if self.is_alive() or is_dead(self.mountpoint):
-            # Otherwise it is gone already, and what is there now may be somebody else's.
+            # Otherwise it is already gone, and the present mount may be somebody else's.
             unmount_lazily(self.mountpoint)
-        # The last counters come with the good-bye, because afterwards there is nobody to ask.
+        # The last counters come with the reply to the shutdown, because afterwards the client is gone.
         stats = self._ask({"do": "exit"})
         if stats:
             self._last_stats = DriveStats(**stats)
@@ -253,8 +252,8 @@ class SimulatedDrive:
             self._server = None
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait until everything written here is in the cloud; `False` when that takes longer than `timeout_s`, or
-        the client is dead or not mounted with something left to upload."""
+        """Wait until everything written here is in the cloud; `False` if that takes longer than `timeout_s`, or if the
+        client is dead or unmounted with something left to upload."""
         deadline = time.monotonic() + timeout_s
         while True:
             stats = self.stats()
@@ -269,8 +268,8 @@ class SimulatedDrive:
         return self._server is not None and self._server.poll() is None
 
     def kill(self) -> None:
-        """Let the client die. Files cease to exist for `death_enoent_s`, then every call answers errno 107, until
-        the Drive is unmounted and mounted again. Returns once it does."""
+        """Kill the client. Files disappear for `death_enoent_s`, then every call fails with errno 107 until the Drive
+        is unmounted and mounted again. Returns once calls fail."""
         if self._server is None or self.mountpoint is None:
             return
         self._ask({"do": "die"})
@@ -280,10 +279,10 @@ class SimulatedDrive:
             self._server.kill()
             self._server.wait(_ANSWER_S)
         deadline = time.monotonic() + _ANSWER_S
-        # Ask the mount table, which a dead mount is in as well.
-        if not any(mount.mountpoint == self.mountpoint for mount in list_mounts()):  # somebody has taken the mount away
+        # Check the mount table, which includes dead mounts.
+        if not any(mount.mountpoint == self.mountpoint for mount in list_mounts()):  # somebody has unmounted it
             return
-        # The kernel may still answer for the dead from what it remembers.
+        # The kernel may still answer for the dead client from its cache.
         while time.monotonic() < deadline and not is_dead(self.mountpoint):
             time.sleep(_POLL_S)
 
@@ -294,13 +293,13 @@ class SimulatedDrive:
         self._cache.mkdir()
 
     def set_faults(self, faults: DriveFaults) -> None:
-        """Make things go wrong from now on, also after the next mount. Counting starts again."""
-        # Kept here too: the next client starts with them.
+        """Set the faults from now on, also after the next mount. Counters start again."""
+        # Kept here too, because the next client starts with them.
         self._faults = faults
         self._ask({"do": "faults", "faults": dataclasses.asdict(faults)})
 
     def stats(self) -> DriveStats:
-        """Return the counters since the last mount; while unmounted, as they were at its end, with what waits in the
+        """Return the counters since the last mount; while unmounted, those at its end, with the files waiting in the
         cache."""
         answer = self._ask({"do": "stats"})
         if answer:

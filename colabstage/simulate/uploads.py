@@ -1,8 +1,8 @@
-"""What was written here and is not in the cloud yet: files in the cache, the queue that uploads them, and the account's
-limits, which count what the cloud holds with what is on the way there.
+"""Files that were written here and are not in the cloud yet: their cached copies, the queue that uploads them, and the
+account's limits, which include pending files.
 
-Each pending file is `N.data` with its path inside the Drive in `N.path`, so a client that starts again finds what
-its predecessor left, whichever way that one ended.
+Each pending file is `N.data` with its path inside the Drive in `N.path`, so a restarted client finds what its
+predecessor left, however that one ended.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from colabstage.simulate.knobs import DriveKnobs, DriveStats
 
 _BLOCK_BYTES = 4096
-# Walking the cloud's folder for each block that is written would be slower than the uploads.
+# Walking the cloud's folder for each written block would be slower than the uploads.
 _FRESH_S = 0.5
-# Whoever asks how full the account is waits for no walk of many files: the real client knows it from the service.
+# Asking how full the account is must not wait for a walk of many files: the real client knows it from the service.
 _FRESH_FOR_FILE_S = 0.0005
 log = logging.getLogger(__name__)
-# How soon a stall that is switched off is noticed.
+# How soon the end of a stall is noticed.
 _STALL_LOOK_S = 0.02
 _RETRY_S = 1.0
 
 
 def note_quota_exceeded(path: str) -> None:
-    """Write into the client's log what the real one writes when a file's downloads are used up.
+    """Write to the client's log what the real one writes when a file's download quota is used up.
 
     Only on a practice machine: elsewhere that log is the real client's.
     """
@@ -54,8 +54,8 @@ def note_quota_exceeded(path: str) -> None:
 
 
 class Account:
-    """How full the account is. The cloud's folder is measured now and then, first when this is made; writes in between
-    are added up."""
+    """The account's use of storage. The cloud's folder is measured now and then, first at creation; writes in between
+    are added."""
 
     def __init__(
         self, cloud: Path, *, knobs: DriveKnobs, pending_bytes: Callable[[], int], clock: Clock = SYSTEM_CLOCK
@@ -71,7 +71,7 @@ class Account:
         self._measure()
 
     def used_bytes(self, fresh_s: float = _FRESH_S) -> int:
-        """Return the bytes that count against the quota, measured no longer ago than this."""
+        """Return the bytes that count against the quota, measured no longer ago than the given time."""
         with self._lock:
             if self._clock.now() > self._measured_at + fresh_s:
                 self._measure()
@@ -83,9 +83,9 @@ class Account:
         self._measured_at = self._clock.now()
 
     def take(self, nbytes: int) -> bool:
-        """Take up `nbytes` more; return whether they fit."""
+        """Add `nbytes`; return whether they fit."""
         with self._lock:
-            # By what was measured last; only where that refuses is it measured again.
+            # By the last measurement; only if that refuses is it measured again.
             fits = self._used + nbytes <= self._quota_bytes
             if fits:
                 self._used += nbytes
@@ -97,7 +97,7 @@ class Account:
         return fits
 
     def discard(self, file: Path) -> None:
-        """Move a file of the cloud to the trash, where it keeps counting."""
+        """Move a file of the cloud to the trash, where it still counts."""
         self._trash.mkdir(exist_ok=True)
         file.rename(self._trash / f"{time.time_ns()}-{next(self._numbers)}-{file.name[-100:]}")
 
@@ -116,10 +116,10 @@ class Account:
 
 
 def _files_in(folder: Path) -> tuple[int, int]:
-    """Return how many files a folder holds at any depth, and their bytes; links count as what they are."""
+    """Return how many files a folder holds at any depth, and their bytes; links count as links."""
     count, nbytes, waiting = 0, 0, [os.fspath(folder)]
     while waiting:
-        # Folders and files may go meanwhile.
+        # Folders and files may disappear meanwhile.
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as scan:
             for entry in scan:
                 with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def _files_in(folder: Path) -> tuple[int, int]:
 
 
 class Pending:
-    """One file that exists here in a newer version than in the cloud. Its fields change under the queue's lock.
+    """One file that is newer here than in the cloud. Its fields change under the queue's lock.
 
     `generation` counts the times it was opened for writing: an upload of an older one is worthless.
     `dirty`: it differs from what is in the cloud; a copy made for writing does only after the first write.
@@ -152,14 +152,14 @@ class Pending:
         self.dropped = False
 
     def write_label(self) -> None:
-        """Put the path on disk, whole or not at all, since the client may be killed at any moment."""
+        """Write the path to disk atomically, because the client may be killed at any moment."""
         temp = self.label.with_suffix(".copy")
         temp.write_text(self.path, encoding="utf-8", errors="surrogateescape")
         temp.replace(self.label)
 
     def forget(self) -> None:
-        """Take both files off the disk."""
-        # The label first: data without one is nobody's, and the next client drops it.
+        """Remove both files from the disk."""
+        # The label first: the next client drops data without one.
         self.label.unlink(missing_ok=True)
         self.data.unlink(missing_ok=True)
 
@@ -193,15 +193,15 @@ class UploadQueue:
 
     def resume(self) -> None:
         """Take up what an earlier client left in the folder."""
-        # Before anything is queued: uploads make such copies themselves.
+        # Before anything is queued, because uploads make such copies themselves.
         for copy in self._folder.glob("*.copy"):
-            # Half of an upload or of a label; what it was of is in the pending file.
+            # Half of an upload or of a label, whose content is in the pending file.
             copy.unlink()
         numbers = sorted(int(file.stem) for file in self._folder.glob("*.data"))
         self._next = numbers[-1] + 1 if numbers else 0
         for number in numbers:
             pending = Pending(number, "", folder=self._folder)
-            # Its client was killed before the file counted.
+            # Its client was killed before the file had a label.
             if not pending.label.exists():
                 pending.forget()
                 continue
@@ -216,7 +216,7 @@ class UploadQueue:
             pending = Pending(self._next, path, folder=self._folder)
             self._next += 1
         fill(pending.data)
-        # Only now: a client killed before this has left nothing that would be uploaded.
+        # Only now, so that a client killed before this leaves nothing to upload.
         pending.write_label()
         with self.lock:
             self.by_path[path] = pending
@@ -238,7 +238,7 @@ class UploadQueue:
             own = self.by_path.pop(old, None)
             if own is not None:
                 self.remove(new)
-                # Before it is uploaded, a rename is a matter of this machine alone.
+                # Before the upload, a rename only concerns this machine.
                 self._relabel(own, new)
                 return True
             for path in [path for path in self.by_path if path.startswith(f"{old}/")]:
@@ -268,9 +268,9 @@ class UploadQueue:
         return [path[len(prefix) :] for path in paths if "/" not in path[len(prefix) :]]
 
     def enqueue(self, pending: Pending) -> None:
-        """Have it uploaded, unless somebody still writes to it or it is gone."""
+        """Queue its upload, unless somebody still writes to it or it is gone."""
         with self.lock:
-            # A file that is being written has no version that could be uploaded.
+            # A file that is being written has no complete version to upload.
             if not pending.writers and not pending.removed:
                 self._pool.submit(self._upload, pending, pending.generation)
 
@@ -281,7 +281,8 @@ class UploadQueue:
             return len(waiting), sum(pending.data.stat().st_size for pending in waiting)
 
     def reopen(self, pending: Pending) -> bool:
-        """Note one more writer, which makes any upload under way worthless; `False` when the file has just left."""
+        """Count one more writer, which makes any running upload worthless; `False` if the file has just been
+        uploaded."""
         with self.lock:
             if pending.removed:
                 return False
@@ -293,7 +294,7 @@ class UploadQueue:
             return True
 
     def done_writing(self, pending: Pending) -> None:
-        """Note one writer less; the last one starts the upload, or drops a copy that was never changed."""
+        """Count one writer less; the last one starts the upload, or drops an unchanged copy."""
         with self.lock:
             pending.writers -= 1
             if pending.writers or pending.removed:
@@ -317,12 +318,12 @@ class UploadQueue:
             copy.unlink(missing_ok=True)
 
     def _deliver(self, pending: Pending, generation: int, copy: Path) -> None:
-        # What is renamed into the cloud must not share its bytes with the cache, hence a real copy.
+        # The file renamed into the cloud must not share its bytes with the cache, so it is a real copy.
         shutil.copyfile(pending.data, copy)
         with self.lock:
             # Asked again with the lock held: it may have been opened, replaced or removed while the copy was made.
             if self._is_current(pending, generation):
-                # Here too, for a time that somebody sets meanwhile would be lost.
+                # Here too, because a time that somebody sets meanwhile would be lost.
                 stat = pending.data.stat()
                 os.utime(copy, ns=(stat.st_mtime_ns, stat.st_mtime_ns))
                 self._finish(pending, copy)
@@ -334,13 +335,13 @@ class UploadQueue:
         return not pending.removed and pending.generation == generation
 
     def _wait_out(self, pending: Pending, generation: int) -> bool:
-        """Take the time the upload takes; return whether there is still something to upload after it."""
+        """Wait for the time of the upload; return whether there is still something to upload."""
         size = pending.data.stat().st_size if self._is_current(pending, generation) else 0
         done_at = time.monotonic() + size / self._knobs.upload_bytes_per_s
         while self._is_current(pending, generation):
             wait_s = done_at - time.monotonic()
             if self._is_stalled():
-                # A stalled upload continues where it was, so its end moves on with the clock.
+                # A stalled upload continues where it was, so its end moves with the clock.
                 done_at += _STALL_LOOK_S
                 wait_s = _STALL_LOOK_S
             if wait_s <= 0:
@@ -352,7 +353,7 @@ class UploadQueue:
                 return False
             pending.dropped = self._is_dropped(pending.path)
             if pending.dropped:
-                # Its label goes, so that the next client does not find it; here it stays readable.
+                # Its label is removed, so that the next client does not find it; here it stays readable.
                 pending.label.unlink(missing_ok=True)
                 self._stats.uploads_done += 1
         return not pending.dropped
