@@ -162,8 +162,8 @@ def test_caffes_pixels_are_rows(tmp_path: Path) -> None:
     labels = [3, 0, 300, 2, 1, -1]
     for split, rows in (("train", range(4)), ("val", range(4, 6))):
         values = {b"%05d_a.jpg" % n: datum(pixels[n].tobytes(), labels[n], shape=(3, 5, 4)) for n in rows}
-        write(tmp_path / f"cifar_{split}_lmdb", values)
-    report = pack_dataset(tmp_path, tmp_path / "a.h5")
+        write(tmp_path / "data" / f"cifar_{split}_lmdb", values)
+    report = pack_dataset(tmp_path / "data", tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5") as file:
         packed = dict(zip([*file["Y_train"], *file["Y_val"]], [*file["X_train"], *file["X_val"]], strict=True))
         assert sorted(file["Y_val"]) == [-1, 1]

@@ -398,7 +398,7 @@ def test_a_cut_shard_is_named(tmp_path: Path, cut: int) -> None:
         ([("1.jpg", b""), ("1.cls", b"\xff\xfe\xff")], "is not text"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b"")], "1 of 2 samples has no label"),
         ([("1.jpg", b""), ("1.cls", b"0"), ("2.jpg", b""), ("2.cls", b"cat")], "a word"),
-        ([("1.jpg", b""), ("1.cls", b"9" * 30)], "64-bit"),
+        ([("1.jpg", b""), ("1.cls", b"9" * 30)], "64 bits"),
     ],
 )
 def test_broken_samples_are_named(tmp_path: Path, files: list[tuple[str, bytes]], says: str) -> None:
