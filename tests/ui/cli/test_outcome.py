@@ -18,7 +18,7 @@ from colabstage.ui.cli.outcome import exit_codes, in_shell_words, show
         (SourceNotFoundError("There is\nnothing."), 1, "colabstage: There is nothing.\n"),
         (ColabstageError("It failed."), 1, "colabstage: It failed.\n"),
         (OptionError("Give refresh=True."), 2, "colabstage: Give --refresh.\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "colabstage: [Errno 13] Permission denied: 'x'\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "colabstage: 'x': Permission denied.\n"),
         (KeyboardInterrupt(), 130, None),
         (MemoryError(), 1, "colabstage: This needs more memory than there is.\n"),
         (ZeroDivisionError("division by zero"), 1, None),
