@@ -300,12 +300,21 @@ class Iteration(Generic[S, T]):
             raise
         except BaseException as error:
             self._let_go()
-            if (told := self._explain(error)) is error:
-                raise
-            raise told from error
+            self._raise_explained(error)
+            raise
         if self._waited is not None:
             self._waited(time.perf_counter() - began)
         return self._hand_out(given)
+
+    def _raise_explained(self, error: BaseException) -> None:
+        """Raise what says more of an error of the source, if anything does."""
+        told = self._explain(error)
+        try:
+            if told is not error:
+                raise told from error
+        finally:
+            # It holds this frame: with a name for it here, both would keep open files until a collection of garbage.
+            del told
 
     @property
     def closed(self) -> bool:
