@@ -144,7 +144,8 @@ def test_an_error_in_a_process_comes_out_in_the_loop(make_file: Callable[..., An
 
 def killed_once(flag: Path, x: Any) -> Any:
     """A transform whose process is killed while a file is there, as for want of memory."""
-    if x.sum() >= 0 and flag.exists():
+    # Of two processes that see the file, one removes it.
+    with contextlib.suppress(FileNotFoundError):
         flag.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return x
