@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,7 +90,8 @@ def test_a_drive_that_hangs_does_not_hang_doctor(drive: SimulatedDrive, my_drive
     finally:
         client.send_signal(signal.SIGCONT)
     assert finding(report, "mounts").status == "fail"
-    assert "no answer, after 1." in finding(report, "mounts").message
+    # How much later than the deadline depends on what else the machine does.
+    assert re.search(r"no answer, after [1-9]\.\d+ s", finding(report, "mounts").message)
     assert finding(report, "location").message.endswith("no answer before the deadline.")
     assert report.facts.dataset is not None
     assert report.facts.dataset.slow_mount == "Google Drive"
