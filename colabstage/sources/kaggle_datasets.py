@@ -1,9 +1,9 @@
-"""Kaggle's datasets: read where they are mounted, or brought here by kagglehub in a watched process.
+"""Read Kaggle's datasets where they are mounted, or download them with kagglehub in a watched process.
 
-kagglehub waits for a mount without a deadline, and a thread that waits cannot be ended, so it runs in a process of
-its own. Its bytes go into an owned temporary folder inside the caller's, and the extracted tree is renamed from there
-to its place: nothing is on the disk twice, except that kagglehub itself keeps the archive until it is extracted. Where
-the person has chosen kagglehub's cache with `KAGGLEHUB_CACHE`, or the dataset is in it already, it stays there.
+kagglehub waits for a mount without a deadline, and a waiting thread cannot be ended, so it runs in its own process. It
+downloads to an owned temporary folder inside the caller's, from where the extracted tree is renamed: nothing is on the
+disk twice, except that kagglehub itself keeps the archive until it is extracted. If the user has chosen kagglehub's
+cache with `KAGGLEHUB_CACHE`, or the dataset is in it already, it stays there.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PASSING_KINDS = frozenset(
 )
 _ACCESS_KINDS = frozenset({"UnauthenticatedError", "CredentialError"})
 _LOOK_S = 0.1
-# For the number of the newest version; without an answer in that time it counts as not known.
+# How long to wait for the number of the newest version before it counts as unknown.
 _NEWEST_S = 15.0
 
 
@@ -65,15 +65,15 @@ class KaggleDataset:
     """A dataset on Kaggle."""
 
     owner: str
-    """Whose it is."""
+    """Its owner."""
     name: str
-    """What it is called in the address."""
+    """Its name in the address."""
     version: int | None = None
-    """Its number; `None` for the newest."""
+    """The version's number; `None` for the newest."""
 
     @property
     def handle(self) -> str:
-        """Return its name as kagglehub writes it: `owner/name`, with `/versions/N` where a version is meant."""
+        """Return its name in kagglehub's form: `owner/name`, with `/versions/N` for a certain version."""
         return f"{self.owner}/{self.name}" + (f"/versions/{self.version}" if self.version else "")
 
     @property
@@ -94,9 +94,9 @@ class KaggleFiles:
     path: Path
     """The folder that holds it."""
     notes: tuple[str, ...] = ()
-    """How it came to be where it is, one sentence each."""
+    """How it got there, in sentences."""
     version: str = ""
-    """Its number; "" where it cannot be told."""
+    """Its version's number; "" if unknown."""
 
 
 def parse_kaggle(text: str) -> KaggleDataset | None:
@@ -106,7 +106,7 @@ def parse_kaggle(text: str) -> KaggleDataset | None:
         `None` for anything that is not Kaggle's.
 
     Raises:
-        OptionError: it is Kaggle's, but no dataset.
+        OptionError: it is Kaggle's, but not a dataset.
 
     >>> parse_kaggle("kaggle://zalando-research/fashionmnist/versions/4").version
     4
@@ -151,28 +151,27 @@ def open_kaggle(
     stall_timeout_s: float = 180.0,
     policy: RetryPolicy = _POLICY,
 ) -> KaggleFiles:
-    """Have a dataset's files to read, by the shortest way: where they are mounted, else by kagglehub.
+    """Make a dataset's files available in the fastest way: where they are mounted, otherwise with kagglehub.
 
     Args:
         dataset: which one.
         folder: where the files go if they have to be downloaded, under the dataset's name. A call for the same dataset
             continues what an earlier one left unfinished there. On the disk at the peak: the archive and the tree.
-        progress: shows one step, in bytes on the disk; how many there will be, Kaggle does not say.
+        progress: shows one step, in bytes on the disk; Kaggle does not report the total.
         cancellation: looked at several times a second.
-        stall_timeout_s: seconds in which something has to change: bytes that arrive, files that are extracted, a mount
-            that appears.
-        policy: how often to try again where nothing comes at all.
+        stall_timeout_s: seconds in which something has to happen: bytes arrive, files are extracted, a mount appears.
+        policy: how often to try again if nothing arrives at all.
 
     Raises:
         MissingDependencyError: kagglehub is not installed; the message has the install line.
         SourceAccessError: a token is missing, or the licence was not accepted; the message has the page.
         SourceNotFoundError: there is no such dataset or version.
-        SourceReadError: it did not come, or nothing happened for `stall_timeout_s` seconds.
+        SourceReadError: the download failed, or nothing happened for `stall_timeout_s` seconds.
         TargetExistsError: `folder` has something of that name.
         NotEnoughSpaceError: the disk is full.
-        CancelledError: the caller asked to stop; what came is kept for the next call.
+        CancelledError: the caller asked to stop; downloaded data is kept for the next call.
     """
-    # Nothing is faster than what is here already, and it needs no login.
+    # Nothing is faster than a mount, and it needs no login.
     mounted = mounted_files(dataset, os.environ)
     if mounted is not None:
         return mounted
@@ -185,10 +184,10 @@ def open_kaggle(
         raise TargetExistsError(msg)
     make_folder(folder)
     lasting = folder / f"kaggle-{dataset.owner}-{dataset.name}"
-    # A workspace without bytes would only make the next call look for something to continue with.
+    # An empty workspace would only make the next call try to continue it.
     with open_workspace(lasting, keeps=lambda work, _: disk_use(work / "cache") > 0) as workspace:
         work = workspace.path
-        # Where the person keeps datasets, this one is kept too, once for all programs.
+        # If the user has a cache of datasets, this one is kept there too, once for all programs.
         theirs = kagglehub_cache(dataset, os.environ)
         cache = theirs or work / "cache"
         with progress.step("Download from Kaggle", total=None, unit="B") as step:
@@ -196,11 +195,11 @@ def open_kaggle(
             path = _download(
                 dataset, cache, log=work / "log.txt", watch=watch, cancellation=cancellation, policy=policy
             )
-        # kagglehub calls an upload complete that holds nothing.
+        # kagglehub regards an empty upload as complete.
         if not any(path.iterdir()):
             msg = f"'{dataset.label}' is empty at '{path}'. Look at {dataset.page}: was it uploaded completely?"
             raise SourceReadError(msg)
-        # kagglehub may mount a dataset instead of downloading it, wherever it was told to put it.
+        # kagglehub may mount a dataset elsewhere instead of downloading it to the given folder.
         if work not in path.parents:
             where = "in kagglehub's own cache" if theirs and theirs in path.parents else "where it is mounted"
             note = f"Kaggle's files are read {where}: '{path}'."
@@ -215,11 +214,11 @@ def _version_of(path: Path) -> str:
 
 
 def newest_version(dataset: KaggleDataset) -> str | None:
-    """Return the number of a dataset's newest version, as Kaggle tells now; `None` where it does not answer."""
+    """Ask Kaggle for the number of a dataset's newest version; `None` if it does not answer."""
     if find_spec("kagglehub") is None:
         return None
     environ = {**_worker_environment(Path(os.devnull)), "PYTHONWARNINGS": "ignore"}
-    # Only a question is asked; nothing is to be looked up in a cache.
+    # Kaggle has to be asked; the cache must not answer.
     environ.pop("KAGGLEHUB_CACHE")
     with _start_worker(["--newest", f"{dataset.owner}/{dataset.name}"], environ, subprocess.DEVNULL) as process:
         try:
@@ -227,7 +226,7 @@ def newest_version(dataset: KaggleDataset) -> str | None:
             answer = json.loads(process.stdout.read() if process.stdout else b"")
         except (subprocess.TimeoutExpired, ValueError):
             return None
-        # It may hang in a connection for longer than anybody waits for the answer.
+        # It may hang in a connection for longer than anybody would wait.
         finally:
             process.kill()
     version = answer.get("version") if isinstance(answer, dict) else None
@@ -235,9 +234,9 @@ def newest_version(dataset: KaggleDataset) -> str | None:
 
 
 def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleFiles | None:
-    """Return the dataset's read-only mount, as Kaggle's notebooks and Colab's cache have it; `None` without one.
+    """Return the dataset's read-only mount in Kaggle's notebooks or Colab's cache; `None` without one.
 
-    A certain version is never taken from a mount, whose version cannot be told; kagglehub can ask for it.
+    A certain version is never read from a mount, whose version is unknown; kagglehub can request it.
     """
     if dataset.version is not None:
         return None
@@ -247,7 +246,7 @@ def mounted_files(dataset: KaggleDataset, environ: Mapping[str, str]) -> KaggleF
     if _is_filled(exact):
         return KaggleFiles(exact, notes=(f"Kaggle's files are read where they are mounted: '{exact}'.",))
     by_name = inputs / dataset.name
-    # On Colab such a folder may be any version of it, mounted for somebody who asked for that one.
+    # On Colab such a folder may be any version, mounted for an earlier request of that one.
     if detect_platform(environ=environ).name != "kaggle" or not _is_filled(by_name):
         return None
     note = f"Kaggle's files are read where they are mounted: '{by_name}' (a path that does not tell their owner)."
@@ -261,19 +260,19 @@ def _is_filled(folder: Path) -> bool:
 
 
 def kagglehub_cache(dataset: KaggleDataset, environ: Mapping[str, str]) -> Path | None:
-    """Return kagglehub's own cache, where the dataset belongs there or is there already; otherwise `None`."""
+    """Return kagglehub's own cache if the dataset belongs there or is there already; otherwise `None`."""
     chosen = environ.get("KAGGLEHUB_CACHE")
     if chosen:
         return Path(chosen)
     cache = Path(environ.get("HOME") or Path.home()) / ".cache" / "kagglehub"
     wanted = str(dataset.version) if dataset.version else "*"
-    # The mark that kagglehub sets once everything is extracted.
+    # kagglehub's marker that everything is extracted.
     found = any((cache / "datasets" / dataset.owner / dataset.name).glob(f"{wanted}.complete"))
     return cache if found else None
 
 
 class _DownloadWatch:
-    """Looks at what grows on the disk: shows it, and tells when nothing has changed for too long."""
+    """Watch a download grow on the disk: show it, and notice when nothing has changed for too long."""
 
     def __init__(self, folder: Path, step: ProgressStep, stall_timeout_s: float) -> None:
         self._folder = folder
@@ -288,21 +287,21 @@ class _DownloadWatch:
         self._changed_at = self._next_look = time.monotonic()
 
     def look(self) -> bool:
-        """Look, unless the last look was a moment ago; return whether nothing has changed for too long."""
+        """Measure, unless that was done a moment ago; return whether nothing has changed for too long."""
         now = time.monotonic()
         if now >= self._next_look:
             self.measure()
-            # Looking at many files takes long; a tenth of the time goes into it at most.
+            # Measuring many files takes long; at most a tenth of the time goes into it.
             self._next_look = time.monotonic() + max(0.5, 10 * (time.monotonic() - now))
         return now - self._changed_at > self._stall_timeout_s
 
     def measure(self) -> int:
-        """Look now; the bytes on the disk."""
+        """Return the bytes on the disk now."""
         used = disk_use(self._folder)
         if used != self.bytes:
             self.bytes = used
             self._changed_at = time.monotonic()
-            # Extracting removes archives: what is on the disk may shrink, what was shown may not.
+            # Extracting removes archives, so the use of the disk may shrink, but the shown progress must not.
             self._step.advance(max(0, used - self._shown))
             self._shown = max(self._shown, used)
         return used
@@ -310,13 +309,13 @@ class _DownloadWatch:
 
 def _worker_environment(cache: Path) -> dict[str, str]:
     environ = {**os.environ, **_credentials(), "KAGGLEHUB_CACHE": str(cache), "TQDM_DISABLE": "1"}
-    # So that it finds what this session finds, however that was put on the path.
+    # So that it finds the same modules as this session, however they got on the path.
     environ["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
     return environ
 
 
 def _start_worker(arguments: list[str], environ: Mapping[str, str], errors: IO[bytes] | int) -> subprocess.Popen[bytes]:
-    # -P: what is in the current folder is not for this process.
+    # -P: modules in the current folder must not be imported.
     command = [sys.executable, "-P", "-m", "colabstage.sources.kaggle_worker", *arguments]
     return subprocess.Popen(
         command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
@@ -332,7 +331,7 @@ def _download(
     cancellation: Cancellation,
     policy: RetryPolicy,
 ) -> Path:
-    """Run kagglehub until it succeeds; tries count only while nothing comes."""
+    """Run kagglehub until it succeeds; tries only count while nothing arrives."""
     environ = _worker_environment(cache)
     tries = 0
     while True:
@@ -343,7 +342,7 @@ def _download(
         problem = judge_failure(dataset, answer)
         if not isinstance(problem, TransientError):
             raise problem
-        # As long as something comes, each break is a first one.
+        # As long as something arrives, each failure counts as the first.
         tries = 1 if watch.measure() > before else tries + 1
         if tries >= policy.attempts:
             msg = f"{problem} Given up after {tries} tries without progress; what has arrived is kept for the next run."
@@ -354,7 +353,7 @@ def _download(
 def _run_worker(
     dataset: KaggleDataset, environ: Mapping[str, str], log: Path, watch: _DownloadWatch, cancellation: Cancellation
 ) -> dict[str, Any]:
-    """Run kagglehub once; return what it answered."""
+    """Run kagglehub once; return its answer."""
     watch.begin()
     with log.open("wb") as errors, _start_worker([dataset.handle], environ, errors) as process:
         try:
@@ -363,14 +362,14 @@ def _run_worker(
                     process.wait(_LOOK_S)
                     break
                 cancellation.check()
-                # Nothing else tells a mount that never appears from one that takes time.
+                # A mount that never appears can only be told from a slow one by the time.
                 if watch.look():
                     raise _stalled(dataset, log)
         finally:
             process.kill()
         output = process.stdout.read() if process.stdout else b""
     try:
-        # What was killed or crashed leaves no answer, or half of one.
+        # A killed or crashed process leaves no answer, or half of one.
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
         last = hide_secrets("\n".join(log.read_text("utf-8", "replace").splitlines()[-3:]), credentials_in(environ))
@@ -394,13 +393,13 @@ def _stalled(dataset: KaggleDataset, log: Path) -> SourceReadError:
 
 
 def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> ColabstageError:
-    """Return the error that kagglehub's failure amounts to; a `TransientError` where another try may succeed.
+    """Return the error for kagglehub's failure; a `TransientError` if another try may succeed.
 
     Args:
         dataset: which one was asked for.
         answer: `kinds`, the names of the exception's classes; `message`; `status` of the web answer; `errno`.
     """
-    # By names of classes: its exceptions live in another process, and may be another version's.
+    # By names of classes, because the exceptions are in another process, and may be another version's.
     kinds = set(answer.get("kinds", ()))
     status = answer.get("status")
     message = " ".join(str(answer.get("message", "")).split())[:400]
@@ -425,13 +424,13 @@ def judge_failure(dataset: KaggleDataset, answer: Mapping[str, Any]) -> Colabsta
 
 
 def credentials_in(environ: Mapping[str, str]) -> list[str]:
-    """Return the credentials in an environment; they must not appear in what kagglehub says."""
+    """Return the credentials in an environment; they must not appear in kagglehub's messages."""
     names = ("KAGGLE_KEY", "KAGGLE_API_TOKEN", "KAGGLE_USER_SECRETS_TOKEN", "KAGGLE_DATA_PROXY_TOKEN")
     return [environ[name] for name in names if environ.get(name)]
 
 
 def _credentials() -> dict[str, str]:
-    """Return what this session knows and another process could not find: `kagglehub.login()`, and Colab's secrets."""
+    """Return credentials that another process could not find: from `kagglehub.login()`, and Colab's secrets."""
     if "kagglehub" not in sys.modules and "google.colab" not in sys.modules:
         return {}
     from kagglehub.config import get_kaggle_credentials

@@ -1,8 +1,8 @@
-"""Several sources that are one dataset, opened: together one tree of files with one identity.
+"""Open several sources as one dataset: one tree of files with one identity.
 
-`fetch_files` takes files as they are: archives stay archives, and thousands of addresses are opened when each is read.
-Staging and packing take what is in archives. Both are one `OpenList`, because what a list is made of, how its files are
-named and what state it is in have to be one answer.
+`fetch_files` takes files as they are: archives stay archives, and each of thousands of addresses is opened when it is
+read. Staging and packing take the files in archives. Both use `OpenList`, so that they agree on the list's parts, the
+names of its files and its state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import Tree
 
 _TABLES = (".csv", ".tsv")
-# What a list may have beside a folder, rather than single files.
+# What a list may contain besides folders, instead of single files.
 _ARCHIVES = (
     ".zip",
     ".7z",
@@ -52,14 +52,14 @@ _OPENERS = 8
 
 
 class OpenList(Closing):
-    """Several open sources as one, with the members of a `SourcePart`; a context manager that releases everything.
+    """Read several open sources as one, with the members of a `SourcePart`; a context manager that releases everything.
 
-    `parts`: the sources that it consists of. `files`: the single files of a list, each opened when it is read; `None`
-    where there are none.
+    `parts`: the sources in the list. `files`: the single files of the list, each opened when it is read; `None` if
+    there are none.
     """
 
     def __init__(self, source: ManySource, opening: Opening, *, unpack: bool) -> None:
-        """Open all; as `open_source`."""
+        """Open all parts; as `open_source`."""
         self.parts: list[SourcePart] = []
         self.files: RemoteFileTree | None = None
         self._source = source
@@ -79,7 +79,7 @@ class OpenList(Closing):
     def _open(self, source: SingleSource) -> SourcePart:
         part = open_part(source, self._opening)
         self._stack.callback(part.close)
-        if self._closed:  # another one failed meanwhile, and nobody waited for this one
+        if self._closed:  # another one failed meanwhile, and nobody waits for this one
             part.close()
         return part
 
@@ -88,7 +88,7 @@ class OpenList(Closing):
         first, *others = self._source.parts
         self.parts.append(self._open(first))
         opened = self.parts[0]
-        # The first one tells what kind of list it is. Single files are opened when they are read, because there may be
+        # The first source determines the kind of list. Single files are opened when they are read, because there may be
         # thousands of addresses.
         have_addresses = all(isinstance(part, LocalSource | WebSource | ObjectSource) for part in self._source.parts)
         if opened.file is not None and not opened.is_archive and have_addresses:
@@ -97,23 +97,22 @@ class OpenList(Closing):
             self._tree = self.files = self._list_files()
             return
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
-            # Many at once, because opening an archive on a server or a mount is two round trips in which nothing else
-            # happens.
+            # Many at once, because opening an archive on a server or a mount is two round trips of waiting.
             self.parts += pool.run(self._open, others, cancellation=self._opening.cancellation)
 
     def _list_files(self) -> RemoteFileTree:
-        """Return those parts that are single files as one tree."""
+        """Return the single files among the parts as one tree."""
         files: list[tuple[str, SingleSource]] = []
         for part in self.parts:
             if part.tree is None:
-                # A share link's address says nothing about the file, so a downloaded file is called by its own name.
+                # A share link's address says nothing about the file, so a downloaded file keeps its own name.
                 own = part.brought.path if part.brought is not None and part.brought.movable else None
                 files.append((part.source.label, part.source) if own is None else (own.name, local_source(own)))
         return list_files(self._source.label, files, cancellation=self._opening.cancellation)
 
     def _open_as_they_are(self) -> None:
         source = self._source
-        # Before anything is touched, because every question to a mount that hangs would block.
+        # Before anything is touched, because every call on a hanging mount would block.
         require_answer(*paths_of(source))
         for part in source.parts:
             alone = isinstance(part, WebSource) or (isinstance(part, LocalSource) and part.path.is_file())
@@ -121,7 +120,7 @@ class OpenList(Closing):
         self.files = self._list_files()
         folders = [part for part in self.parts if part.tree is not None]
         tops = sorted({entry.name.partition("/")[0] for entry in self.files.entries})
-        # Files keep their names at the top, so a folder that is named like one of them gets a number.
+        # Files keep their names at the top, so a folder with the same name as a file gets a number.
         stems = distinct_names([*tops, *(name_in_list(part.source) for part in folders)])[len(tops) :]
         trees: list[Tree] = [self.files, *(part.tree for part in folders if part.tree is not None)]
         joined = list(zip(("", *stems), trees, strict=True))
@@ -139,27 +138,27 @@ class OpenList(Closing):
 
     @property
     def reads_slowly(self) -> bool:
-        """Return whether its files, each read by itself, take time to answer."""
+        """Return whether each read of one of its files takes time."""
         return self.files is not None or any(part.reads_slowly for part in self.parts)
 
     @property
     def opens_at_once(self) -> bool:
-        """Return whether its files can be listed without bringing all of it here first."""
+        """Return whether its files can be listed without copying all of it first."""
         return all(part.opens_at_once for part in self.parts)
 
     @property
     def is_walked(self) -> bool:
-        """Return whether some of it is a tar that is looked through where it is."""
+        """Return whether some part is a tar that is read through in place."""
         return any(part.is_walked for part in self.parts)
 
     @property
     def unpacks_first(self) -> bool:
-        """Return whether some of it is compressed as a whole, so that its files are known only once it is unpacked."""
+        """Return whether some part is compressed as a whole, so that its files are only known after unpacking."""
         return any(part.unpacks_first for part in self.parts)
 
     @property
     def archive_bytes(self) -> int:
-        """Return the length of all archives that are copied here before they are read."""
+        """Return the size of all archives that are copied here before they are read."""
         return sum(part.archive_bytes for part in self.parts)
 
     @property
@@ -174,21 +173,21 @@ class OpenList(Closing):
 
     @property
     def resumed_bytes(self) -> int:
-        """Return how much of the source an interrupted run had finished and this one has used."""
+        """Return how much of an interrupted run's data this one has reused."""
         return sum(part.resumed_bytes for part in self.parts)
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing of a part comes at present; "" where all do."""
+        """Return why nothing of a part is arriving at present; "" if all parts are."""
         return next((why for part in self.parts if (why := part.waits_for)), "")
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Return how many files it has, where an archive is one, and their bytes together."""
+        """Return the number of its files, counting an archive as one, and their total size."""
         return self.parts[0].extent if self._is_one else (self.identity.files, self.identity.nbytes)
 
     def take_state(self) -> None:
-        """Take what tells its state, before it is read."""
+        """Collect the facts that identify its state, before it is read."""
         if self._is_one:
             self.parts[0].take_state()
         else:
@@ -196,7 +195,7 @@ class OpenList(Closing):
 
     @property
     def identity(self) -> SourceIdentity:
-        """Return its state when this was first asked for, or `take_state` was called."""
+        """Return its state at the first call, or when `take_state` was called."""
         if self._identity is None:
             self._identity = self._identify()
         return self._identity
@@ -210,18 +209,18 @@ class OpenList(Closing):
         found = dict(zip(map(id, listed), states, strict=True))
         with DaemonPool(_OPENERS, "colabstage-open") as pool:
             others = [part for part in self.parts if id(part) not in found]
-            # A part's state may be a request of its own, and lists have thousands.
+            # A part's state may take a request, and lists have thousands of parts.
             states = pool.run(lambda part: part.identity, others, cancellation=self._opening.cancellation)
         found.update(zip(map(id, others), states, strict=True))
         return identify_many([found[id(part)] for part in self.parts], address=address)
 
     @property
     def _is_one(self) -> bool:
-        # A pattern that matches one file means that file, so both have one state and one key.
+        # A pattern that matches one file stands for that file, so both have the same state and key.
         return len(self.parts) == 1 and self.files is None
 
     def verify(self, checksum: Checksum) -> None:
-        """Hash the one file that a pattern has found; as `SourcePart.verify`."""
+        """Hash the only file that a pattern matches; as `SourcePart.verify`."""
         if len(self.parts) != 1:
             raise not_one_file(self._source.label)
         self.parts[0].verify(checksum)
@@ -229,7 +228,7 @@ class OpenList(Closing):
         self._identity = None
 
     def open_tree(self, spool: Path) -> Tree:
-        """Return all files. Archives that can only be read from their beginning start to arrive.
+        """Return all files. Archives that can only be read in order start to be copied.
 
         Args:
             spool: a folder on the local disk for the unpacked form of compressed tars.
@@ -243,7 +242,7 @@ class OpenList(Closing):
 
     @property
     def tree(self) -> Tree:
-        """Return the files of a folder, or of a list that was opened as it is."""
+        """Return the files of a folder, or of a list that was opened without unpacking."""
         tree = self._tree or self.parts[0].tree
         assert tree is not None
         return tree
@@ -272,7 +271,7 @@ class OpenList(Closing):
             part.start()
 
     def read_in_place(self) -> None:
-        """Read archives where they are, for whoever has no room for copies. Instead of `start`."""
+        """Read archives in place, if there is no room for copies. Call this instead of `start`."""
         for part in self.parts:
             part.read_in_place()
 
@@ -283,25 +282,25 @@ class OpenList(Closing):
             self.parts[0].read_members(byte_ranges, readers=readers)
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
-        """Copy these byte ranges `(begin, end)` of a single remote archive first, and with `alone` no others until
+        """Copy these byte ranges `(begin, end)` of a single remote archive first; with `alone`, no others until
         somebody waits for them."""
         # The archives of a list have positions of their own, and are copied in order.
         if len(self.parts) == 1:
             self.parts[0].prefer(byte_ranges, alone=alone)
 
     def discard(self) -> None:
-        """Remove copies that were made only in order to read them."""
+        """Remove temporary copies."""
         for part in self.parts:
             part.discard()
 
     def close(self) -> None:
-        """Release handles; what has arrived stays for the next run."""
+        """Release handles; copied data stays for the next run."""
         self._closed = True
         self._stack.close()
 
 
 def _refuse_table(source: ManySource) -> None:
-    """Refuse a table in a list of folders or archives, wherever in the list it is, with the list that reads both.
+    """Refuse a table anywhere in a list of folders or archives; the message has the list that reads both.
 
     Raises:
         LayoutError: there is one.
@@ -317,7 +316,7 @@ def _refuse_table(source: ManySource) -> None:
     if not opened:
         return
     places = list(dict.fromkeys(part.path.parent for part in tables))
-    # A folder is read with all that is below it, but for archives.
+    # A folder is read with everything below it, except archives.
     inside = {str(folder) for folder in folders if any(folder.is_relative_to(place) for place in places)}
     wanted = [*map(str, places), *(part.label for part in others if part.label not in inside)]
     written = repr(wanted if len(wanted) > 1 else wanted[0])

@@ -1,7 +1,7 @@
-"""A service that fsspec knows, asked under deadlines by many threads; its failures in our words, without secrets.
+"""Call services through fsspec from many threads, with deadlines, and translate their failures, without secrets.
 
-Which exception of which library means what, how many connections a kind of service takes, and how its login is found
-is known here and nowhere else.
+Only this module knows what the exceptions of each library mean, how many connections each kind of service accepts, and
+how its login is found.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _TRANSIENT_ERRNOS = frozenset(
     {
         *(errno.EIO, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EPIPE, errno.ETIMEDOUT, errno.ECONNRESET),
         *(errno.ECONNABORTED, errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN),
-        getattr(errno, "EREMOTEIO", errno.EIO),  # what s3fs makes of "InternalError"
+        getattr(errno, "EREMOTEIO", errno.EIO),  # s3fs's translation of "InternalError"
     }
 )
 # By name, because none of these packages need be installed, and importing one only to classify an error would be slow.
@@ -127,8 +127,8 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
     Args:
         error: what was raised.
-        protocol: such as `"s3"`; it decides which way of giving credentials the message names.
-        label: the public address that was asked for.
+        protocol: such as `"s3"`; determines which way of giving credentials the message names.
+        label: the public address of the request.
         secrets: texts that must not appear in the message.
     """
     if isinstance(error, SourceError):
@@ -147,13 +147,13 @@ def translate_error(error: BaseException, protocol: str, label: str, secrets: Se
 
 
 def judge_error(error: BaseException) -> Judgement:
-    """Return the kind of failure, by the error or by its causes."""
-    # Backends wrap the errors of their services, some of them several times.
+    """Return the kind of failure, from the error or its causes."""
+    # Backends wrap the errors of their services, sometimes several times.
     return next((found for one in _chain(error) if (found := _judge_one(one)) != "other"), "other")
 
 
 def wait_asked(error: BaseException) -> float | None:
-    """Return the seconds after which the service wants to be asked again, from its Retry-After."""
+    """Return the service's Retry-After in seconds."""
     for one in _chain(error):
         headers = _headers(getattr(one, "response", None)) or _headers(one)
         value = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
@@ -163,7 +163,7 @@ def wait_asked(error: BaseException) -> float | None:
 
 
 def _headers(response: Any) -> Mapping[str, Any]:
-    # botocore's errors have a dict as response, those of others an object with headers.
+    # botocore's errors have a dict as response, other libraries' an object with headers.
     if isinstance(response, dict):
         response = response.get("ResponseMetadata", {})
         headers = response.get("HTTPHeaders") if isinstance(response, dict) else None
@@ -188,7 +188,7 @@ def _judge_one(error: BaseException) -> Judgement:
     named = [
         judgement for judgement, names in _NAMES.items() if any(kind.__name__ in names for kind in type(error).__mro__)
     ]
-    # Before the type: several of these are an OSError without a number.
+    # Before the type, because several of these are an OSError without an errno.
     if named:
         return named[0]
     if isinstance(error, OSError) and (judgement := _judge_os(error)) != "other":
@@ -202,7 +202,7 @@ def _judge_one(error: BaseException) -> Judgement:
 
 
 def _judge_os(error: OSError) -> Judgement:
-    # A name server that does not answer now may answer later; a name that does not exist is a typing error.
+    # A name server that does not answer now may answer later; an unknown name is a typing error.
     if isinstance(error, socket.gaierror):
         return "transient" if error.errno == socket.EAI_AGAIN else "missing"
     kinds: dict[Judgement, tuple[type[OSError], ...]] = {
@@ -220,7 +220,7 @@ def _judge_ftp(error: ftplib.Error) -> Judgement:
         return "transient"
     if text[:3] in {"530", "532", "331", "332"}:
         return "access"
-    # FTP has one code for a missing file and a forbidden one, so the server's words decide.
+    # FTP has the same code for missing and forbidden files, so the server's message decides.
     if text[:3] in {"550", "553"}:
         return "access" if re.search("permi|denied|allowed|privilege", text, re.IGNORECASE) else "missing"
     return "other"
@@ -241,7 +241,7 @@ def _status(error: BaseException) -> int:
 
 T = TypeVar("T")
 
-# The package behind each protocol, by the name that pip knows.
+# The package for each protocol, by its name for pip.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -262,7 +262,7 @@ _PACKAGES = {
     "root": "fsspec-xrootd",
     "hdfs": "pyarrow",
 }
-# The options for access without a login, for backends that do not try that by themselves.
+# Options for access without a login, for backends that do not try it themselves.
 _ANONYMOUS: dict[str, dict[str, Any]] = {
     **{protocol: {"anon": True} for protocol in ("s3", "s3a", "az", "abfs", "abfss")},
     **{protocol: {"token": "anon"} for protocol in ("gs", "gcs")},
@@ -276,35 +276,35 @@ _HIDDEN_WAYS = frozenset(
     {"simplecache", "filecache", "blockcache", "cached", "reference", "generic", "dir", "async_wrapper"}
 )
 _HINT_TIMEOUT_S = 10.0
-# Classes of fsspec's that leave connections open, and what makes classes of them that do not.
+# Protocols whose fsspec classes leave connections open, and the functions that fix them.
 _MENDED = {"ftp": without_leak, "s3": that_stays_closed, "s3a": that_stays_closed}
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The facts about one kind of service."""
+    """Hold the facts about one kind of service."""
 
     adapter: StoreAdapter
-    """How it is called."""
+    """How calls are made."""
     connections: int
-    """How many parts of one file it sends at full speed at the same time."""
+    """How many parts of one file it sends concurrently at full speed."""
     instances: int
-    """How many file systems, each with its own connection, threads share; 0 where one serves all threads."""
+    """How many file systems, each with its own connection, the threads share; 0 if one serves all threads."""
     options: Mapping[str, Any]
     """Default options of its file system."""
 
 
-# An FTP connection carries one transfer at a time; servers often allow an address four of them.
+# An FTP connection carries one transfer at a time; servers often allow four per address.
 _FTP = Backend(FtpAdapter(), connections=1, instances=4, options={})
 # One SSH connection is limited to one core's encryption and one window, and a paramiko client handles its answers in
-# one thread; sshd refuses when more than ten log in at once (MaxStartups).
+# one thread; sshd refuses more than ten concurrent logins (MaxStartups).
 _SFTP = Backend(SftpAdapter(), connections=4, instances=4, options=_SSH_OPTIONS)
 _MEMORY = Backend(MemoryAdapter(), connections=1, instances=0, options={})
 _LOCAL = Backend(BlockingAdapter(), connections=4, instances=0, options={})
-# By default botocore keeps ten connections, for which thirty reads in flight would wait.
+# By default botocore keeps ten connections, too few for thirty reads in flight.
 _S3 = Backend(AsyncAdapter(), connections=8, instances=0, options={"config_kwargs": {"max_pool_connections": 40}})
 _ON_LOOP = Backend(AsyncAdapter(), connections=8, instances=0, options={})
-# It is not known for each of these whether threads may share it, so none do.
+# Not all of these are known to be safe to share between threads, so none are shared.
 _BLOCKING = Backend(BlockingAdapter(), connections=4, instances=8, options={})
 _KNOWN = {
     "ftp": _FTP,
@@ -316,16 +316,16 @@ _KNOWN = {
 
 
 class ObjectStore:
-    """The service behind an address. Every method may be called from any thread; each has a deadline.
+    """Ask the service behind an address. Every method may be called from any thread; each has a deadline.
 
-    `label`: the address for messages, without secrets. `path`: what the backend calls the object, or folder.
-    `notes`: sentences for the user, for example that the service was asked without a login.
+    `label`: the address for messages, without secrets. `path`: the backend's name for the object or folder. `notes`:
+    sentences for the user, for example that the service was asked without a login.
     """
 
     def __init__(
         self, url: str, storage_options: Mapping[str, Any] | None = None, *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """Load the backend; the service itself is not asked yet.
+        """Load the backend; the service itself is not contacted yet.
 
         Raises:
             OptionError: fsspec does not know the protocol, or the address goes through one of its caches.
@@ -358,7 +358,7 @@ class ObjectStore:
         asked = path or self.path
         try:
             found = self._ask(lambda fs: self.backend.adapter.info(fs, asked))
-            # From now on a refusal means that a login has expired, and others may be reading by it: it is kept.
+            # From now on a refusal means that the login has expired, and others may be reading with it, so it is kept.
             self._chose_login = True
             return found
         except SourceAccessError as refused:
@@ -367,7 +367,7 @@ class ObjectStore:
             raise SourceNotFoundError(f"{error} {self._neighbours(asked)}".strip()) from None
 
     def list_files(self, *, workers: int) -> list[dict[str, Any]]:
-        """Return fsspec's facts on everything below the address that is no folder, in the service's order.
+        """Return fsspec's facts on everything below the address except folders, in the service's order.
 
         Raises:
             SourceAccessError, TransientError, SourceReadError: as the service answers, for any of the folders.
@@ -381,7 +381,7 @@ class ObjectStore:
         return [row for row in rows if str(row["name"]).rstrip("/") != path.rstrip("/")]
 
     def read(self, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        """Yield bytes of one object from `offset` to `end`, in pieces of at most a megabyte; fewer where it ends.
+        """Yield bytes of one object from `offset` to `end` or its own end, in pieces of at most a megabyte.
 
         Raises:
             SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as the service answers.
@@ -397,15 +397,15 @@ class ObjectStore:
 
     @property
     def folders_are_prefixes(self) -> bool:
-        """Return whether a folder is no more than the beginning of names, so that a file can be named like one."""
+        """Return whether folders are only prefixes of names, so that a file can have the name of a folder."""
         return isinstance(self.backend.adapter, AsyncAdapter)
 
     def has_ranges(self) -> bool:
-        """Return whether parts of an object can be asked for."""
+        """Return whether parts of an object can be requested."""
         return self._ask(self.backend.adapter.has_ranges)
 
     def close(self) -> None:
-        """Hang up. Calling it twice is fine."""
+        """Close the connections. Calling it twice is fine."""
         self._connections.close()
 
     def _make(self) -> Any:
@@ -422,12 +422,12 @@ class ObjectStore:
             raise self._translate(error) from None
 
     def _translate(self, error: Exception) -> SourceError:
-        # Hanging up breaks requests off in many ways; what it was is told once.
+        # Closing aborts requests with many different errors; this is the one that is reported.
         self._connections.check_open()
         return translate_error(error, self.protocol, self.label, self._secrets)
 
     def _anonymously(self, question: Callable[[Any], T], refused: SourceAccessError) -> T:
-        """Ask once more without a login."""
+        """Try once more without a login."""
         # Public buckets allow that, and most notebooks have no login.
         anonymous = _ANONYMOUS.get(self.protocol)
         if anonymous is None or self._chose_login:
@@ -451,13 +451,13 @@ class ObjectStore:
         with ThreadPoolExecutor(max(1, workers), thread_name_prefix="colabstage-list") as pool:
             while level:
                 rows = [row for listed in pool.map(self.list_folder, level) for row in listed]
-                # A link to a folder may lead back to one that it is in.
+                # A link to a folder may lead back to a parent of it.
                 level = [row["name"] for row in rows if row["type"] == "directory" and not row.get("islink")]
                 files += (row for row in rows if row["type"] != "directory" or row.get("islink"))
         return files
 
     def _neighbours(self, path: str) -> str:
-        """Return a sentence about what is in the folder where nothing was found; "" where listing it takes long."""
+        """Return a sentence about the contents of the folder where nothing was found; "" if listing it takes long."""
         folder = path.rstrip("/").rpartition("/")[0]
         if not folder.strip("/") and self.protocol not in {"memory", "ftp"}:
             return ""
@@ -473,7 +473,7 @@ class ObjectStore:
 
 
 class _ConnectionPool:
-    """File systems of one address, each lent to one thread at a time; or one for all, where that is safe."""
+    """Hold file systems of one address, each lent to one thread at a time; or one for all, if that is safe."""
 
     def __init__(self, make: Callable[[], Any], backend: Backend, label: str) -> None:
         self._make = make
@@ -501,7 +501,7 @@ class _ConnectionPool:
             usable = True
             raise
         finally:
-            # After an error a conversation may be out of step, so that the next question gets the last one's answer.
+            # After an error the protocol may be out of step, so that the next request gets the previous one's answer.
             self._give_back(fs, usable=usable)
 
     def close(self) -> None:
@@ -515,9 +515,9 @@ class _ConnectionPool:
             self._hang_up(fs)
 
     def check_open(self) -> None:
-        """Refuse to go on with what was closed."""
-        # Whoever was reading when it was closed asks once more, whether the object has changed. What was connected for
-        # that would stay connected: nobody closes it a second time.
+        """Refuse to go on after `close`."""
+        # A reader that is interrupted by `close` asks once more whether the object has changed. A connection opened for
+        # that would stay open, because nobody closes it a second time.
         if self._closed:
             msg = f"'{self._label}' was closed, so nothing more can be read of it."
             raise SourceReadError(msg)
@@ -548,7 +548,7 @@ class _ConnectionPool:
                 self._made -= 1
                 if self._made == 0:
                     raise
-                # The server wants no more of us at once than there are.
+                # The server accepts no more connections than there are now.
                 self._most = self._made
             return self._take()
 
@@ -598,12 +598,12 @@ def _load(protocol: str, label: str) -> Any:
 
 
 def _options_and_path(backend: Any, url: str) -> tuple[dict[str, Any], str]:
-    """Return the options that an address holds, and the path in it."""
+    """Return the options in an address, and its path."""
     options = dict(backend._get_kwargs_from_urls(url))
     for name in ("url_query", "url_fragment"):
         options.pop(name, None)
     for name in ("username", "password"):
-        # fsspec hands them on as they stand in the address, where an @ must be written %40.
+        # fsspec does not decode them, and in an address an @ has to be written as %40.
         if isinstance(options.get(name), str):
             options[name] = unquote(options[name])
     return options, str(backend._strip_protocol(url))
@@ -615,7 +615,7 @@ def _from_environment(backend: Any) -> dict[str, Any]:
 
     found: dict[str, dict[str, Any]] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warned of misspelt ones when it was imported
+        warnings.simplefilter("ignore")  # it warned about misspelt ones when it was imported
         set_conf_env(found)
     protocols = (backend.protocol,) if isinstance(backend.protocol, str) else tuple(backend.protocol)
     return {name: value for protocol in protocols for name, value in found.get(protocol, {}).items()}

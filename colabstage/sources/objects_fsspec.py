@@ -1,6 +1,6 @@
-"""What is in a service that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`.
+"""Read from services that fsspec knows: an object as a `RemoteFile`, a folder as a `Tree`.
 
-fsspec's facts name versions, times and hashes differently for every service; what each of them proves is decided here.
+fsspec names versions, times and hashes differently for every service; this module decides what each of them proves.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from colabstage.io.progress import Clock
     from colabstage.trees.tree import ByteSource
 
-# What is asked for where an object is expected to be shorter.
+# The length to request if an object is expected to be shorter.
 _SHORT_BYTES = 1024 * 1024
 _FTP_TIME = re.compile(r"\A(\d{14})(?:\.\d+)?\Z")
 
 
 class ObjectFile(RemoteFile):
-    """One object as a `RemoteFile`. What arrives is of `facts.version`: at the end of each range the service is asked.
+    """Read one object as a `RemoteFile`. All bytes are of `facts.version`: the service is asked at the end of each
+    range.
 
-    The last piece of a range is handed out after that, so that a range that is complete is a range that was checked;
-    and what was read before the question was read while the version was still the one of the beginning.
+    The last piece of a range is returned after that, so that a complete range has been checked, and everything read
+    before the check was read while the version was still the first one.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ObjectFile(RemoteFile):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences for the person, such as that it was read without a login."""
+        """Return sentences for the user, for example that it was read without a login."""
         return self._store.notes
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
@@ -62,7 +63,7 @@ class ObjectFile(RemoteFile):
             raise SourceReadError(msg)
         end = size if length is None else offset + length
         at = offset
-        # The last piece is held back until the version has been asked.
+        # The last piece is held back until the version has been checked.
         held = b""
         try:
             for piece in self._store.read(self._path, offset, end) if end is None or offset < end else ():
@@ -74,12 +75,13 @@ class ObjectFile(RemoteFile):
                     yield held
                 held = piece
         except TransientError:
-            # Good, and not the end: else a service that breaks off again and again would get nobody further.
+            # It is good, and not the last: otherwise retries would never progress on a service that breaks off
+            # repeatedly.
             if held and end is not None and at < end:
                 yield held
             raise
         except SourceError:
-            # An object that shrank or vanished answers in many ways.
+            # Reads of an object that shrank or vanished fail in many ways.
             self._check_version()
             raise
         if self._asks_version:
@@ -91,11 +93,11 @@ class ObjectFile(RemoteFile):
             yield held
 
     def without_version_check(self) -> ObjectFile:
-        """Return the same object for a reader that compares hashes; closed with this one."""
+        """Return the same object, for a reader that compares hashes; it is closed with this one."""
         return ObjectFile(self._store, self._path, self.facts, owns_store=False, asks_version=False)
 
     def close(self) -> None:
-        """Hang up. Calling it twice is fine."""
+        """Close the connections. Calling it twice is fine."""
         if self._owns_store:
             self._store.close()
 
@@ -106,7 +108,7 @@ class ObjectFile(RemoteFile):
             msg = f"'{self.facts.label}' was removed while it was read."
             raise SourceChangedError(msg) from error
         now, then = version_of(info), self.facts.version
-        # A listing may know less than the answer about one object.
+        # A listing may contain less than the facts on one object.
         if size_of(info) != self.facts.size or (now and then and now != then):
             msg = (
                 f"'{self.facts.label}' changed while it was read (version '{then}' became '{now}'). Wait until its "
@@ -116,13 +118,13 @@ class ObjectFile(RemoteFile):
 
 
 def size_of(info: Mapping[str, Any]) -> int | None:
-    """Return the bytes by fsspec's facts; `None` where it does not say."""
+    """Return the size from fsspec's facts; `None` if it is missing."""
     size = info.get("size")
     return None if size is None else int(size)
 
 
 def version_of(info: Mapping[str, Any]) -> str:
-    """Return a text that is another one when the content is; "" where nothing tells."""
+    """Return a text that changes with the content; "" if there is none."""
     # The surest first: a generation is never used twice, an ETag may be.
     for name in ("generation", "ETag", "etag", "blob_id", "sha"):
         if info.get(name):
@@ -132,7 +134,7 @@ def version_of(info: Mapping[str, Any]) -> str:
 
 
 def mtime_ns_of(info: Mapping[str, Any]) -> int:
-    """Return modification time in nanoseconds since 1970; 0 where nothing tells."""
+    """Return the modification time in nanoseconds since 1970; 0 if it is unknown."""
     for name in ("LastModified", "last_modified", "mtime", "modified", "updated", "modify", "created"):
         if info.get(name):
             return _to_ns(info[name])
@@ -140,16 +142,16 @@ def mtime_ns_of(info: Mapping[str, Any]) -> int:
 
 
 def checksum_of(info: Mapping[str, Any]) -> Checksum | None:
-    """Return the hash of the whole content, where it certainly is one.
+    """Return the hash of the whole content, if there certainly is one.
 
-    An ETag of S3 is not: parts and encryption make it something else, and it does not say so. Azure's Content-MD5 is
+    S3's ETag is not: multipart uploads and encryption change its meaning, without saying so. Azure's Content-MD5 is
     whatever was uploaded with the blob.
     """
     lfs = info.get("lfs")
     sha256 = str(lfs.get("sha256", "")) if isinstance(lfs, dict) else ""
     if re.fullmatch(r"[0-9a-f]{64}", sha256):
         return Checksum("sha256", sha256)
-    # Google's, of the stored bytes; what is stored compressed may be handed out unpacked.
+    # Google's MD5 is of the stored bytes; an object that is stored compressed may be sent decompressed.
     if info.get("md5Hash") and not info.get("contentEncoding"):
         return Checksum("md5", base64.b64decode(info["md5Hash"]).hex())
     return None
@@ -160,10 +162,10 @@ def _to_ns(value: Any) -> int:
         return _parse_time(value)
     if isinstance(value, datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # Not timestamp(): a float has no room for microseconds of this century beside the seconds.
+        # Not timestamp(): a float is too imprecise for the microseconds of today's dates.
         passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
         return ((passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds) * 1_000
-    # No float of this century tells less than a microsecond.
+    # For today's dates, a float is no more precise than a microsecond.
     return round(value * 1e6) * 1000 if isinstance(value, (int, float)) else 0
 
 
@@ -180,42 +182,43 @@ T = TypeVar("T")
 
 
 class _StoreEntry(NamedTuple):
-    """An entry as the service has it."""
+    """Describe an entry in the service's terms."""
 
     path: str
-    """What the service calls it."""
+    """Its name in the service."""
     version: str
     """Its version in the listing."""
 
 
 class _Listing(NamedTuple):
-    """What a listing came to."""
+    """Hold the result of a listing."""
 
     entries: list[FileEntry]
     """The files of the tree."""
     members: dict[str, _StoreEntry]
-    """By name, what the service calls each, and its version."""
+    """Their names in the service and versions, by name."""
     native: list[str]
     """Google's own documents, which are not files."""
     links: list[str]
-    """Links that lead to no file."""
+    """Links that do not lead to a file."""
 
 
 class ObjectTree(Tree):
-    """The files below a folder of any service that fsspec knows. Listed when it is made, and stays as it was then.
+    """Read the files below a folder of any service that fsspec knows, as listed when this is made.
 
-    Left out: the empty objects that stand for folders, junk of operating systems, Google's own documents (with a note).
+    Empty objects that stand for folders, operating systems' junk files, and Google's own documents (with a note) are
+    left out.
 
     Args:
         url: such as `s3://bucket/train`.
-        workers: how many folders are listed at once, where the service does not list all of them in one answer.
-        retry: how often an object is asked for again when the service fails in a transient way.
-        clock: a test's own.
+        workers: how many folders are listed at once, if the service does not list everything in one answer.
+        retry: how often an object is requested again after transient failures.
+        clock: replaced in tests.
 
     Raises:
         OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError: as `open_object`.
-        SourceReadError: it is a file, or the listing failed, also after several tries.
-        UnsafeArchiveError: a name is one that no folder can hold: `..`, absolute, a file that is also a folder.
+        SourceReadError: it is a file, or the listing failed after several tries.
+        UnsafeArchiveError: a folder cannot hold one of the names: `..`, an absolute name, a file that is also a folder.
     """
 
     kind = "folder"
@@ -234,12 +237,12 @@ class ObjectTree(Tree):
         self._retry = retry
         self._clock = clock
         try:
-            # Nobody is told yet why it takes long.
+            # Waiting cannot be reported to anybody yet.
             listed = self._patiently(lambda: self._list(workers), replace(retry, patience_s=0.0))
         except BaseException:
             self._store.close()
             raise
-        # A service lists in an order of its own; a tree's is by name.
+        # Services list in their own order; trees are sorted by name.
         self.entries = tuple(sorted(listed.entries, key=lambda entry: entry.name))
         self._members = listed.members
         self.notes = (*self._store.notes, *_notes(listed))
@@ -251,17 +254,17 @@ class ObjectTree(Tree):
         return hash_block("\n".join(lines).encode(errors="surrogateescape"))
 
     def read(self, entry: FileEntry) -> bytes:
-        """Return the whole content of one object, tried again where the failure is transient.
+        """Return the whole content of one object, with retries after transient failures.
 
         Raises:
-            SourceChangedError: it is not `entry.size` bytes long any more.
+            SourceChangedError: it is no longer `entry.size` bytes long.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
-        # Nothing to ask for, and some services refuse an empty range.
+        # There is nothing to request, and some services refuse an empty range.
         if not entry.size:
             return b""
         path = self._member(entry).path
-        # One byte more than listed: a longer object shows without a further question.
+        # One byte more than listed, so that a longer object is noticed without another request.
         data = self._patiently(lambda: b"".join(self._store.read(path, 0, entry.size + 1)), self._retry)
         if len(data) != entry.size:
             found = f"{len(data):,} bytes were there" if len(data) < entry.size else "there is more"
@@ -273,16 +276,16 @@ class ObjectTree(Tree):
         return data
 
     def open(self, entry: FileEntry) -> ByteSource:
-        """Return the bytes of one object, each part asked for when it is read."""
+        """Return the bytes of one object; each part is requested when it is read."""
         label = f"{self.label}/{entry.name}"
         return RequestedBytes(lambda length, offset: self.read_part(entry, offset, length), entry.size, label=label)
 
     def read_part(self, entry: FileEntry, offset: int, length: int) -> bytes:
-        """Return a part of one object, of which no byte that came is asked for again where its service breaks off; that
-        the object is still the listed one is checked with the service after it.
+        """Return a part of one object. If the service breaks off, received bytes are not requested again; afterwards
+        the service is asked whether the object is still the listed one.
 
         Raises:
-            SourceChangedError: it is another one.
+            SourceChangedError: the object has changed.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         found = read_directly(
@@ -292,28 +295,28 @@ class ObjectTree(Tree):
         return found
 
     def chunks(self, entry: FileEntry) -> Iterator[bytes]:
-        """Return the content in pieces of at most a megabyte; verified when the last has come.
+        """Return the content in pieces of at most a megabyte; verified before the last one.
 
         Raises:
-            SourceChangedError: it is another object than the listed one.
+            SourceChangedError: it is no longer the listed object.
             SourceNotFoundError, SourceAccessError, SourceReadError: as the service answers.
         """
         if not entry.size:  # nothing to ask for
             return
-        # The last piece comes after the question whether it is still the same object.
+        # The last piece comes after the check that it is still the same object.
         for piece in read_through(self._object(entry), policy=self._retry, clock=self._clock, tell=self._wait_for):
             self._wait_for("")
             yield piece
 
     def close(self) -> None:
-        """Hang up. Calling it twice is fine."""
+        """Close the connections. Calling it twice is fine."""
         self._store.close()
 
     def _list(self, workers: int) -> _Listing:
         root = self._store.path.rstrip("/")
         is_file = self._store.info().get("type") != "directory"
         listed = [] if is_file and not self._store.folders_are_prefixes else self._store.list_files(workers=workers)
-        # Some services list the folder itself among what is in it.
+        # Some services list the folder itself among its contents.
         rows = [row for row in listed if str(row["name"]).rstrip("/") != root]
         if is_file and not rows:
             msg = f"'{self.label}' is a file, not a folder."
@@ -338,7 +341,7 @@ class ObjectTree(Tree):
             raise unknown_entry(self.label, entry.name) from None
 
     def _patiently(self, ask: Callable[[], T], policy: RetryPolicy) -> T:
-        """Return the answer to a question that has to be answered as a whole, asked again where it broke off."""
+        """Return the answer to a request that has to be answered as a whole, with retries if it breaks off."""
         budget = RetryBudget(policy, self._clock)
         while True:
             try:
@@ -354,14 +357,14 @@ class ObjectTree(Tree):
 
 
 def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing:
-    """Judge a listing's names; nothing is asked of the service."""
+    """Judge a listing's names; the service is not contacted."""
     listed = _Listing([], {}, [], [])
     sizes: dict[str, int] = {}
     for position, row in enumerate(rows):
         path = str(row["name"])
         size = size_of(row) or 0
         raw = path.removeprefix(f"{root}/") if root else path.lstrip("/")
-        # Nobody's file, but one that stands for a folder: consoles make `folder/`, Hadoop `folder_$folder$`.
+        # Not a real file, but a marker of a folder: consoles make `folder/`, Hadoop `folder_$folder$`.
         if size == 0 and (not raw or raw.endswith(("/", "_$folder$"))):
             continue
         name = clean_member_name(label, raw)
@@ -377,8 +380,8 @@ def _sort_listing(label: str, root: str, rows: list[dict[str, Any]]) -> _Listing
             sizes[name] = size
             listed.members[name] = _StoreEntry(path, version_of(row))
             listed.entries.append(FileEntry(name, size, mtime_ns_of(row), position))
-    # Leave out empty objects that others are below, markers of folders as well; refuse one with content.
-    # A name cannot be a file and a folder here, though buckets allow it.
+    # Leave out empty objects that have others below them, which also mark folders; refuse those with content. Here a
+    # name cannot be both a file and a folder, although buckets allow it.
     markers = {name for name in parent_folders(sizes) if sizes.get(name) == 0}
     check_collisions(label, [name for name in sizes if name not in markers], [])
     return listed._replace(
@@ -406,17 +409,17 @@ def open_object(
 
     Args:
         url: such as `s3://bucket/data.zip`.
-        checksum: what its whole content must hash to; otherwise what the service offers, where that is certain.
-        storage_options: for fsspec's file system. Logins need none: the backend finds them in the environment, and a
-            bucket that is open to anybody is read without.
+        checksum: the expected hash of its whole content; otherwise the service's own, if it is certain.
+        storage_options: for fsspec's file system. Not needed for logins: the backend finds them in the environment, and
+            public buckets are read without one.
 
     Raises:
         OptionError: not an address that fsspec knows.
         MissingDependencyError: the protocol's package is not installed.
         SourceNotFoundError: there is nothing; the message says what is there instead.
         SourceAccessError: a login or a permission is missing; the message says how to give it.
-        TransientError: the service does not answer for now.
-        SourceReadError: it is a folder, or the service fails otherwise.
+        TransientError: the service does not answer at present.
+        SourceReadError: it is a folder, or the service fails in another way.
     """
     store = ObjectStore(url, storage_options)
     try:
@@ -428,15 +431,15 @@ def open_object(
 
 
 def read_at_once(url: str) -> bytes | None:
-    """Return all of a short object, by one request; `None` where it takes more: an object of a mebibyte, another kind
-    of service, a login that is refused, a failure that passes. `open_object` then reads it, or says what is wrong.
+    """Return all of a short object with one request; `None` if that is not enough: an object of a mebibyte or more,
+    another kind of service, a refused login, a transient failure. `open_object` then reads it, or says what is wrong.
 
     Raises:
         OptionError, MissingDependencyError, SourceNotFoundError: as `open_object`.
     """
     store = ObjectStore(url)
     try:
-        # Other services have to be asked for the size first, and so does s3fs where no end is named.
+        # Other services have to be asked for the size first, and so does s3fs for ranges without an end.
         data = b"".join(store.read(store.path, 0, _SHORT_BYTES)) if store.folders_are_prefixes else b""
         return data if 0 < len(data) < _SHORT_BYTES else None
     except SourceNotFoundError:
@@ -448,9 +451,9 @@ def read_at_once(url: str) -> bytes | None:
 
 
 def object_kind(url: str) -> Literal["file", "folder"]:
-    """Return whether an address is a file's or a folder's.
+    """Return whether an address is that of a file or of a folder.
 
-    Where a bucket has both, an address that ends in a slash is the folder's, and an empty object is its marker.
+    If a bucket has both, an address that ends in a slash means the folder, and an empty object is its marker.
 
     Raises:
         OptionError, MissingDependencyError, SourceNotFoundError, SourceAccessError, TransientError, SourceReadError: as

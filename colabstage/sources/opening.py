@@ -1,7 +1,7 @@
-"""A source, opened: a file any part of which can be read, or a tree of files; what has to be copied here first is.
+"""Open sources: as a file whose parts can be read, or as a tree of files, copied here first if necessary.
 
 Every copy has a name that identifies its source (`copy_name`), so the call after a kill finds it. Several sources that
-are one dataset are opened by `many`, and answer the same questions.
+are one dataset are opened by `many`, with the same interface.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ if TYPE_CHECKING:
 
 OpenSource: TypeAlias = "SourcePart | OpenList"
 
-# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about twenty at once are answered at full
-# rate, and some more keep those places taken while what has come is looked at.
+# Folder listings on a Drive mount take 0.3 s and more each. As with reads, about 20 at once are answered at full rate;
+# a few more keep all of them busy while answers are processed.
 SLOW_LISTERS = SLOW_READERS
 
 
 def copy_name(address: str, name: str) -> str:
-    """Return what is called for what comes of a source: the same for every try, and no other source's.
+    """Return the name for copies of a source: the same for every try, and different from that of any other source.
 
-    It follows from the source and not from what is made of it: who stages it with other options continues with it.
+    It depends on the source only, so a call that stages it with other options continues with the same copy.
     """
     return f"{_copy_prefix(address)}{name}"
 
@@ -83,36 +83,36 @@ def _copy_prefix(address: str) -> str:
 
 
 def sweep_copies(folder: Path, address: str) -> None:
-    """Remove what dead runs brought of a source into `folder` only to read it."""
+    """Remove temporary copies of a source that dead runs left in `folder`."""
     sweep_orphans(folder, prefix=_copy_prefix(address))
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What opening any source needs besides the source."""
+    """Hold what opening any source needs besides the source."""
 
     folder: Path | None
-    """An existing folder on the local disk for copies; `None` where files are read where they are."""
+    """An existing folder on the local disk for copies; `None` to read files in place."""
     progress: Progress
-    """Where steps are shown."""
+    """Shows the steps."""
     cancellation: Cancellation
-    """What stops it."""
+    """Stops it."""
     checksum: Checksum | None = None
     """The checksum of a single file, as the caller gave it; compared by whatever fetches the file."""
     sparing: bool = False
-    """Whether there may be no room for all of a source: nothing is then downloaded only to be opened, and a tar is
-    looked through where it is."""
+    """Whether all of a source may not fit on the disk: then nothing is downloaded only to be opened, and a tar is read
+    through in place."""
     ahead: Collection[str] = ()
-    """Extensions of files of a slow folder of which a few are read while it is listed, for who plans a pack next."""
+    """Extensions of files of which a few are read while a slow folder is listed, for planning a pack."""
 
 
 class ComesWholeError(SourceReadError):
-    """A service gives all of a source or nothing, and there may be no room for all of it."""
+    """A service only sends a source as a whole, and there may be no room for it."""
 
 
 @dataclass(slots=True, eq=False)
 class SourcePart(Closing):
-    """One source, opened. At most one of `file` and `tree` is set; neither where the source is opened for each read."""
+    """Read one open source. At most one of `file` and `tree` is set; neither if the source is opened for each read."""
 
     source: SingleSource
     """What was opened."""
@@ -127,30 +127,30 @@ class SourcePart(Closing):
     tree: Tree | None = None
     """The files of the folder, where the source is one."""
     path: Path | None = None
-    """Where it is on this machine's disks or mounts; `None` where it is only reached over the network."""
+    """Its path on this machine's disks or mounts; `None` if it is only reached over the network."""
     brought: Brought | None = None
-    """How it came here, where all of it comes before it is opened."""
+    """How it was downloaded, if all of it is downloaded before it is opened."""
     questions: Md5Questions | None = None
-    """What asks Drive's client for the MD5: of each file of a folder before that is read, of a zip while its directory
-    is; `None` elsewhere."""
+    """Asks Drive's client for MD5s: of each file of a folder before the file is read, of a zip while its directory is
+    read; otherwise `None`."""
     in_place: bool = False
-    """Whether an archive is read where it is although each answer takes time, because there is no room for a copy."""
+    """Whether an archive is read in place although each answer takes time, because there is no room for a copy."""
     download: Download | None = None
-    """Where all of it comes to that can only come whole."""
+    """The download of a source that can only be downloaded as a whole."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """What has to be closed before the file or tree itself."""
     _bytes: ByteSource | None = None
-    """The bytes of the file, once they have been read from."""
+    """The bytes of the file, after the first read."""
     _copy: StreamingCopy | None = None
-    """The same, where they are copied here while they are read."""
+    """The same, if they are copied here while they are read."""
     _archive: Tree | None = None
-    """The files in the archive, once they have been asked for."""
+    """The files in the archive, after the first access."""
     _identity: SourceIdentity | None = None
-    """Its state, once it has been asked for."""
+    """Its state, after the first access."""
 
     @property
     def identity(self) -> SourceIdentity:
-        """Return the state in which it was when this was first asked for, or of a folder when it was opened."""
+        """Return its state at the first call, or, for a folder, when it was opened."""
         if self._identity is None:
             self._identity = self._identify()
         return self._identity
@@ -167,16 +167,16 @@ class SourcePart(Closing):
 
     @property
     def extent(self) -> tuple[int, int]:
-        """Return how many files it has and their bytes together, without waiting for a client's answers."""
+        """Return the number of its files and their total size, without waiting for a client's answers."""
         if self.questions is None or self.tree is None:
             return self.identity.files, self.identity.nbytes
         return len(self.tree.entries), total_size(self.tree.entries)
 
     def take_state(self) -> None:
-        """Take what tells its state, before it is read.
+        """Collect the facts that identify its state, before it is read.
 
-        Of a folder on Drive the listing has been taken, and the MD5 of each file is asked for right before that is
-        read: `identity` waits for those that are missing then.
+        A folder on Drive has been listed already, and the MD5 of each file is asked for right before the file is read:
+        `identity` waits for missing ones.
         """
         if self.tree is None or self.questions is None:
             self._identity = self.identity
@@ -185,7 +185,7 @@ class SourcePart(Closing):
         address = self.source.address
         brought = self.brought
         told = None if brought is None else brought.facts
-        # Downloaded as a whole: the service's own version says more than the times of the local copy.
+        # Downloaded as a whole: the service's version says more than the times of the local copy.
         if told is not None and told.size is not None and told.version:
             return identify_remote(told, told.size, address=address)
         if self.tree is not None:
@@ -198,29 +198,30 @@ class SourcePart(Closing):
             return replace(identity, version=version)
         assert self.file is not None
         facts = self.file.facts
-        # For a remote file its version or time is enough. For a local one, and one that has neither, the two ends are
-        # read as well.
+        # For a remote file its version or time is enough. For local files, and those without either, both ends are read
+        # as well.
         if self.comes_first or (self.path is None and (facts.version or facts.mtime_ns)):
             return identify_remote(facts, facts.size or 0, address=address)
         if self.questions is None:
-            # Before the ends are read, so that a write in between shows as a change.
+            # Before the ends are read, so that a write in between is noticed.
             md5s, _ = ask_md5s([str(self.path)]) if self.slow and is_on_drive(self.source) else ([], "")
             identity = identify_archive(self._content, facts.mtime_ns, address=address)
         else:
-            # A write in between shows in a zip when its members are read: their checksums are in its directory.
+            # In a zip, a write in between is noticed when members are read: their checksums are in its directory.
             identity = identify_archive(self._content, facts.mtime_ns, address=address)
             md5s, _ = self.questions.answers([str(self.path)])
         return replace(identity, md5=md5s[0] if md5s else "")
 
     @property
     def comes_first(self) -> bool:
-        """Return whether it is a file without range requests, all of which has to come before anything is read."""
+        """Return whether it is a file without range requests, which has to be downloaded completely before anything is
+        read."""
         file = self.file
         return file is not None and self.path is None and (file.facts.size is None or not file.facts.ranges)
 
     @property
     def opens_at_once(self) -> bool:
-        """Return whether its files can be listed without bringing all of it here first."""
+        """Return whether its files can be listed without copying all of it first."""
         if self.comes_first:
             return False
         # A zip has its directory at the end, which one request fetches. A tar has to be read from its beginning.
@@ -228,13 +229,13 @@ class SourcePart(Closing):
 
     @property
     def is_walked(self) -> bool:
-        """Return whether it is a tar that is looked through where it is, which may take a while."""
+        """Return whether it is a tar that is read through in place, which may take a while."""
         is_far = self.opening.sparing and self._is_copied and not self.comes_first
         return is_far and recognise_archive(self._content) == "tar"
 
     @property
     def unpacks_first(self) -> bool:
-        """Return whether it is compressed as a whole, so that its files are known only once all of it is unpacked."""
+        """Return whether it is compressed as a whole, so that its files are only known after unpacking."""
         if self.file is None or self.comes_first:
             return False
         return recognise_archive(self._content) not in ("zip", "tar", None)
@@ -246,12 +247,12 @@ class SourcePart(Closing):
 
     @property
     def reads_slowly(self) -> bool:
-        """Return whether its files, each read by itself, take time to answer."""
+        """Return whether each read of one of its files takes time."""
         return self.slow and (self.in_place or not self._is_copied)
 
     @property
     def archive_bytes(self) -> int:
-        """Return the length of an archive that is still to be copied here, where it is known; 0 for everything else."""
+        """Return the size of an archive that is still to be copied here, if known; otherwise 0."""
         if self.file is None or not self._is_copied or (self.comes_first and self._bytes is not None):
             return 0
         return self.file.facts.size or 0
@@ -263,35 +264,35 @@ class SourcePart(Closing):
 
     @property
     def kept_bytes(self) -> int:
-        """Return how much of that is on the disk already, from an interrupted run."""
+        """Return how much of that an interrupted run has already copied."""
         if self._copy is None:
             return 0
-        # A sparse file has its whole length from the beginning; what it takes on the disk is what has come.
+        # A sparse file has its full length from the beginning; its use of the disk is what has arrived.
         return min(self._copy.size, sum(map(disk_use, find_orphans(self._copy_path))))
 
     @property
     def resumed_bytes(self) -> int:
-        """Return how much of a copy or download an interrupted run had finished and this one has used."""
+        """Return how much of an interrupted run's copy or download this one has reused."""
         if self.brought is not None and self.brought.resumed:
             return self.identity.nbytes
         return self._copy.kept_bytes if self._copy is not None else 0
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing of it comes at present although it is still asked for; "" where it does."""
+        """Return why requested bytes are not arriving at present; "" if they are."""
         if self._copy is not None:
             return self._copy.waits_for
         return "" if self.tree is None else self.tree.waits_for
 
     @property
     def _is_copied(self) -> bool:
-        """Tell whether a file is copied here, because reading it where it is takes too long."""
-        # A mount counts as far: random reads of an archive through it are slower than a copy of all of it.
+        """Tell whether a file is copied here, because reading it in place takes too long."""
+        # A slow mount counts as remote: random reads of an archive through it are slower than copying all of it.
         return self.file is not None and self.opening.folder is not None and (self.path is None or self.slow)
 
     @property
     def _content(self) -> ByteSource:
-        """The bytes of a file, which is downloaded now if it has to be."""
+        """Return the bytes of a file, which is downloaded now if necessary."""
         if self._bytes is None:
             self._bytes = self._open_bytes()
         return self._bytes
@@ -339,29 +340,29 @@ class SourcePart(Closing):
         return self.download.fetch(bring)[0]
 
     def verify(self, checksum: Checksum) -> None:
-        """Hash the whole file, which has to arrive for that.
+        """Hash the whole file, which requires reading all of it.
 
         Raises:
             OptionError: it is a folder.
-            ChecksumMismatchError: it is another file than the one that was asked for; nothing was made of it.
+            ChecksumMismatchError: it is not the requested file; nothing was made from it.
         """
         if self.file is None:
             raise not_one_file(self.source.label)
-        # Taken before the bytes are read, so that a file which changes meanwhile shows as changed.
+        # Before the bytes are read, so that a change meanwhile is noticed.
         identity = self.identity
         content = self._content
-        # From the copy, where there is one: each part would otherwise be a request of its own, and all of it is copied
+        # From the copy, if there is one: otherwise each part would be a separate request, and all of it is copied
         # anyway.
         read = content.pread if self._copy is None else self._copy.read_here
         walk = self._walk("compare") if self._copy is not None and self.opening.sparing else None
         if walk is not None:
-            # There may be no room for a copy: all of it is read once for this, and none is kept.
+            # There may be no room for a copy, so all of it is read once for this and not kept.
             read = walk.pread
         digest = checksum.digest_of(pieces_of(read, content.size, self.opening.cancellation))
         if walk is not None:
             walk.end()
         if digest != checksum.digest:
-            # The next call would continue with it, and fail in the same way.
+            # The next call would continue with it, and fail again.
             self.discard()
             msg = (
                 f"'{self.source.label}' arrived complete, but its {checksum.algorithm} is {digest}, not "
@@ -371,11 +372,11 @@ class SourcePart(Closing):
         self._identity = replace(identity, checksum=str(checksum))
 
     def open_tree(self, spool: Path, *, alone: bool = True) -> Tree:
-        """Open the files. An archive that can only be read from its beginning starts to arrive.
+        """Open the files. An archive that can only be read in order starts to be copied.
 
         Args:
             spool: a folder on the local disk for the unpacked form of a compressed tar.
-            alone: whether it is the whole source, so that a file of arrays or records counts too.
+            alone: whether it is the whole source, so that a single file of arrays or records is accepted too.
 
         Raises:
             ArchiveError, CorruptArchiveError, UnsafeArchiveError: as `trees.open_tree`.
@@ -403,7 +404,7 @@ class SourcePart(Closing):
         return self._archive
 
     def _walk(self, verb: str) -> ArchiveWalk:
-        """Return the bytes of a file that is far away, for who goes through it once from its beginning to its end."""
+        """Return the bytes of a remote file, for reading it once from beginning to end."""
         assert self.file is not None
         content = self._content
         step = self._stack.enter_context(
@@ -412,10 +413,10 @@ class SourcePart(Closing):
         return ArchiveWalk(content, self.file, step, self.opening.cancellation)
 
     def relisted(self) -> str:
-        """Look again at what was read, where reading cannot tell: list a folder on a slow mount again, and compare the
-        time of a local file. Return what has changed, in a sentence, or ""."""
+        """Look for changes that reading cannot notice: list a folder on a slow mount again, and compare the time of a
+        local file. Return what has changed, in a sentence, or ""."""
         if self.file is not None and self.path is not None and isinstance(self._bytes, LocalBytes):
-            # Of the open file: one that was put in its place meanwhile is another one.
+            # Of the open file, because its path may lead to another one meanwhile.
             now, facts = os.fstat(self._bytes.fileno()), self.file.facts
             if (now.st_size, now.st_mtime_ns) == (facts.size, facts.mtime_ns):
                 return ""
@@ -435,14 +436,14 @@ class SourcePart(Closing):
         return f"'{self.path}' lists {found} than when it was first listed."
 
     def start(self) -> None:
-        """Begin to copy a remote archive. Of a folder, drop what was read ahead: its pack is planned."""
+        """Begin to copy a remote archive. For a folder, drop what was read ahead, because its pack is planned."""
         if self._copy is not None:
             self._copy.start()
         if isinstance(self.tree, FolderTree):
             self.tree.drop_ahead()
 
     def read_in_place(self) -> None:
-        """Read an archive where it is, which `opens_at_once`. Instead of `start`."""
+        """Read an archive that `opens_at_once` in place. Call this instead of `start`."""
         self.in_place = True
         if self._copy is not None:
             self._copy.read_in_place()
@@ -453,29 +454,29 @@ class SourcePart(Closing):
             self._copy.read_members(byte_ranges, readers=readers)
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
-        """Copy these byte ranges of a remote archive first, and with `alone` no others until somebody waits for them.
-        Does nothing for any other source."""
+        """Copy these byte ranges of a remote archive first; with `alone`, no others until somebody waits for them. Do
+        nothing for any other source."""
         if self._copy is not None:
             self._copy.prefer(byte_ranges, alone=alone)
 
     def discard(self) -> None:
-        """Remove copies that were made only in order to read them."""
+        """Remove temporary copies."""
         if self._copy is not None:
             self._copy.discard()
         if self.download is not None:
             self.download.discard()
 
     def close(self) -> None:
-        """Release connections and handles; what has arrived stays for the next run. Calling it twice is fine."""
+        """Release connections and handles; copied data stays for the next run. Calling it twice is fine."""
         if self.opening.cancellation.cancelled and self.file is not None:
-            # The connection is closed first: closing the copy waits for its readers, and those for the server.
+            # The connection is closed first: closing the copy waits for its readers, and they wait for the server.
             self.file.close()
         self._stack.close()
         if self.questions is not None:
             self.questions.close()
         if self.file is not None:
             self.file.close()
-        # A tree that the caller has opened is the caller's to close.
+        # A tree that the caller has opened is closed by the caller.
         if self.tree is not None and not isinstance(self.source, TreeSource):
             self.tree.close()
         if self.download is not None:
@@ -483,19 +484,19 @@ class SourcePart(Closing):
 
 
 def not_one_file(label: str) -> OptionError:
-    """Return the error for a checksum of what is no single file."""
+    """Return the error for a checksum of something that is not a single file."""
     return OptionError(f"'{label}' is not one file, and hash= is for one file. Leave it out.")
 
 
 def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource:
-    """Open a source by reading a folder's listing, an archive's two ends, or what a service reports about it.
+    """Open a source by reading a folder's listing, both ends of an archive, or what a service reports about it.
 
     Data behind a share link or on Kaggle is downloaded completely now, unless `opening.sparing`.
 
     Args:
         source: the source; a pattern is expanded.
-        opening: what opening needs besides.
-        unpack: whether an archive in a list means the files in it, and not itself.
+        opening: what else opening needs.
+        unpack: whether an archive in a list stands for its files, not for itself.
 
     Raises:
         SourceNotFoundError: there is nothing.
@@ -503,11 +504,11 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
         MissingDependencyError: its kind needs a package; the message has the install line.
         ArchiveError: it is a file but not an archive; the message says what it is.
         OptionError: it is a folder, and a checksum was given.
-        ComesWholeError: `opening.sparing`, and it cannot be read where it is.
+        ComesWholeError: `opening.sparing` is set, and it cannot be read in place.
     """
     opened = expand_pattern(source) if isinstance(source, LocalSource) else source
     if isinstance(opened, ManySource):
-        # A list opens its parts by this module.
+        # Imported here because lists open their parts with this module.
         from colabstage.sources.many import OpenList
 
         return OpenList(opened, opening, unpack=unpack)
@@ -515,7 +516,7 @@ def open_source(source: Source, opening: Opening, *, unpack: bool) -> OpenSource
 
 
 def open_part(source: SingleSource, opening: Opening) -> SourcePart:
-    """Open one source, in which a pattern has been expanded.
+    """Open one source; patterns have been expanded.
 
     Raises:
         Exception: as `open_source`.
@@ -526,7 +527,7 @@ def open_part(source: SingleSource, opening: Opening) -> SourcePart:
                 require_answer(source.path)
                 part = _open_path(source, source.path, "local disk", opening)
             case WebSource():
-                # The two ends of a zip are read next.
+                # Both ends of a zip are read next.
                 is_zip = opening.folder is not None and ends_with_contents(urlsplit(source.url).path)
                 along = ALONG_BYTES if is_zip else 0
                 file = open_remote(source, checksum=opening.checksum, along_bytes=along)
@@ -548,13 +549,13 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
     slow = is_slow_mount(path)
     if slow and transport == "local disk":
         transport = "mount"
-    # The first look at a file reads its beginning, and a mount may fail there as anywhere.
+    # Recognising a file reads its beginning, which may fail on a mount like any read.
     kind = read_with_retry(lambda: recognise(path), str(path), policy=RetryPolicy())
     if kind == "folder":
         leave_out = source.leave_out if isinstance(source, LocalSource) else frozenset()
         if slow and is_on_drive(source):
             questions = Md5Questions(workers=SLOW_LISTERS)
-            # The client answers while other reads wait for the mount; beside the listing it would answer that later.
+            # The client answers while other reads wait for the mount; asking during the listing would slow that down.
             tree = FolderTree(
                 path,
                 workers=SLOW_LISTERS,
@@ -567,7 +568,7 @@ def _open_path(source: SingleSource, path: Path, transport: Transport, opening: 
         tree = FolderTree(path, workers=workers, ahead=opening.ahead, leave_out=leave_out)
         return SourcePart(source, transport, slow, opening, tree=tree, path=path)
     file = MountedFile(path)
-    # What was downloaded has been compared on its way.
+    # Downloads have been compared already.
     if opening.checksum is not None and isinstance(source, LocalSource):
         file.facts = replace(file.facts, checksum=opening.checksum)
     part = SourcePart(source, transport, slow, opening, file=file, path=path)
@@ -607,7 +608,7 @@ def _open_brought(source: ShareSource | KaggleSource, opening: Opening) -> Sourc
 
 
 def _open_shared_file(source: ShareSource | KaggleSource, opening: Opening) -> SourcePart:
-    """Open one file behind a share link, whose parts are read where they are."""
+    """Open one file behind a share link, whose parts are read in place."""
     if isinstance(source, ShareSource):
         from colabstage.sources.share_download import share_link_facts
 

@@ -1,7 +1,6 @@
-"""What a `source` argument is: a path, a pattern, a share link, a URL, a dataset of a service, or several of these.
-
-Nothing is opened here: the words are read, and each source gets the name under which keys and manifests know it. That
-name holds no password, token or signature, and stays the same when only those change.
+"""Parse `source` arguments: paths, patterns, share links, URLs, datasets of a service, or several of these. Nothing is
+opened here. Each source gets the address that identifies it in keys and manifests. That address contains no password,
+token or signature, and stays the same when only those change.
 """
 
 from __future__ import annotations
@@ -52,20 +51,20 @@ _EXPECTED = (
 )
 # The second form is fsspec's for a file system behind another one.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(?:://|::)")
-# `Path("s3://bucket/key")` forgets one of the slashes.
+# `Path("s3://bucket/key")` drops one of the slashes.
 _COLLAPSED = re.compile(r"(https?|s3|gs|gcs|az|abfs|hf|ftp|sftp|kaggle|file):/[^/]")
 _NO_PATH = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|{_COLLAPSED.pattern}")
 _ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".tzst", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-# They would keep a copy of everything that passes, on the disk that is to be spared.
+# They would copy everything that is read to the very disk that has to be spared.
 _CACHING = frozenset({"simplecache", "filecache", "blockcache", "cached"})
-# As Linux' file systems and system calls have it.
+# The limit of Linux's file systems and system calls.
 _MOST_NAME_BYTES = 255
 _MOST_PATH_BYTES = 4095
 # Public: keys have to be the same on every machine.
 _SALT = b"colabstage address"
-# What signs a request rather than names its object: of Amazon and Google (by prefix), of CloudFront, the older forms
-# of both and Alibaba (with `Signature`), of Azure (with `sig`). Of these it is documented that the object does not
-# depend on them. Nothing else is left out of a key, whatever it is called: a `token` may name what one is let in to.
+# Parameters that sign a request and do not identify its object: those of Amazon and Google (by prefix), of CloudFront,
+# the older forms of both and Alibaba (with `Signature`), and of Azure (with `sig`). It is documented that the object
+# does not depend on them. Nothing else is left out of a key, whatever its name: a `token` may identify the object.
 _SIGNING_PREFIXES = ("x-amz-", "x-goog-")
 _WITH_SIGNATURE = frozenset(
     {"signature", "expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"}
@@ -77,14 +76,14 @@ _WITH_SIG = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _SourceBase:
-    """What every source has."""
+    """Hold what every source has."""
 
     address: str
-    """How keys and manifests name it; never with a secret in it."""
+    """Its name in keys and manifests; contains no secret."""
     name: str
-    """A readable name, for folders and files made of it."""
+    """A readable name, for folders and files made from it."""
     label: str
-    """How messages and reports name it; never with a secret in it."""
+    """Its name in messages and reports; contains no secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,9 @@ class LocalSource(_SourceBase):
     """A folder, a file, or a pattern of several, on this machine or on a mounted Drive."""
 
     path: Path
-    """Where it is; absolute."""
+    """The absolute path."""
     leave_out: frozenset[str] = frozenset()
-    """Names of folders in it that are no part of it, such as what colabstage made of it before."""
+    """Names of folders in it that are not part of it, such as earlier output of colabstage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +133,17 @@ class TreeSource(_SourceBase):
     """Files that the caller has opened as a tree."""
 
     tree: Tree = field(repr=False)
-    """The tree; it stays the caller's."""
+    """The tree; the caller closes it."""
     digest: str = ""
-    """A hash of all their content, where their times say nothing."""
+    """A hash of all their content, for files without modification times."""
 
 
 @dataclass(frozen=True, slots=True)
 class ManySource(_SourceBase):
-    """Several sources that are one dataset together."""
+    """Several sources that together are one dataset."""
 
     parts: tuple[SingleSource, ...]
-    """These, in the caller's order."""
+    """The sources, in the caller's order."""
 
 
 SingleSource = Union[LocalSource, WebSource, ObjectSource, ShareSource, KaggleSource, TreeSource]  # noqa: UP007 - read at run time
@@ -153,10 +152,10 @@ SourceArgument = Union["str | os.PathLike[str] | Tree", "Sequence[str | os.PathL
 
 
 def parse_source(source: SourceArgument) -> Source:
-    """Tell what a `source` argument is. Opens nothing; looks at the mount table, and for a bare id at this folder.
+    """Parse a `source` argument. Opens nothing; checks the mount table, and the current folder for a bare id.
 
     Raises:
-        OptionError: it is nothing that can be a source; the message says what can.
+        OptionError: it cannot be a source; the message says what can.
     """
     if not isinstance(source, (list, tuple)):
         return _parse_one(source)
@@ -167,7 +166,7 @@ def parse_source(source: SourceArgument) -> Source:
     if len(parts) == 1:
         return parts[0]
     digest = short_digest("\n".join(part.address for part in parts))
-    # What their names have in common: `part` for `part-000`, `part-001`.
+    # The common beginning of their names: `part` for `part-000`, `part-001`.
     common = os.path.commonprefix([part.name for part in parts]).rstrip("0123456789-_.")  # noqa: RUF071 - by character
     more = f"{len(parts) - 1:,} more"
     name = common if len(common) > 2 else f"{parts[0].name}-and-{len(parts) - 1}-more"
@@ -193,7 +192,7 @@ def _parse_one(source: object) -> SingleSource:
 
 
 def _content_digest(tree: Tree) -> str:
-    """Return a hash of all names and bytes of a tree some of whose files have no time; "" where all have one."""
+    """Return a hash of all names and bytes of a tree if some files have no modification time; otherwise ""."""
     if all(entry.mtime_ns for entry in tree.entries):
         return ""
     hasher = hashlib.sha256()
@@ -221,7 +220,7 @@ def _parse_text(source: str | os.PathLike[str]) -> SingleSource:
 def _parse_schemeless(text: str) -> SingleSource:
     link = parse_share_link(text, bare_id=True)
     if link is not None and parse_share_link(text, bare_id=False) is None:
-        # Any long name could be an id: one that is right here is not. Nothing else is touched: its mount may hang.
+        # Any long name could be an id, unless there is such a file. On a mount that hangs, the path is not touched.
         path = absolute_path(text)
         link = None if silence_of(path) is None and os.path.lexists(path) else link
     return local_source(text) if link is None else _share_source(link)
@@ -250,13 +249,13 @@ def _share_source(link: ShareLink) -> ShareSource:
 
 
 def local_source(path: str | os.PathLike[str]) -> LocalSource:
-    """Return the source at a path, or of all paths that fit a pattern."""
+    """Return the source at a path, or of all paths that match a pattern."""
     path = absolute_path(path)
     return LocalSource(local_address(path), readable_name(path.name), str(path), path)
 
 
 def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder in which every dataset of this machine has its own, by the public `local_dir=`.
+    """Return the parent folder of this machine's datasets, given the public argument `local_dir`.
 
     Raises:
         OptionError: as `absolute_path`.
@@ -265,15 +264,15 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
-    """Refuse an address where only a path of this machine can be meant, before it is looked for as a file.
+    """Refuse an address where a local path is expected, before anything looks for a file of that name.
 
     Args:
         argument: the name of the argument, for the message.
-        path: what was given for it.
-        remedy: what takes an address, or what to do first; a sentence without its full stop.
+        path: its value.
+        remedy: what accepts an address, or what to do first; a sentence without its full stop.
 
     Raises:
-        OptionError: it is an address, or no path at all.
+        OptionError: it is an address, or not a path at all.
     """
     check_argument(argument, path, "path")
     if "://" in os.fspath(path):
@@ -285,20 +284,20 @@ def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> 
 
 
 def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
-    """Return a path as it is meant here and now: `~` expanded, absolute, links left as they are. Nothing is touched.
+    """Return the absolute path, with `~` expanded and links unresolved. The file system is not accessed.
 
     Args:
-        path: what was given.
-        name: what the public argument is called that it is; then an address is not taken for a path.
+        path: the argument.
+        name: name of the public argument; if given, addresses are refused.
 
     Raises:
-        OptionError: no path can be called so, `~` names a user that there is not, or it is relative and the current
-            folder is gone.
+        OptionError: it is not a valid path, `~` names an unknown user, or it is relative and the current folder is
+            gone.
     """
     if name:
         check_argument(name, path, "path")
     text: object = os.fspath(path)
-    # Written to, it would be a folder called "s3:" in the current one, which nobody looks for.
+    # Writing to it would make a folder called "s3:" in the current one, where nobody looks for the data.
     if name and isinstance(text, str) and (not text or _NO_PATH.match(text)):
         what = f"{show_address(text)!r} is an address" if text else "'' names nothing"
         msg = f"{name}={what}; expected a path on this machine or on a mounted Drive."
@@ -327,19 +326,19 @@ def absolute_path(path: str | os.PathLike[str], name: str = "") -> Path:
 
 
 def check_outside(sources: Iterable[Path], target: Path, argument: str = "target") -> None:
-    """Refuse to write into what is read: the files would be copied into themselves, or be samples at the next call.
+    """Refuse to write into a source: its files would be copied into themselves, or the copies become samples next time.
 
     Args:
         sources: paths that are read; each a folder, a file or a pattern.
-        target: what is written. One that is itself a source is left to the caller, unless a pattern fits it.
-        argument: what the target is called, for the message.
+        target: the path to write. If it is a source itself, that is left to the caller, unless a pattern matches it.
+        argument: the name of the target's argument, for the message.
 
     Raises:
-        OptionError: it is inside one of them, whatever the two are called.
+        OptionError: it is inside one of them, under whatever names.
     """
     for source in sources:
         found = place_in(target, source)
-        # Not expanded, because that lists folders. A star that fits slashes too refuses a little more than it must.
+        # Not expanded, because that lists folders. Here a star matches slashes too, which refuses slightly too much.
         fits = glob.has_magic(str(source)) and any(
             fnmatch.fnmatchcase(str(place), pattern)
             for pattern in (str(source), str(source).replace("/**/", "/"))
@@ -357,10 +356,10 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
 
 def local_address(path: Path) -> str:
-    """Return the name of an absolute path: itself, or on Google Drive the path from Drive's own root."""
+    """Return the address of an absolute path: itself, or on Google Drive the path from Drive's own root."""
     root = drive_root(path)
     if root is not None:
-        # The mount point stands as the kernel has it; to resolve it would touch the mount, which may hang.
+        # The mount point is as the kernel lists it: resolving it would touch the mount, which may hang.
         return f"drive:{normalise_drive_path(path).relative_to(root)}"
     if path.is_relative_to(DEFAULT_MOUNTPOINT):
         first, *rest = (*path.relative_to(DEFAULT_MOUNTPOINT).parts, "")
@@ -388,9 +387,9 @@ def _web(text: str) -> WebSource:
 def _split_address(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
-        _ = parts.port  # checked only when it is asked for
+        _ = parts.port  # validated only on access
     except ValueError:
-        # The parser's own words quote the address, and with it the password.
+        # The parser's own message quotes the address, including the password.
         msg = (
             f"The address '{show_address(text)}' cannot be read; expected https://server/path. In a user or password "
             "write the characters @ : / ? # [ ] as %40 %3A %2F %3F %23 %5B %5D, and a port as a number up to 65535."
@@ -400,17 +399,17 @@ def _split_address(text: str) -> SplitResult:
 
 
 def _keyed(shown: str, *rest: str) -> str:
-    """Return the address that keys know: what may be shown, and a digest of what else distinguishes it."""
+    """Return the address for keys: the part that may be shown, and a digest of the rest that distinguishes it."""
     hidden = "\n".join(filter(None, rest))
     return f"{shown}?{short_digest(hidden, 12)}" if hidden else shown
 
 
 @functools.cache
 def _stretched(secret: str, server: str) -> str:
-    """Return a digest of a token or user that is slow to make, 20 ms of a core, and the same on every machine."""
-    # Addresses stand in manifests, which people publish: with a fast digest, all short secrets would be tried in
-    # seconds. That it is of the server too makes digests tried for one server useless for others; of the whole address
-    # it is not, because lists have thousands of addresses with one token.
+    """Return a deliberately slow digest (20 ms of a core) of a token or user, the same on every machine."""
+    # Addresses are in manifests, which people publish: with a fast digest, all short secrets could be tried in seconds.
+    # The server is included so that digests tried for one server are useless for others; the whole address is not,
+    # because lists have thousands of addresses with one token.
     raw = f"{server}\n{secret}".encode(errors="surrogateescape")
     return hashlib.scrypt(raw, salt=_SALT, n=2**13, r=8, p=1, dklen=16).hex()
 
@@ -420,7 +419,7 @@ def _stretched_pair(name: str, value: str, server: str) -> str:
 
 
 def _lasting_query(query: str, server: str) -> str:
-    """Return what is left of a query without signatures, which differ from one day to the next, and without secrets."""
+    """Return a query without signatures, which change from day to day, and with digests in place of secrets."""
     pairs = parse_qsl(query, keep_blank_values=True)
     names = {name.lower() for name, _ in pairs}
     passing: frozenset[str] = frozenset()
@@ -444,13 +443,13 @@ def _object(text: str, scheme: str) -> ObjectSource:
         raise OptionError(msg)
     _check_known(scheme)
     shown, query = label.rstrip("/"), ""
-    if "=" in label.partition("?")[2]:  # without a value it is a key with a question mark in it
+    if "=" in label.partition("?")[2]:  # otherwise it is a key that contains a question mark
         shown = label.partition("?")[0]
         query = text.partition("?")[2]
     place = shown.partition("://")[2].rstrip("/")
     written = text.partition("://")[2]
     login = not written.startswith(place)
-    # Who asks decides what a server shows: a home folder, a bucket's view. A password does not.
+    # What a server shows depends on the user (a home folder, a bucket's view), not on the password.
     user = re.split("[:@/]", written)[0] if login else ""
     server = f"{scheme}://{place.partition('/')[0]}"
     address = _keyed(f"{scheme}://{place}", user and f"user {_stretched(user, server)}", _lasting_query(query, server))
@@ -470,12 +469,12 @@ def _check_known(scheme: str) -> None:
 
 
 def parts_of(source: Source) -> tuple[SingleSource, ...]:
-    """Return the sources that it consists of: itself, or those of a list."""
+    """Return the sources that a source consists of: itself, or those of a list."""
     return source.parts if isinstance(source, ManySource) else (source,)
 
 
 def drive_path_of(source: Source) -> Path | None:
-    """Return a path on Google Drive that the source needs; `None` where it needs none."""
+    """Return a path on Google Drive that the source needs; `None` if it needs none."""
     return next((part.path for part in parts_of(source) if is_on_drive(part)), None)
 
 
@@ -485,25 +484,25 @@ def is_on_drive(source: SingleSource) -> TypeGuard[LocalSource]:
 
 
 def paths_of(source: Source) -> list[Path]:
-    """Return all paths of this machine that the source is read from."""
+    """Return all local paths that the source is read from."""
     return [part.path for part in parts_of(source) if isinstance(part, LocalSource)]
 
 
 def comes_whole(source: Source) -> bool:
-    """Return whether opening a source may mean to download all of it."""
+    """Return whether opening a source may require downloading all of it."""
     return any(isinstance(part, ShareSource | KaggleSource) for part in parts_of(source))
 
 
 def readable_name(name: str) -> str:
-    """Return the part of a name that a person recognises: `kitti` for `kitti.tar.gz`; in letters for any disk."""
+    """Return the recognisable part of a name, `kitti` for `kitti.tar.gz`, in characters that any disk accepts."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", _without_suffixes(name)).strip("-.")[:60] or "dataset"
 
 
 def name_in_list(source: SingleSource) -> str:
-    """Return what the folder of a source is called in a list of several; it may become the name of a class."""
+    """Return the name of a source's folder in a list of several; it may become the name of a class."""
     if not isinstance(source, LocalSource):
         return source.name
-    # As it is written there, in any script: two folders of Chinese names would be called dataset and dataset-2.
+    # Kept in its own script: otherwise two folders with Chinese names would be called dataset and dataset-2.
     name = _without_suffixes(source.path.name)
     return name if name.isprintable() and name.strip(" .") == name != "" and "\\" not in name else source.name
 
@@ -516,14 +515,14 @@ def _without_suffixes(name: str) -> str:
 
 
 def expand_pattern(source: LocalSource) -> LocalSource | ManySource:
-    """Return what a local source stands for: itself, or, where it is a pattern, all that fits it, sorted by name.
+    """Return a local source itself, or, if it is a pattern, everything that matches it, sorted by name.
 
-    What is there under the very name is meant: a file, or a folder on the way to it, whose name merely looks like a
-    pattern (`[2024] photos/part-*.zip`). `**` stands for any number of folders.
+    Existing files, and folders on the way to them, whose names merely look like a pattern are taken literally (`[2024]
+    photos/part-*.zip`). `**` stands for any number of folders.
 
     Raises:
-        SourceNotFoundError: it is a pattern, and nothing fits.
-        DriveDisconnectedError: the mount that it is on is dead, or does not answer.
+        SourceNotFoundError: it is a pattern, and nothing matches.
+        DriveDisconnectedError: its mount is dead, or does not answer.
     """
     text = str(source.path)
     require_answer(source.path)

@@ -1,7 +1,7 @@
-"""gdown, for pages of Google Drive that `share_service` does not know: it has followed their changes for years.
+"""Use gdown for pages of Google Drive that `share_service` does not know: gdown has followed their changes for years.
 
-The only module that imports it. Everything else comes by our own HTTP, which continues what broke off, verifies block
-by block and reads parts. gdown tells no version of a file, so what it has brought cannot be proved unchanged later.
+The only module that imports it. Everything else uses our own HTTP, which resumes downloads, verifies block by block and
+reads parts. gdown does not report a file's version, so its downloads cannot be proved unchanged later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from colabstage.io.progress import Cancellation, ProgressStep
 
-# The first release that checks how much came, and that can be stopped.
+# The first release that checks the size of downloads, and that can be stopped.
 _OLDEST = (6, 3)
 _UPGRADE = '%pip install -q -U "gdown>=6.3"'
 # Seconds to connect, and without a byte.
@@ -34,14 +34,14 @@ _RETRIES = 2
 
 
 def file_facts_by_gdown(link: ShareLink, unknown: WebPageError) -> RemoteFacts:
-    """Return the name of a shared file, all that gdown tells before the file comes.
+    """Return the name of a shared file, the only fact that gdown reports before the download.
 
     Args:
         link: the file.
-        unknown: the error for the page in its place; raised where gdown does not know that either.
+        unknown: the error for the unknown page; raised if gdown does not know it either.
 
     Raises:
-        WebPageError: as `unknown`; where gdown is too old to ask, with the line that upgrades it.
+        WebPageError: as `unknown`; if gdown is too old, with the line that upgrades it.
     """
     import requests
 
@@ -74,7 +74,7 @@ def list_folder_by_gdown(link: ShareLink, unknown: WebPageError) -> list[tuple[S
         )
     except (gdown.FileURLRetrievalError, gdown.DownloadError, requests.RequestException):
         raise unknown from None
-    # An empty list may be a page that it did not understand either.
+    # An empty list may mean that gdown did not understand the page either.
     if not found:
         raise unknown
     return [(ShareLink("file", one.id), "/".join(map(safe_name, one.path.split("/")))) for one in found]
@@ -83,11 +83,11 @@ def list_folder_by_gdown(link: ShareLink, unknown: WebPageError) -> list[tuple[S
 def fetch_by_gdown(
     link: ShareLink, facts: RemoteFacts, target: Path, *, step: ProgressStep, cancellation: Cancellation
 ) -> None:
-    """Bring one file to `target`, whole and compared with its checksum if there is one.
+    """Download one whole file to `target`, and compare it with its checksum if there is one.
 
     Raises:
-        SourceReadError: it did not come, after three tries.
-        ChecksumMismatchError: it is another file than the checksum's; it is not kept.
+        SourceReadError: the download failed three times.
+        ChecksumMismatchError: it does not match the checksum; it is not kept.
         TargetExistsError, NotEnoughSpaceError, TargetNotWritableError, CancelledError.
     """
     import gdown
@@ -99,7 +99,7 @@ def fetch_by_gdown(
 
     def told(so_far: int, _: int | None) -> None:
         nonlocal arrived
-        # It falls back where a try starts over.
+        # It decreases when a try starts over.
         step.advance(max(0, so_far - arrived))
         arrived = max(arrived, so_far)
 
@@ -132,20 +132,20 @@ def fetch_by_gdown(
 
 
 def _address(link: ShareLink) -> str:
-    # Of any other address gdown keeps the id alone, so a resource key travels inside the id.
+    # gdown only keeps the id of other addresses, so the resource key is passed inside the id.
     key = f"%26resourcekey%3D{link.resource_key}" if link.resource_key else ""
     return f"https://drive.google.com/uc?id={link.id}{key}"
 
 
 def _require_gdown(unknown: WebPageError) -> Any:
-    """Return the module; raise `unknown` with what to do where it is missing or too old."""
+    """Return the module; if it is missing or too old, raise `unknown` with what to do."""
     from importlib import metadata
 
     try:
         versions = [metadata.version("gdown")]
     except metadata.PackageNotFoundError:
         versions = ["0"]
-    # What an earlier cell has imported counts, whatever was installed since.
+    # The version imported by an earlier cell counts, whatever was installed since.
     if "gdown" in sys.modules:
         versions.append(getattr(sys.modules["gdown"], "__version__", versions[0]))
     if any(tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < _OLDEST for version in versions):

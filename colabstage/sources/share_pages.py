@@ -1,4 +1,4 @@
-"""Google Drive's links and pages, read without a connection: what people paste, and what Drive answers with.
+"""Parse Google Drive's links and pages, without a connection: the links that people paste, and Drive's answers.
 
 Drive reports most failures as a page instead of the file, so the text of every answer that is not data is checked.
 """
@@ -42,14 +42,14 @@ _NATIVE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ShareLink:
-    """A file or folder that somebody shares on Google Drive."""
+    """Describe a file or folder that is shared on Google Drive."""
 
     kind: Literal["file", "folder", "unknown"]
-    """What it is; "unknown" for links such as `open?id=`, which do not say; then Drive is asked."""
+    """The kind of object; "unknown" for links such as `open?id=`, which do not say it; then Drive is asked."""
     id: str
     """Drive's id."""
     resource_key: str = ""
-    """The second half of links to things shared before 2021; "" for all others."""
+    """The resource key in links to items shared before 2021; "" for all others."""
 
     @property
     def label(self) -> str:
@@ -64,7 +64,7 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
 
     Args:
         text: a web address with or without `https://`, `gdrive://ID`, or `gdrive://folders/ID`.
-        bare_id: whether an id alone counts, although a file name could look the same.
+        bare_id: whether an id alone is accepted, although a file name could look the same.
 
     Returns:
         The link; `None` for everything that is not a link to Google Drive.
@@ -75,7 +75,7 @@ def parse_share_link(text: str, *, bare_id: bool = False) -> ShareLink | None:
     >>> parse_share_link("https://drive.google.com/file/d/1A2b3C4d5E6f7G8h9I0jKlMnOpQrStUvW/view?usp=sharing").kind
     'file'
     """
-    # Links are pasted with the quotation marks or angle brackets around them.
+    # Links may be pasted with surrounding quotation marks or angle brackets.
     cleaned = text.strip().strip("<>\"'").strip()
     if cleaned.startswith("gdrive://"):
         return _own_form(cleaned)
@@ -115,7 +115,7 @@ def _own_form(text: str) -> ShareLink:
 
 
 def page_address(text: str, hosts: frozenset[str]) -> urllib.parse.SplitResult | None:
-    """Return the parts of a web address at one of some hosts, with or without its scheme; `None` for anything else."""
+    """Return the parts of a web address at one of `hosts`, with or without its scheme; `None` for anything else."""
     if "://" not in text:
         if text.partition("/")[0].lower() not in hosts:
             return None
@@ -168,7 +168,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class WebAnswer:
-    """An answer without its data."""
+    """Hold an answer without its data."""
 
     status: int
     """The HTTP status."""
@@ -181,7 +181,7 @@ class WebAnswer:
 
 
 def judge_answer(label: str, answer: WebAnswer) -> ColabstageError | None:
-    """Return the error that an answer means, or `None` where it is data or an expected page.
+    """Return the error that an answer means, or `None` if it is data or an expected page.
 
     Args:
         label: the link, for the message.
@@ -196,7 +196,7 @@ def _quota_error(label: str, answer: WebAnswer) -> DriveQuotaError | None:
         return DriveQuotaError(
             f"Google Drive currently refuses '{label}': too many users have viewed or downloaded it. {_OWN_COPY}"
         )
-    # That page asks for proof of a human, which a program cannot give.
+    # That page asks for proof of being human, which a program cannot give.
     robot = urllib.parse.urlsplit(answer.url).path.startswith("/sorry") or _AUTOMATED.search(answer.text)
     if answer.status == 429 or robot:
         return DriveQuotaError(
@@ -238,7 +238,7 @@ def page_instead_of_data(label: str, answer: WebAnswer) -> WebPageError:
 
 
 def safe_name(name: str) -> str:
-    """Return a name that is safe for a local file."""
+    """Make a name safe for a local file."""
     # Drive allows anything as a name, slashes included.
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name).strip()
     if flat.startswith(".colabstage-"):
@@ -251,7 +251,7 @@ def safe_name(name: str) -> str:
 
 
 def read_folder_page(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Read the page `embeddedfolderview`: the folder's name, and of each line the name that it shows and its link."""
+    """Read the page `embeddedfolderview`: the folder's name, and the name and link in each line."""
     reader = _FolderReader()
     reader.feed(text)
     reader.close()
@@ -259,8 +259,8 @@ def read_folder_page(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def confirmation_address(text: str) -> str:
-    """Return the address that the form about the virus scan leads to; "" where there is no such form."""
-    # Drive does not scan large files, and asks for a confirmation in place of sending them.
+    """Return the address of the form about the virus scan; "" if there is no such form."""
+    # Drive does not scan large files, and asks for a confirmation before it sends them.
     reader = _FormReader()
     reader.feed(text)
     reader.close()
@@ -272,7 +272,7 @@ def confirmation_address(text: str) -> str:
 
 
 class _FolderReader(HTMLParser):
-    """Collects the title, and every link with the text inside it."""
+    """Collect the title, and every link with its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class _FolderReader(HTMLParser):
 
 
 class _FormReader(HTMLParser):
-    """Collects the form `download-form`: its action and its hidden fields."""
+    """Collect the action and the hidden fields of the form `download-form`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Google Drive's answers about a shared link: what it is, its name, size and contents, and parts of a file.
+"""Ask Google Drive about shared links: their kind, name, size and contents, and parts of files.
 
-Folders are listed from the page that shows them inside other pages. One request for the first byte of a file tells its
-name, its size and whether it changed since. Google's download address gives ranges of it, as any web server does.
+Folders are listed from the page that shows them inside other pages. One request for the first byte of a file returns
+its name, its size and whether it has changed. Google's download address supports ranges like any web server.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ R = TypeVar("R")
 
 _CONNECT_TIMEOUT_S = 20.0
 _READ_TIMEOUT_S = 60.0
-# Requests at once; more of them make Google take this machine for a robot.
+# Requests at once; with more of them, Google takes this machine for a robot.
 IN_FLIGHT = 6
 # Where files are downloaded from.
 _DOWNLOADS = "https://drive.usercontent.google.com/download"
-# Pages that Drive writes are some kilobytes; a listing has about a kilobyte for each entry.
+# Drive's pages have some kilobytes; a listing has about a kilobyte per entry.
 _MAX_PAGE_BYTES = 64 * 1024 * 1024
 _MAX_DEPTH = 50
 _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/120.0 Safari/537.36"
@@ -63,35 +63,35 @@ _AGENT = "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
-    """A file in a shared folder."""
+    """Describe a file in a shared folder."""
 
     link: ShareLink
     """The link to it."""
     name: str
-    """Its name in the tree, with the folders in between."""
+    """Its name in the tree, including folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """All files of a shared folder."""
+    """Hold all files of a shared folder."""
 
     name: str
-    """What the folder is called."""
+    """The folder's name."""
     files: tuple[SharedFile, ...]
-    """The files, each with a name of its own."""
+    """The files, with unique names."""
     notes: tuple[str, ...]
     """What was left out or renamed, one sentence each."""
 
 
 class DriveWeb(Closing):
-    """Questions to Google Drive's public pages; may be asked from several threads. Use it in a `with` block."""
+    """Ask Google Drive's public pages; thread-safe. Use it in a `with` block."""
 
     def __init__(self, *, cancellation: Cancellation, policy: RetryPolicy) -> None:
         import requests
         from requests.adapters import HTTPAdapter
 
         self._session = requests.Session()
-        # Compressed, the length of an answer would not be that of the file.
+        # The length of a compressed answer would not be that of the file.
         self._session.headers.update({"User-Agent": _AGENT, "Accept-Encoding": "identity"})
         self._session.mount("https://", HTTPAdapter(pool_maxsize=IN_FLIGHT))
         self._cancellation = cancellation
@@ -102,7 +102,7 @@ class DriveWeb(Closing):
         self._session.close()
 
     def resolve(self, link: ShareLink) -> ShareLink:
-        """Return the link with its kind; Drive is asked where that is unknown.
+        """Return the link with its kind; Drive is asked if that is unknown.
 
         Raises:
             OptionError: it is a Google document.
@@ -112,32 +112,32 @@ class DriveWeb(Closing):
             return link
         answer = self._ask("https://drive.google.com/open", link_query(link), link.label, redirects=False)
         found = parse_share_link(urllib.parse.urljoin(answer.url, answer.headers.get("Location", "")))
-        # Drive led elsewhere, as to a login: asking for the file itself tells what is wrong.
+        # Drive redirected elsewhere, for example to a login: asking for the file itself shows what is wrong.
         if found is None or found.id != link.id or found.kind == "unknown":
             return ShareLink("file", link.id, link.resource_key)
         return ShareLink(found.kind, link.id, link.resource_key or found.resource_key)
 
     def find(self, link: ShareLink) -> tuple[RemoteFacts, WebAnswer]:
-        """Return name, size and version of a shared file, and the answer that told them, which came with a first byte.
+        """Return the name, size and version of a shared file, and the answer with its first byte that contained them.
 
         Raises:
             OptionError: it is a Google document.
             SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
-            WebPageError: a page came that is none of these.
+            WebPageError: the answer is any other page.
             SourceReadError: no answer after all tries.
         """
         query = {**link_query(link), "export": "download", "confirm": "t"}
         try:
             answer = self._ask(_DOWNLOADS, query, link.label, first_byte=True)
         except TransientError:
-            # To a Google document, too, Drive answers with status 500.
+            # Drive also answers requests for Google documents with status 500.
             self.resolve(ShareLink("unknown", link.id, link.resource_key))
             raise
-        # Large files come only after a page that says that nobody has looked for viruses.
+        # Large files are only sent after a page that says that they were not scanned for viruses.
         form = "" if "Content-Disposition" in answer.headers else confirmation_address(answer.text)
         if form:
             answer = self._ask(form, {}, link.label, first_byte=True)
-        # Only data has a name to be saved under; pages have none.
+        # Only data has a file name; pages do not.
         if "Content-Disposition" not in answer.headers:
             raise page_instead_of_data(link.label, answer)
         facts = RemoteFacts(
@@ -151,23 +151,24 @@ class DriveWeb(Closing):
         return facts, answer
 
     def list_folder(self, link: ShareLink) -> SharedFolder:
-        """Return every file in a shared folder and the folders below it, each with a name of its own.
+        """Return every file in a shared folder and the folders below it, with unique names.
 
-        Google documents are left out with a note. Two files of one name, which Drive allows, get ` (1)` and so on, as
-        Drive's own mount does.
+        Google documents are left out with a note. Files with the same name, which Drive allows, get ` (1)` and so on,
+        as in Drive's own mount.
 
         Raises:
             SourceAccessError, SourceNotFoundError, DriveQuotaError: Drive refuses.
-            WebPageError: a page cannot be understood, by gdown neither.
-            SourceReadError: a folder has something that is neither file nor folder, or no answer came after all tries.
+            WebPageError: a page cannot be understood, not by gdown either.
+            SourceReadError: a folder contains something that is neither a file nor a folder, or there was no answer
+                after all tries.
         """
         try:
             return self._walk_folder(link)
         except WebPageError as unknown:
-            # Of such a page not even the folder's name is known.
+            # Not even the folder's name can be read from such a page.
             files = [SharedFile(file, name) for file, name in list_folder_by_gdown(link, unknown)]
             named, renamed = name_apart(files)
-            # It leaves out links that it does not know, and says nothing of that.
+            # It silently leaves out links that it does not know.
             note = (
                 f"Google Drive shows '{link.label}' on a page that colabstage does not know. gdown found "
                 f"{len(named):,} files there; compare that with what Drive shows in a browser."
@@ -178,7 +179,7 @@ class DriveWeb(Closing):
         title = ""
         found: list[SharedFile] = []
         notes: list[str] = []
-        # Of each folder its name in the tree, and the ids on the way to it.
+        # For each folder, its name in the tree, and the ids on the path to it.
         level: list[tuple[str, frozenset[str], ShareLink]] = [("", frozenset(), link)]
         for _ in range(_MAX_DEPTH):
             pages = self.map_in_parallel(self._folder_page, [folder for _, _, folder in level])
@@ -189,7 +190,7 @@ class DriveWeb(Closing):
                 found += files
                 notes += left_out
                 way = above | {folder.id}
-                # A shortcut may lead back up.
+                # A shortcut may lead back to a parent.
                 below += [(name, way, one) for name, one in folders if one.id not in way]
             level = below
             if not level:
@@ -201,15 +202,15 @@ class DriveWeb(Closing):
         return SharedFolder(safe_name(title), tuple(named), (*notes, *renamed))
 
     def map_in_parallel(self, ask: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """Return `ask(item)` for each, several at once, in their order."""
+        """Return `ask(item)` for each item, several at once, in order."""
         with DaemonPool(IN_FLIGHT, "colabstage-drive") as pool:
-            # Each question ends by itself, after its own tries.
+            # Each request has its own tries and ends by itself.
             return pool.run(ask, items, cancellation=self._cancellation, stall_timeout_s=float("inf"))
 
     def _folder_page(self, link: ShareLink) -> tuple[str, list[tuple[str, str]]]:
         answer = self._ask("https://drive.google.com/embeddedfolderview", link_query(link), link.label)
         title, entries = read_folder_page(answer.text)
-        # The login page would pass for a folder without files.
+        # Otherwise the login page would look like a folder without files.
         if not title or ("flip-entries" not in answer.text and not entries):
             raise page_instead_of_data(link.label, answer)
         return title, entries
@@ -217,7 +218,7 @@ class DriveWeb(Closing):
     def _ask(
         self, address: str, query: dict[str, str], label: str, *, redirects: bool = True, first_byte: bool = False
     ) -> WebAnswer:
-        """Ask one question, again while the failure is transient."""
+        """Send one request, with retries after transient failures."""
         for tries in range(1, self._policy.attempts + 1):
             self._cancellation.check()
             try:
@@ -233,7 +234,7 @@ class DriveWeb(Closing):
     ) -> WebAnswer:
         import requests
 
-        # One byte is enough for all facts to come with it, whatever the file's size.
+        # One byte is enough to get all facts, whatever the file's size.
         headers = {"Range": "bytes=0-0"} if first_byte else {}
         timeout = (_CONNECT_TIMEOUT_S, _READ_TIMEOUT_S)
         try:
@@ -242,7 +243,7 @@ class DriveWeb(Closing):
             ) as response:
                 answer = WebAnswer(response.status_code, response.url, response.headers, _page_text(response))
         except requests.RequestException as error:
-            # The innermost reason: outer ones show the address.
+            # The innermost reason, because outer ones show the address.
             reason = said_by(innermost(error)).splitlines()[0][:200]
             msg = f"Asking Google Drive about '{label}' failed: {reason}."
             raise TransientError(msg) from error
@@ -253,12 +254,12 @@ class DriveWeb(Closing):
 
 
 def link_query(link: ShareLink) -> dict[str, str]:
-    """Return what names a file in the query of any of Drive's addresses."""
+    """Return the query parameters that identify a file in any of Drive's addresses."""
     return {"id": link.id, **({"resourcekey": link.resource_key} if link.resource_key else {})}
 
 
 def _page_text(response: Any) -> str:
-    """Return the text of a web page; "" for a file, of which nothing is read."""
+    """Return the text of a web page; "" for a file, which is not read."""
     if "Content-Disposition" in response.headers or "html" not in response.headers.get("Content-Type", ""):
         return ""
     parts = []
@@ -291,7 +292,7 @@ def _sort_entries(
         name = prefix + safe_name(shown)
         try:
             link = parse_share_link(href)
-        # A link that reads as Drive's and has no file behind it.
+        # A link that looks like Drive's but does not lead to a file.
         except OptionError:
             notes.append(f"'{name}' is a Google document, no file, and was left out.")
             continue
@@ -309,15 +310,15 @@ def _sort_entries(
 
 
 def name_apart(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]]:
-    """Give each file a name that no other file or folder has; the order of ids decides who keeps the plain one.
+    """Give each file a name that no other file or folder has; the order of ids decides which keeps the plain one.
 
     Returns:
-        The files ordered by name, and a note for each that was renamed.
+        The files ordered by name, and a note for each renamed one.
     """
     taken = parent_folders(file.name for file in files)
     named: list[SharedFile] = []
     notes: list[str] = []
-    # Not the listing's order, which may be another one tomorrow.
+    # Not in the listing's order, which may differ tomorrow.
     for file in sorted(files, key=lambda file: (file.name, file.link.id)):
         name = next(candidate for candidate in _candidates(file.name) if candidate not in taken)
         taken.add(name)
@@ -328,7 +329,7 @@ def name_apart(files: Sequence[SharedFile]) -> tuple[list[SharedFile], list[str]
 
 
 def _candidates(name: str) -> Iterator[str]:
-    """Yield a name, and the same with each number, as Drive's own mount has it."""
+    """Yield a name, then the name with each number, as in Drive's own mount."""
     yield name
     stem, suffix = posixpath.splitext(name)
     yield from (f"{stem} ({number}){suffix}" for number in itertools.count(1))
@@ -337,22 +338,22 @@ def _candidates(name: str) -> Iterator[str]:
 _POLICY = RetryPolicy(attempts=4, first_wait_s=1.0)
 
 
-# As what a web server's answer with a page passes, whatever Drive means by it.
+# What a web server's answer with a page is taken for, whatever Drive means by it.
 _PAGES = (WebPageError, SourceAccessError, SourceNotFoundError)
 
 
 class SharedRanges(RemoteFile):
-    """A `RemoteFile` behind a link. Made by `open_shared`."""
+    """Read a file behind a link as a `RemoteFile`. Made by `open_shared`."""
 
     def __init__(self, link: ShareLink, file: HttpFile) -> None:
         self._link, self._file = link, file
         self.facts = file.facts
 
     def read_range(self, offset: int, length: int | None) -> Iterator[bytes]:
-        """Read as `RemoteFile.read_range`; a page in place of the bytes is told in Drive's own terms.
+        """Read as `RemoteFile.read_range`; a page in place of the bytes is reported in Drive's own terms.
 
         Raises:
-            DriveQuotaError: too many downloads of it, or too many requests from here.
+            DriveQuotaError: too many downloads of the file, or too many requests from here.
         """
         try:
             yield from self._file.read_range(offset, length)
@@ -360,12 +361,12 @@ class SharedRanges(RemoteFile):
             raise _explained(self._link, error) from error
 
     def close(self) -> None:
-        """Hang up, also on parts that are being read."""
+        """Close the connections, also of parts that are being read."""
         self._file.close()
 
 
 def list_shared(source: ShareSource) -> dict[str, ShareSource]:
-    """Return the files of a shared folder, and of those in it, by name; of a link to one file that file alone.
+    """Return the files of a shared folder and its subfolders by name; for a link to one file, only that file.
 
     Raises:
         OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError, SourceReadError: Drive refuses.
@@ -383,7 +384,7 @@ def _source_of(link: ShareLink, name: str) -> ShareSource:
 
 
 def open_shared_file(source: ShareSource) -> SharedRanges:
-    """Open one file behind a link, of which Drive is asked first what it is.
+    """Ask Drive about one file behind a link, and open it.
 
     Raises:
         OptionError, SourceAccessError, SourceNotFoundError, DriveQuotaError, SourceReadError: Drive refuses.
@@ -393,14 +394,14 @@ def open_shared_file(source: ShareSource) -> SharedRanges:
 
 
 def open_shared(link: ShareLink, facts: RemoteFacts, answer: WebAnswer) -> SharedRanges:
-    """Open a file of which `DriveWeb.find` has told these; nothing more is asked before it is read."""
-    # In the state that a download of all of it would note. More at once look like a machine, which Google refuses.
+    """Open a file with the facts from `DriveWeb.find`; without further requests before it is read."""
+    # In the state that a whole download would note. More connections look like a robot, which Google refuses.
     found = replace(facts, connections=IN_FLIGHT, eager=False)
     return SharedRanges(link, open_known(answer.url, found, answer.headers))
 
 
 def _explained(link: ShareLink, error: ColabstageError) -> ColabstageError:
-    """Return what a page in place of a file means: Drive is asked once more."""
+    """Return the meaning of a page in place of a file, by asking Drive once more."""
     try:
         with DriveWeb(cancellation=Cancellation(), policy=_POLICY) as web:
             web.find(link)

@@ -1,9 +1,9 @@
-"""How to ask a file system of fsspec for facts, a listing and bytes: most all alike, FTP and SFTP by their own verbs.
+"""Ask fsspec's file systems for facts, listings and bytes: most in the same way, FTP and SFTP by their own commands.
 
-fsspec's walks silently leave out whatever cannot be listed (`on_error="omit"`, which is back below the first level of a
-walk that was asked to raise). Its FTP takes a folder that may not be read for an empty one, and lists a whole folder to
-know one file of it. Its opened files read ahead. So folders are listed here one by one, and bytes come in pieces as
-they arrive; its caches, `get` and `rsync` are not used at all.
+fsspec's walks silently omit whatever cannot be listed (`on_error="omit"`, which applies again below the first level
+even if a walk was asked to raise). Its FTP treats an unreadable folder as empty, and lists a whole folder for the facts
+on one file. Its open files read ahead. So folders are listed here one by one, and bytes are passed on as they arrive;
+fsspec's caches, `get` and `rsync` are not used at all.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What a service answers at once. Long enough that the way there and back does not count, short enough for eight parts
-# of a file with two requests each in memory (64 MiB).
+# The length of one request: long enough for the round trip not to matter, short enough to hold eight parts of a file
+# with two requests each in memory (64 MiB).
 PIECE_BYTES = 4 * 1024 * 1024
 # No answer may take longer; 4 MiB in this time are 23 kB/s.
 CALL_TIMEOUT_S = 180.0
-# A listing of many millions of objects is thousands of requests, each with the backend's own deadline, in one call.
+# Listing many millions of objects takes thousands of requests in one call, each with the backend's own deadline.
 LISTING_TIMEOUT_S = 1800.0
-# Of a socket that is read directly.
+# For sockets that are read directly.
 _SOCKET_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 5.0
 _SLICE_BYTES = 1024 * 1024
-# Small enough that a server at least rate that is waited for answers within the time of a call.
+# Small enough for the slowest tolerated server to answer within the time of a call.
 _PART_BYTES = 128 * 1024
 
 
 class StoreAdapter:
-    """The verbs. Each gets a file system that no other thread uses, unless the table says that it may be shared."""
+    """Define the calls. Each gets a file system that no other thread uses, unless the table says that it may be
+    shared."""
 
     def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
-        """Return what `ask`, given the method of fsspec's for a verb, gets from it; `TimeoutError` after so long."""
+        """Return the result of `ask`, which gets fsspec's method for a verb; `TimeoutError` after `seconds`."""
         raise NotImplementedError
 
     def lists_at_once(self, fs: Any) -> bool:
-        """Return whether its own `find` lists all files below a folder; that of fsspec's base walks, and omits what
-        fails."""
+        """Return whether its own `find` lists all files below a folder; that of fsspec's base class walks, and omits
+        failures."""
         raise NotImplementedError
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
-        """Return the bytes from `offset` to `end`, or to the file's end, as they come; fewer where it ends."""
+        """Return the bytes from `offset` to `end`, or to the file's end, as they arrive; fewer if the file is
+        shorter."""
         raise NotImplementedError
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class StoreAdapter:
         return dict(self.call(fs, "info", lambda info: info(path), seconds=CALL_TIMEOUT_S))
 
     def exists(self, fs: Any, path: str) -> bool:
-        """Return whether there is such a bucket, even an empty one; `False` also where the service refuses to say."""
+        """Return whether there is such a bucket, even an empty one; `False` also if the service refuses to say."""
         return bool(self.call(fs, "exists", lambda exists: exists(path), seconds=CALL_TIMEOUT_S))
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
@@ -67,7 +69,7 @@ class StoreAdapter:
         return list(self.call(fs, "ls", lambda ls: ls(path, detail=True), seconds=LISTING_TIMEOUT_S))
 
     def find(self, fs: Any, path: str) -> list[dict[str, Any]] | None:
-        """Return the same for all files below; `None` where the service cannot tell in one listing."""
+        """Return the same for all files below; `None` if the service cannot list them at once."""
         if not self.lists_at_once(fs):
             return None
         fs.invalidate_cache()
@@ -75,21 +77,21 @@ class StoreAdapter:
         return list(found.values())
 
     def has_ranges(self, fs: Any) -> bool:
-        """Return whether a part can be asked for."""
+        """Return whether a part can be requested."""
         return True
 
     def is_usable(self, fs: Any) -> bool:
-        """Return whether the connection can take another question."""
+        """Return whether the connection can take another request."""
         return True
 
     def close(self, fs: Any) -> None:
-        """Hang up."""
+        """Close the connection."""
 
 
 def call_within(seconds: float, function: Callable[[], T]) -> T:
     """Call `function()`, but wait for it no longer than `seconds`.
 
-    What blocks for longer is left behind in a daemon thread: nothing can interrupt it.
+    A call that blocks for longer is left behind in a daemon thread: nothing can interrupt it.
 
     Raises:
         TimeoutError: it took longer.
@@ -105,7 +107,7 @@ def call_within(seconds: float, function: Callable[[], T]) -> T:
 
 
 class AsyncAdapter(StoreAdapter):
-    """Backends that live on fsspec's event loop (s3, gs, az): one file system serves every thread."""
+    """Call backends on fsspec's event loop (s3, gs, az): one file system serves every thread."""
 
     def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
         return _result(_start(fs, ask(getattr(fs, f"_{verb}")), seconds), seconds)
@@ -119,7 +121,7 @@ class AsyncAdapter(StoreAdapter):
         if end is None:
             yield from _slices(self.call(fs, "cat_file", lambda cat: cat(path), seconds=CALL_TIMEOUT_S))
             return
-        # The next piece is on its way while this one is used.
+        # The next piece is requested while this one is used.
         ahead: list[Future[bytes]] = []
         spans = cut_spans(offset, end)
         try:
@@ -136,14 +138,14 @@ class AsyncAdapter(StoreAdapter):
         if hasattr(fs, "hang_up"):
             with contextlib.suppress(Exception):
                 ending = _start(fs, fs.hang_up(), _CLOSE_TIMEOUT_S)
-                # The garbage collector may find what nobody has closed in any thread, also while the loop runs in its
-                # own: there, waiting for the loop would never end.
+                # The garbage collector may run this in any thread, even in the loop's own: there, waiting for the loop
+                # would never end.
                 if not _runs_here(fs.loop):
                     _result(ending, _CLOSE_TIMEOUT_S)
 
 
 class BlockingAdapter(StoreAdapter):
-    """All other backends: a call blocks, and what it may share with other calls is unknown."""
+    """Call all other backends: calls block, and it is unknown what they may share."""
 
     def call(self, fs: Any, verb: str, ask: Callable[[Any], Any], *, seconds: float) -> Any:
         return call_within(seconds, lambda: ask(getattr(fs, verb)))
@@ -168,18 +170,19 @@ class BlockingAdapter(StoreAdapter):
             file.close()
 
     def close(self, fs: Any) -> None:
-        """Leave it: these hold nothing open between calls, or close it when they are dropped."""
+        """Do nothing: these hold nothing open between calls, or close it when they are dropped."""
 
 
 class MemoryAdapter(BlockingAdapter):
-    """fsspec's files in memory: every `open` gives the one same object with the one same position."""
+    """Read fsspec's files in memory, where every `open` returns the same object with the same position."""
 
     def pieces(self, fs: Any, path: str, offset: int, end: int | None) -> Iterator[bytes]:
         yield from _slices(fs.cat_file(path, start=offset, end=end))
 
 
 class SftpAdapter(BlockingAdapter):
-    """SFTP answers 32 KiB a question, so many must be on their way at once; paramiko does that for a list of parts."""
+    """Read by SFTP, which answers 32 KiB per request, so many have to be in flight; paramiko does that for a list of
+    parts."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
         return dict(call_within(CALL_TIMEOUT_S, lambda: _with_timeout(fs).info(path)))
@@ -192,7 +195,7 @@ class SftpAdapter(BlockingAdapter):
         end = _with_timeout(fs).ftp.stat(path).st_size if end is None else end
         with fs.ftp.open(path, "rb") as file:
             for start, stop in cut_spans(offset, end):
-                # What is asked for here is held in memory until it is read, so never the whole file at once.
+                # Answers are held in memory until they are read, so the whole file is never requested at once.
                 parts = [(at, min(_PART_BYTES, stop - at)) for at in range(start, stop, _PART_BYTES)]
                 answers = file.readv(parts)
                 for _ in parts:
@@ -216,10 +219,10 @@ class SftpAdapter(BlockingAdapter):
 
 
 class FtpAdapter(BlockingAdapter):
-    """FTP by its own commands, over fsspec's connection: one transfer at a time, streamed."""
+    """Read by FTP's own commands, over fsspec's connection: one transfer at a time, streamed."""
 
     def info(self, fs: Any, path: str) -> dict[str, Any]:
-        # A line of an answer may come byte by byte, each within the time of the socket.
+        # A line of an answer may come byte by byte, each within the socket's timeout.
         return call_within(CALL_TIMEOUT_S, lambda: self._info(fs, path))
 
     def list_folder(self, fs: Any, path: str) -> list[dict[str, Any]]:
@@ -233,7 +236,7 @@ class FtpAdapter(BlockingAdapter):
         except ftplib.error_perm as error:
             if _is_unknown_command(error):
                 return self._info_from_listing(fs, path)
-            ftp.cwd(path)  # a folder, or the reason why nothing can be had there
+            ftp.cwd(path)  # a folder, or an error that says why it cannot be read
             return {"name": path, "type": "directory", "size": 0}
         return {"name": path, "type": "file", "size": size, "modify": self._modified(ftp, path)}
 
@@ -269,7 +272,7 @@ class FtpAdapter(BlockingAdapter):
                         break
                     offset += len(data)
                     yield data
-                # Where the caller ends, the file may end as well; then the connection stays good.
+                # The file may end where the caller stops reading; then the connection stays usable.
                 done = not connection.recv(1)
             finally:
                 if not done:
@@ -308,10 +311,10 @@ class FtpAdapter(BlockingAdapter):
 
 
 def that_stays_closed(s3: type[Any]) -> type[Any]:
-    """Return s3fs' class as one that can be closed while it is in use.
+    """Return a subclass of s3fs's class that can be closed while it is in use.
 
-    s3fs closes its sockets when the garbage collector finds it, nobody knows when. Closed before that, it answers the
-    next request, or the next try of one that was under way, by a new client, which nobody closes.
+    s3fs closes its sockets whenever the garbage collector finds it. If it is closed before that, the next request, or
+    the next try of a running one, makes a new client, which nobody closes.
     """
 
     class _Closing(s3):  # type: ignore[misc]
@@ -326,7 +329,7 @@ def that_stays_closed(s3: type[Any]) -> type[Any]:
         async def _call_s3(self, *args: Any, **kwargs: Any) -> Any:
             return await self._until_closed(super()._call_s3(*args, **kwargs))
 
-        # Beside its calls it reads what they answer, which closing the connection does not end.
+        # It reads the answers outside its calls, and closing the connection does not end that.
         async def _cat_file(self, *args: Any, **kwargs: Any) -> Any:
             return await self._until_closed(super()._cat_file(*args, **kwargs))
 
@@ -343,7 +346,7 @@ def that_stays_closed(s3: type[Any]) -> type[Any]:
 
         async def hang_up(self) -> None:
             self.is_closed = True
-            # Left alone, botocore and s3fs would try them again for up to a minute.
+            # Otherwise botocore and s3fs would retry them for up to a minute.
             for task in self.__dict__.get("_tasks_under_way", set()) - {asyncio.current_task()}:
                 task.cancel()
             session = getattr(self, "_s3creator", None)
@@ -354,10 +357,9 @@ def that_stays_closed(s3: type[Any]) -> type[Any]:
 
 
 def without_leak(ftp: type[Any]) -> type[Any]:
-    """Return fsspec's class for FTP as one that closes a connection which the server, once it is made, does not want.
+    """Return a subclass of fsspec's class for FTP that closes a connection if the server refuses it afterwards.
 
-    fsspec's constructor leaves it open until Python collects it; a server that counts its connections counts this one
-    until then.
+    fsspec's constructor leaves it open until Python collects it; until then it counts against the server's limit.
     """
 
     class _LettingGo(ftp):  # type: ignore[misc]
@@ -374,8 +376,8 @@ def without_leak(ftp: type[Any]) -> type[Any]:
 
 
 def _row_of(line: str, folder: str) -> dict[str, Any] | None:
-    """Return what a line of a listing that people read (as by `ls -l`) says; None where it is none."""
-    # Not left to fsspec: before 2026 that took the last word of a name for all of it, so that another file was read.
+    """Return the facts in a line of a listing for people (as by `ls -l`); `None` for any other line."""
+    # Not left to fsspec: before 2026 it took the last word of a name for the whole name, so that another file was read.
     parts = line.split(maxsplit=8)
     if len(parts) < 9 or parts[8] in {".", ".."}:
         return None
@@ -393,10 +395,10 @@ def _row_of(line: str, folder: str) -> dict[str, Any] | None:
 
 
 def cut_spans(offset: int, end: int) -> list[tuple[int, int]]:
-    """Return the range in pieces; a last one of a single byte is joined to the one before.
+    """Return the range in pieces; a single last byte is joined to the piece before it.
 
-    Who asks for one byte more than there should be, to see whether there is more, so never asks for that byte alone:
-    beyond the end of an object services answer with an error.
+    So a caller that requests one byte too many, to see whether there is more, never requests that byte alone: services
+    answer ranges beyond the end of an object with an error.
     """
     starts = list(range(offset, end, PIECE_BYTES))
     if len(starts) > 1 and end - starts[-1] == 1:
@@ -420,7 +422,7 @@ def _start(fs: Any, work: Coroutine[Any, Any, T], seconds: float) -> Future[T]:
 
 def _result(future: Future[T], seconds: float) -> T:
     try:
-        # The loop keeps the deadline; the second one is for a loop that has died.
+        # The loop enforces the deadline; this longer one is for a dead loop.
         return future.result(seconds + 10.0)
     except BaseException:
         future.cancel()
@@ -428,7 +430,7 @@ def _result(future: Future[T], seconds: float) -> T:
 
 
 def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    """Tell whether an event loop runs in this very thread at the moment."""
+    """Tell whether an event loop is running in this thread."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:

@@ -1,6 +1,7 @@
-"""Copy the files of a tree to a folder: planned by pure code before the first byte, then many at once.
+"""Copy the files of a tree to a folder: planned by pure code before the first byte, then many files at once.
 
-Small files are read whole, large ones in parts if the tree gives ranges, and a ledger notes each one that has arrived.
+Small files are read whole, large ones in parts if the tree can read ranges, and a ledger records everything that has
+arrived.
 """
 
 from __future__ import annotations
@@ -52,58 +53,58 @@ if TYPE_CHECKING:
 
 Transport = Literal["local disk", "mount", "http", "object store", "share link", "kaggle", "tree"]
 
-# On a Drive mount, speed grows with the reads in flight up to about twenty, and falls off after thirty-two.
+# On a Drive mount, speed grows with the reads in flight up to about 20, and falls beyond 32.
 SLOW_READERS = 32
-# Above this a file is brought in parts: it takes so long that what opening it costs does not matter any more.
+# Larger files are copied in parts: they take so long that the cost of opening them no longer matters.
 LARGE_BYTES = 64 * 1024 * 1024
-# A part for less than this would end before its connection is at full speed.
+# A smaller part would end before its connection reaches full speed.
 _LEAST_PART_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TransferFacts:
-    """What is known of a source and of this machine."""
+    """Hold what is known about a source and this machine."""
 
     slow: bool
     """Whether each answer takes time, as over a network or a Drive mount."""
     cores: int
-    """How many may be used here."""
+    """The number of cores that may be used."""
     connections: int = 1
-    """Parts of one file that the source gives at full speed at once."""
+    """Parts of one file that the source serves concurrently at full speed."""
     mount_copy: bool = False
     """Whether the mount keeps a second copy of a large file on the local disk, as Google Drive's does."""
     kept_bytes: int = 0
-    """What an interrupted run has on the disk already."""
+    """What an interrupted run has left on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """How files will come here."""
+    """Describe how files will be copied."""
 
     nbytes: int
-    """Their bytes together."""
+    """Their total size."""
     limits: PipelineLimits
-    """How many are read at once, and how many threads write."""
+    """How many files are read at once, and how many threads write."""
     connections: int
     """Parts of one large file in flight at once."""
     peak_bytes: int
-    """What the local disk must have free."""
+    """Free space that the local disk needs."""
     reasons: tuple[str, ...]
     """Why, in sentences."""
 
 
 def plan_transfer(files: Sequence[int], facts: TransferFacts) -> TransferPlan:
-    """Decide how to bring files here.
+    """Decide how to copy files here.
 
     Args:
         files: the size of each, in bytes.
-        facts: of their source.
+        facts: facts about their source.
     """
     large = [size for size in files if size > LARGE_BYTES]
     readers, max_readers, why_readers = _readers(files, facts)
     connections, why_connections = _connections(files, facts)
     nbytes = sum(files)
-    # Small files that pass through a mount are dropped from its copy as the disk fills; a large one in use is not.
+    # The mount drops small files from its copy as the disk fills, but not a large one that is in use.
     single = sum(files) if len(files) == 1 else sum(large)
     second = single if facts.mount_copy else 0
     reasons = [why_readers, why_connections]
@@ -146,12 +147,11 @@ _MANY_FOLDERS = 4
 
 
 def make_folders(root: Path, names: Iterable[str]) -> None:
-    """Make every folder that `names` are in, below `root`; those that are there are fine.
+    """Make every folder that `names` are in, below `root`; existing ones are fine.
 
-    ext4 puts a folder's folders where it is itself, all into one group of inodes, unless it is marked as one whose
-    folders are strangers. In one group, every new file waits for those that other processes make and skips the inodes
-    of all that were deleted a moment ago: 130 µs for a file instead of 35. The mark is there only meanwhile; other file
-    systems refuse it.
+    ext4 puts subfolders into the group of inodes of their parent, unless the parent is flagged as one with unrelated
+    subfolders. In one group, every new file waits for those of other processes and skips the inodes of recently deleted
+    files: 130 µs per file instead of 35. The flag is set only meanwhile; other file systems refuse it.
 
     Raises:
         NotEnoughSpaceError, TargetNotWritableError: the disk failed.
@@ -182,7 +182,7 @@ def _marked(path: str) -> Iterator[None]:
 
 
 def _change_flags(path: str, change: Callable[[int], int]) -> int | None:
-    """Change the flags of a folder, and return those it had; `None` where the file system does not do that."""
+    """Change the flags of a folder, and return the earlier ones; `None` if the file system does not support this."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -195,24 +195,24 @@ def _change_flags(path: str, change: Callable[[int], int]) -> int | None:
     return flags
 
 
-# Parts of a large file. Long enough that opening the file again for each (0.3 s at worst on a Drive mount) is not what
-# it costs.
+# Parts of a large file, long enough that reopening the file for each (0.3 s at worst on a Drive mount) does not
+# dominate.
 _PIECE_BYTES = 16 * 1024 * 1024
-# Large files that only come in order, one after the other on each thread; two keep a disk and a core busy.
+# Threads for large files that can only be read in order; two keep a disk and a core busy.
 _STREAMS = 2
 
 
 class Piece(NamedTuple):
-    """A part of one file."""
+    """Describe a part of one file."""
 
     entry: FileEntry
     """The file."""
     offset: int
-    """Where the part begins in it."""
+    """Where the part begins in the file."""
     length: int
-    """Its bytes."""
+    """Its length in bytes."""
     is_whole: bool
-    """Whether it is all of the file."""
+    """Whether it is the whole file."""
 
 
 def fetch_tree(
@@ -227,16 +227,16 @@ def fetch_tree(
 ) -> None:
     """Write every file of `tree` below `target`, a temporary folder that exists.
 
-    Modification times are kept where the tree knows them. Nothing else is: no owners, no modes, no links.
+    Modification times are kept if the tree knows them. Owners, modes and links are not.
 
     Args:
         tree: the files.
-        target: empty, or with what the ledger knows of.
-        limits: how many at once.
-        step: told of every byte, those that are here already included.
+        target: empty, or with what the ledger records.
+        limits: how many files at once.
+        step: told of every byte, including those already here.
         cancellation: looked at several times a second.
         policy: how often a failing read is tried again.
-        ledger: what an interrupted run left; without one everything is read.
+        ledger: what an interrupted run left; without it everything is read.
 
     Raises:
         UnsafeArchiveError: two names differ only in case, and the disk does not tell them apart.
@@ -247,24 +247,24 @@ def fetch_tree(
     check_names_fit(tree.label, [entry.name for entry in tree.entries], target)
     fetch = _TreeFetch(tree, target, step, policy, ledger)
     pieces, streamed = _cut_into_pieces(tree)
-    # Before any file, so that threads that write need not look for their folders.
+    # Before any file, so that writing threads need not check for their folders.
     make_folders(target, (entry.name for entry in tree.entries))
-    # Small files and parts first: they fill the pipeline, streams only their own thread.
+    # Small files and parts first: they fill the pipeline, while streams only occupy their own threads.
     fetch.pieces([piece for piece in pieces if not fetch.is_here(piece)], limits, cancellation)
     fetch.streams([entry for entry in streamed if not fetch.is_here(_whole_piece(entry))], cancellation)
 
 
 def check_names_fit(label: str, names: Sequence[str], folder: Path) -> None:
-    """Refuse names that cannot stand beside each other below `folder`, which exists.
+    """Refuse names that cannot coexist below `folder`, which exists.
 
-    Only a disk that takes "A" for "a", or two ways to encode an accent for one, refuses any; Linux' own do not.
+    Only a disk that treats "A" as "a", or two encodings of an accent as one, refuses any; Linux's own do not.
 
     Raises:
         UnsafeArchiveError: two names differ only in what the disk does not tell apart.
         TargetNotWritableError: the disk cannot be asked.
     """
     try:
-        # The disk is asked only where it matters: the probe is a file.
+        # The disk is asked only where it matters, because the probe writes a file.
         check_case_collisions(label, names)
     except UnsafeArchiveError:
         if _mixes_up_names(folder):
@@ -283,7 +283,7 @@ def _mixes_up_names(folder: Path) -> bool:
 
 
 class _TreeFetch:
-    """One tree on its way to one folder."""
+    """Copy one tree to one folder."""
 
     def __init__(
         self, tree: Tree, target: Path, step: ProgressStep, policy: RetryPolicy, ledger: FolderLedger | None
@@ -295,14 +295,14 @@ class _TreeFetch:
         self._ledger = ledger
 
     def is_here(self, piece: Piece) -> bool:
-        """Return whether an interrupted run has brought it."""
+        """Return whether an interrupted run has copied it."""
         here = self._ledger is not None and self._ledger.has(piece.entry.name, piece.offset, piece.length)
         if here:
             self._step.advance(piece.length)
         return here
 
     def pieces(self, pieces: Sequence[Piece], limits: PipelineLimits, cancellation: Cancellation) -> None:
-        """Bring files, and parts of files, many at once."""
+        """Copy files, and parts of files, many at once."""
 
         def read(number: int) -> bytes:
             piece = pieces[number]
@@ -310,10 +310,10 @@ class _TreeFetch:
 
         def use(number: int, data: bytes) -> None:
             piece = pieces[number]
-            # What a dead run left of a file is emptied, but not what another thread has just written of it.
+            # Truncates what a dead run left of a file, but not what another thread has just written.
             with TargetFile(self._target / piece.entry.name, fresh=piece.is_whole) as file:
                 file.write(data, piece.offset)
-            # The pieces of a file come in any order; each leaves the time right, so the last one does.
+            # The pieces of a file come in any order; each sets the time, so it is right after the last one.
             self._arrived(piece, hash_block(data))
             self._step.advance(len(data))
 
@@ -339,13 +339,13 @@ class _TreeFetch:
         return data
 
     def streams(self, entries: Sequence[FileEntry], cancellation: Cancellation) -> None:
-        """Bring large files that only come in order, none of them held in memory whole."""
+        """Copy large files that can only be read in order, without holding any in memory."""
         if not entries:
             return
         stopping = Cancellation()
         with DaemonPool(_STREAMS, "colabstage-stream") as pool:
             try:
-                # What moves inside has a deadline of its own.
+                # The reads inside have their own deadline.
                 pool.run(
                     lambda entry: self._stream(entry, (cancellation, stopping)), entries, stall_timeout_s=float("inf")
                 )
@@ -368,7 +368,7 @@ class _TreeFetch:
         self._arrived(_whole_piece(entry), hasher.hexdigest())
 
     def _arrived(self, piece: Piece, digest: str) -> None:
-        """Set the time of a file, and note what of it is on the disk."""
+        """Set the time of a file, and note which part of it is on the disk."""
         entry, place = piece.entry, self._target / piece.entry.name
         if entry.mtime_ns:
             with typed_write_errors(place):
@@ -378,10 +378,10 @@ class _TreeFetch:
 
 
 def _cut_into_pieces(tree: Tree) -> tuple[list[Piece], list[FileEntry]]:
-    """Return what is read at once, in the order to read in; and the large files that only come from their beginning."""
+    """Return the pieces to read concurrently, in reading order, and the large files that can only be read in order."""
     pieces: list[Piece] = []
     streamed: list[FileEntry] = []
-    # In the order in which they lie, so that a slow source is read from front to back.
+    # In the order of their position, so that a slow source is read from front to back.
     for entry in sorted(tree.entries, key=lambda entry: entry.position):
         if entry.size <= LARGE_BYTES:
             pieces.append(_whole_piece(entry))
@@ -400,7 +400,7 @@ def _whole_piece(entry: FileEntry) -> Piece:
 _FILES = "files"
 _LEDGER = "ledger"
 _FORMAT = 1
-# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+# Hashing cached data needs a core, reading from a disk needs two requests in flight.
 _HASH_THREADS = 2
 
 _Span = tuple[str, int, int]
@@ -408,32 +408,32 @@ _Span = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FetchedFolder:
-    """What was fetched."""
+    """Describe a fetched folder."""
 
     files: int
-    """How many files."""
+    """The number of files."""
     nbytes: int
-    """Their bytes together."""
+    """Their total size."""
     kept_bytes: int
-    """Of these, what an interrupted run had brought before."""
+    """Of these, what an interrupted run had already copied."""
     inventory: str
-    """The digest of the inventory of what was put in place, as `ownership.look_at` finds it."""
+    """The digest of the folder's inventory, as `ownership.look_at` finds it."""
 
 
 class FolderLedger(Closing):
-    """What of a folder is here. `kept_bytes`: what was found here and is right."""
+    """Record which parts of a folder are here. `kept_bytes`: what was found here and is right."""
 
     def __init__(self, workspace: Path, fingerprint: str) -> None:
-        """Open the ledger of a workspace, which exists; whatever it knows of is hashed."""
+        """Open the ledger of an existing workspace; everything it lists is hashed."""
         self._files = workspace / _FILES
         path = workspace / _LEDGER
         recorded = read_ledger(path, fingerprint) or {}
         with typed_write_errors(path):
-            # What no ledger names cannot be told from half a file.
+            # A file that no ledger lists cannot be told from half a file.
             if not recorded:
                 remove_own(self._files)
             self._files.mkdir(exist_ok=True)
-        # That a line was written says nothing of the bytes after a crash of the machine: only their hash does.
+        # After a crash of the machine, a written line proves nothing about the bytes: only their hash does.
         with ThreadPoolExecutor(_HASH_THREADS, thread_name_prefix="colabstage-hash") as pool:
             found = zip(recorded, pool.map(self._hash, recorded), strict=True)
             self._kept = {span: digest for span, digest in found if recorded[span] == digest}
@@ -448,7 +448,7 @@ class FolderLedger(Closing):
         return (name, offset, length) in self._kept
 
     def note(self, name: str, offset: int, length: int, digest: str) -> None:
-        """Note in one write that these bytes are on the disk: a kill leaves whole lines, and at most one cut."""
+        """Note in one write that these bytes are on the disk, so that a kill leaves at most one incomplete line."""
         with typed_write_errors(self._files):
             self._journal.append([name, offset, length, digest])
 
@@ -468,9 +468,10 @@ class FolderLedger(Closing):
 
 
 def read_ledger(path: Path, fingerprint: str) -> dict[_Span, str] | None:
-    """Return what a ledger says is here, by name, offset and length; `None` when it is of something else, or none."""
+    """Return the hashes in a ledger by name, offset and length; `None` if it belongs to something else or is
+    missing."""
     try:
-        # Without a fingerprint nothing tells that the files are still those of the ledger.
+        # Without a fingerprint, the files may no longer be those of the ledger.
         found = read_journal(path, _journal_head(fingerprint)) if fingerprint else None
         return None if found is None else {(name, offset, length): digest for name, offset, length, digest in found}
     except (OSError, ValueError, TypeError):
@@ -482,9 +483,9 @@ def _journal_head(fingerprint: str) -> dict[str, object]:
 
 
 def unfinished_bytes(target: Path, fingerprint: str) -> int:
-    """Return bytes that an interrupted run left for a folder and that its ledger names; nothing is hashed."""
+    """Return how many bytes an interrupted run left for a folder, by its ledger; nothing is hashed."""
     ledgers = [read_ledger(orphan / _LEDGER, fingerprint) for orphan in find_orphans(target)]
-    # Of several leftovers the next run takes over one, the one that holds most.
+    # Of several leftovers, the next run takes over the largest.
     return max((sum(length for _, _, length in ledger) for ledger in ledgers if ledger), default=0)
 
 
@@ -499,23 +500,23 @@ def fetch_folder(
     overwrite: bool = False,
     announce: Callable[[str], object] = lambda _: None,
 ) -> FetchedFolder:
-    """Bring all files of a tree to `target`, a folder, replacing what is there only at the very end.
+    """Copy all files of a tree to the folder `target`, replacing what is there only at the very end.
 
     Args:
         tree: the files.
-        target: the folder to become; its parent exists.
-        fingerprint: of the tree's state; what an interrupted run left of the same one is continued. "" where
-            nothing can tell one state from another.
+        target: the folder to make; its parent exists.
+        fingerprint: identifies the tree's state; an interrupted run of the same state is continued. "" if states cannot
+            be told apart.
         limits, step, cancellation: as for `fetch_tree`.
-        overwrite: whether to replace what is there though it is not ours, or not as we made it.
+        overwrite: whether to replace what is there even if it is not ours, or was changed since we made it.
         announce: told the digest of its inventory right before the folder is renamed to `target`.
 
     Raises:
-        TargetExistsError: something is there that is not ours, or not as we made it.
-        As `fetch_tree`; what stood at `target` is as it was.
+        TargetExistsError: something is there that is not ours, or was changed since we made it.
+        As `fetch_tree`; what was at `target` is unchanged.
     """
     with contextlib.ExitStack() as stack:
-        # Only making the folder is the disk's: what the block raises has its type already.
+        # Only making the folder can fail because of the disk: errors raised in the block have their types already.
         with typed_write_errors(target):
             workspace = stack.enter_context(
                 open_workspace(
@@ -525,7 +526,7 @@ def fetch_folder(
                 )
             )
         with FolderLedger(workspace.path, fingerprint) as ledger:
-            # Read here: the ledger is closed before the folder takes its place.
+            # Read here, because the ledger is closed before the folder is put in place.
             kept = ledger.kept_bytes
             fetch_tree(
                 tree,

@@ -1,1 +1,1 @@
-"""One file that is somewhere else, of which some blocks are here, never more of them than a limit."""
+"""Keep some blocks of a remote file here, never more than a limit."""

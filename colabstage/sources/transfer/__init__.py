@@ -1,1 +1,1 @@
-"""One file on its way here: several ranges in flight, read while it arrives, resumable by verified blocks."""
+"""Transfer one file: several ranges in flight, readable while it arrives, resumable by verified blocks."""

@@ -1,15 +1,16 @@
-"""Who fetches which bytes of one file, and how many at once: pure accounting. Times come in as arguments, nobody waits.
+"""Decide which connection fetches which bytes of one file, and how many at once. Pure: times are arguments, nothing
+waits.
 
-A request costs a round trip before its first byte, so each connection asks for a long byte range: as long as makes that
-cost small at the speed seen so far, and never more than an even share of what nobody has asked for yet. When all is
-asked for, whoever is free takes over the end of the range that would otherwise end last. Ranges are handed out
-from the front, so that who reads the file in order while it arrives is served; or what is preferred first, and the rest
-once that has come.
+A request costs a round trip before its first byte, so each connection requests a byte range long enough to make that
+cost small at the measured speed, but at most an even share of what is not requested yet. When everything is requested,
+a free connection takes over the end of the range that would otherwise finish last. Ranges are handed out from the
+front, so that readers in order are served while it arrives; or preferred ranges first, and the rest once
+that has come.
 
-More connections hide round trips, and add up where each is slow by itself. Where it is the line that is slow, they
-share it: then all that is asked for comes late together, and what is wanted first does not come first.
+More connections hide round trips, and add up if each is slow by itself. If the line is slow, they share it: then all
+requested ranges arrive late together, and the most urgent does not come first.
 
-Whoever calls these from several threads holds a lock of its own around them.
+Not thread-safe: callers hold their own lock.
 """
 
 from __future__ import annotations
@@ -27,33 +28,34 @@ if TYPE_CHECKING:
 
 # The round trip of a request should cost no more than this share of the time its bytes take.
 _OVERHEAD = 0.02
-# Readers at the front wait while ranges further back arrive, so there is an end to their length.
+# Readers at the front wait while ranges further back arrive, so the length of ranges is limited.
 _LONGEST_BYTES = 64 * 1024 * 1024
-# Less than this is not worth a request of its own while there is other work.
+# Less than this is not worth a separate request while there is other work.
 _GRAIN_BYTES = 1024 * 1024
 _DOUBLINGS = 6
-# The first of what is preferred is asked for in parts of so much of a stretch, and up to so much more.
+# The first preferred bytes are requested in parts of this share of a stretch, and up to this much more.
 _LEAST_PART, _PARTS = 0.35, 0.8
-# Neighbours that are all preferred soon are asked for by one request where it takes that to keep the line full: of so
-# many ranges, and for so many times what the line brings between a request and its first byte, over the connections.
+# Neighbours among the next preferred ranges are combined in one request if that is needed to keep the line full: at
+# most this many ranges, and this many times what the line delivers between a request and its first byte, divided by the
+# connections.
 _SOON, _FULL = 64, 3.0
-# The rate of all connections together is taken over so long at least.
+# The rate of all connections together is measured over at least this time.
 _PACE_S = 0.25
-# A limit of what is under way is less than this share of what all connections bring together.
+# A limit on the bytes in flight is only set below this share of what all connections have in flight.
 _WORTH_LIMITING = 0.6
 # Ranges begin and end where pages do.
 _PAGE_BYTES = 64 * 1024
 # Taking a range over must spare this many seconds beyond what another request costs.
 _WORTH_S = 0.05
-# Neither is less than this of a connection that still brings something.
+# Neither is taking less than this from a connection that is still delivering.
 _LEAST_TAKEN_BYTES = 256 * 1024
-# A connection that has been silent so long, and many times the longest silence that ended, will hardly say more.
+# A connection that is silent for this long, and for many times the longest silence that ended, is unlikely to continue.
 _SILENT_S = 3.0
 _SILENCES = 5
 
 
 class IntervalSet:
-    """Which bytes of a file there are: disjoint ranges, sorted, neighbours joined."""
+    """Hold which bytes of a file are present: disjoint sorted ranges, neighbours joined."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -61,7 +63,7 @@ class IntervalSet:
         self.total = 0
 
     def add(self, begin: int, end: int) -> int:
-        """Add a range, which may overlap what is there; return how many of its bytes are new."""
+        """Add a range, which may overlap others; return how many of its bytes are new."""
         if begin >= end:
             return 0
         first = bisect.bisect_left(self._ends, begin)
@@ -77,7 +79,7 @@ class IntervalSet:
         return end - begin - before
 
     def first_missing(self, begin: int, end: int) -> int | None:
-        """Return the first byte of the range that is not there; `None` when all of it is."""
+        """Return the first missing byte of the range; `None` if there is none."""
         if begin >= end:
             return None
         place = bisect.bisect_right(self._begins, begin) - 1
@@ -85,27 +87,27 @@ class IntervalSet:
         return reach if reach < end else None
 
     def missing(self, size: int) -> list[tuple[int, int]]:
-        """Return the ranges `(begin, end)` that are not there, of a file of `size` bytes, in order."""
+        """Return the missing ranges `(begin, end)` of a file of `size` bytes, in order."""
         edges = zip([0, *self._ends], [*self._begins, size], strict=True)
         return [(begin, end) for begin, end in edges if begin < end]
 
 
 @dataclass(slots=True, eq=False)
 class ByteRange:
-    """Bytes that one connection fetches in order."""
+    """Describe bytes that one connection fetches in order."""
 
     begin: int
     """The first of them."""
     end: int
-    """The byte after the last; moves towards the front when others take over."""
+    """The byte after the last; moves forward when others take over the end."""
     asked_at: float
     """When the range was handed out."""
     position: int = -1
-    """The first byte that has not come yet."""
+    """The first byte that has not arrived yet."""
     first_byte_at: float | None = None
-    """When its first bytes came; `None` before."""
+    """When its first bytes arrived; `None` before."""
     moved_at: float | None = None
-    """When its latest bytes came; `None` before the first."""
+    """When its latest bytes arrived; `None` before the first."""
     is_preferred: bool = False
     """Whether somebody waits for them."""
 
@@ -114,45 +116,45 @@ class ByteRange:
 
     @property
     def heard_at(self) -> float:
-        """Return when its connection last had something to say, or was asked."""
+        """Return when its connection last delivered something, or was asked."""
         return self.asked_at if self.moved_at is None else self.moved_at
 
     @property
     def left(self) -> int:
-        """Return bytes still to come."""
+        """Return the number of missing bytes."""
         return max(0, self.end - self.position)
 
 
 class RangeScheduler:
-    """What is still to be fetched, and by whom."""
+    """Keep track of what is still to be fetched, and by which connection."""
 
     def __init__(self, gaps: Iterable[tuple[int, int]], *, connections: int, block_bytes: int) -> None:
-        """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and apart.
+        """Plan to fetch the ranges `(begin, end)` in `gaps`, which are sorted and disjoint.
 
         Args:
-            connections: how many will fetch at once.
-            block_bytes: the length of a range while nothing is known of the source.
+            connections: how many fetch at once.
+            block_bytes: the length of a range while the source has not been measured.
         """
         self._gaps = list(gaps)
         self._connections = connections
         self._block_bytes = block_bytes
         self._active: list[ByteRange] = []
         self._wanted: deque[tuple[int, int]] = deque()
-        # Whether what nobody prefers is fetched as well, once what is preferred has come.
+        # Whether the rest is fetched as well, once all preferred bytes have arrived.
         self.brings_rest = True
         self._preferred = self._stretch_bytes = 0
         self._unasked = sum(end - begin for begin, end in self._gaps)
         self._round_bytes = self._left_in_round = 0
-        # What counts as silence. It doubles with each take-over for that reason: a source all of whose connections are
-        # slow must not have them taken from each other for ever.
+        # What counts as silence. It doubles with each take-over because of silence: if all connections to a source are
+        # slow, they must not take ranges from each other for ever.
         self._silent_s = _SILENT_S
         self._longest_silence_s = 0.0
         self.first_byte_s: float | None = None
         self._least_first_byte_s = math.inf
-        # While what is preferred comes; a limit keeps its order.
+        # Applies while preferred bytes are fetched; a limit keeps them in order.
         self.most_under_way = math.inf
         self.bytes_per_s: float | None = None
-        # Of all connections together, from a time and a number of bytes on.
+        # The rate of all connections together, since a time and a number of bytes.
         self._pace_bytes_per_s, self._come = 0.0, 0
         self._paced_from: tuple[float, int] | None = None
 
@@ -163,18 +165,18 @@ class RangeScheduler:
 
     @property
     def front(self) -> int | None:
-        """Return the first byte that nobody has asked for; `None` when there is none."""
+        """Return the first byte that is not requested; `None` if there is none."""
         return self._gaps[0][0] if self._gaps else None
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]]) -> None:
-        """Hand out these byte ranges `(begin, end)` first, in this order, as far as nobody has asked for them yet; what
-        was preferred before is forgotten."""
+        """Hand out these byte ranges `(begin, end)` first, in this order, unless they are requested already; replaces
+        earlier preferences."""
         self._wanted = deque(byte_ranges)
         first = list(islice(self._wanted, self._connections))
         self._stretch_bytes = sum(end - begin for begin, end in first) // max(1, len(first))
 
     def is_preferred(self, offset: int, most_bytes: int) -> bool:
-        """Return whether a byte is among the first `most_bytes` of what is preferred and not asked for."""
+        """Return whether a byte is among the first `most_bytes` that are preferred and not requested."""
         ahead = 0
         for begin, end in self._wanted:
             if begin <= offset < end:
@@ -185,24 +187,24 @@ class RangeScheduler:
         return False
 
     def under_way(self, now: float) -> int:
-        """Return how many bytes were asked for and have not come, without those of connections that are silent."""
+        """Return how many requested bytes have not arrived, without those of silent connections."""
         return sum(one.left for one in self._active if now - one.heard_at <= self._silent_s)
 
     def has_room(self, now: float) -> bool:
-        """Return whether more may be asked for."""
+        """Return whether more may be requested."""
         return not self._wanted or self.under_way(now) < self.most_under_way
 
     def enough_under_way(self, bytes_per_s: float) -> float:
-        """Return how many bytes under way keep a line of this rate full while preferred ranges come; any number where
-        nothing is preferred, since the order of what comes is then of no interest."""
+        """Return how many bytes in flight keep a line of this rate full while preferred ranges arrive; infinity if
+        nothing is preferred, because the order does not matter then."""
         if not self._wanted or math.isinf(self._least_first_byte_s):
             return math.inf
-        # What the line brings between a request and its first byte; a stretch that comes, and one to spare.
+        # What the line delivers between a request and its first byte, one stretch that is arriving, and one to spare.
         enough = bytes_per_s * self._least_first_byte_s + 2 * self._stretch_bytes
         return enough if enough < _WORTH_LIMITING * self._connections * self._stretch_bytes else math.inf
 
     def take(self, now: float) -> ByteRange | None:
-        """Return a range for a connection that is free; `None` when there is nothing worth a request now."""
+        """Return a range for a free connection; `None` if nothing is worth a request now."""
         if not self.has_room(now):
             return None
         byte_range = self._cut_gap(now) if self._gaps and not self._rests(now) else self._take_over(now)
@@ -211,8 +213,8 @@ class RangeScheduler:
         return byte_range
 
     def _rests(self, now: float) -> bool:
-        """Tell whether what is left in gaps has to wait: nobody needs it, or it would share the line with the last of
-        what is preferred."""
+        """Tell whether the remaining gaps have to wait: nobody needs them, or they would share the line with the last
+        preferred bytes."""
         if self.brings_rest and not any(
             one.is_preferred and now - one.heard_at <= self._silent_s for one in self._active
         ):
@@ -220,7 +222,7 @@ class RangeScheduler:
         return self._preferred_gap() is None
 
     def advance(self, byte_range: ByteRange, position: int, now: float) -> None:
-        """Note that the bytes of a range before `position` have come."""
+        """Note that the bytes of a range before `position` have arrived."""
         self._longest_silence_s = max(self._longest_silence_s, now - byte_range.heard_at)
         if byte_range.first_byte_at is None:
             byte_range.first_byte_at = now
@@ -242,12 +244,12 @@ class RangeScheduler:
             self._pace_bytes_per_s, self._paced_from = (self._come - come) / (now - began), (now, self._come)
 
     def ask_again(self, byte_range: ByteRange, now: float) -> None:
-        """Note that the connection of a range is opened again, for what is left of it."""
+        """Note that the connection of a range is reopened for the rest of it."""
         byte_range.begin, byte_range.asked_at = byte_range.position, now
         byte_range.first_byte_at = byte_range.moved_at = None
 
     def finish(self, byte_range: ByteRange, now: float) -> None:
-        """Note that a range is not being fetched any more; what is left of it is handed out again."""
+        """Note that a range is no longer being fetched; the rest of it is handed out again."""
         if byte_range not in self._active:
             return
         self._active.remove(byte_range)
@@ -266,12 +268,12 @@ class RangeScheduler:
         length = self._length()
         grain = _GRAIN_BYTES
         if self._wanted:
-            # Somebody waits for the first of them: all connections bring it together, and twice as much each time.
+            # Somebody waits for the first of them: all connections fetch it together, and twice as much each time.
             length = min(length, _GRAIN_BYTES << min(self._preferred // self._connections, _DOUBLINGS))
             if self._preferred < self._connections:
-                # Those that begin at once share the line, and what is wanted first should not come half as fast for
-                # what is wanted later. So two connections bring a stretch; not as much each, or all would ask again,
-                # and wait for their round trips, at the same time.
+                # Requests that begin together share the line, and the first bytes should not arrive at half speed
+                # because of later ones. So two connections fetch a stretch; in unequal parts, or all would send the
+                # next request, and wait for their round trips, at the same time.
                 grain, part = _LEAST_TAKEN_BYTES, _LEAST_PART + _PARTS * self._preferred / self._connections
                 length = min(length, max(grain, int(self._stretch_bytes * part)))
             self._preferred += 1
@@ -284,7 +286,7 @@ class RangeScheduler:
         return ByteRange(begin, cut, now, is_preferred=bool(self._wanted))
 
     def _join_neighbours(self, begin: int, end: int, most: int) -> int:
-        """Return the end of what is asked for from `begin` on: `end`, or that of neighbours that are preferred soon."""
+        """Return the end of a request that starts at `begin`: `end`, or that of neighbours that are preferred soon."""
         wanted = _FULL * self._pace_bytes_per_s * self._least_first_byte_s / self._connections
         if not self._pace_bytes_per_s or end - begin >= wanted:
             return end
@@ -294,14 +296,14 @@ class RangeScheduler:
         return end
 
     def _next_gap(self) -> tuple[int, int, int]:
-        """Return the number of the gap that is cut next, and the part of it that may be handed out."""
+        """Return the number of the gap to cut next, and the part of it that may be handed out."""
         return self._preferred_gap() or (0, *self._gaps[0])
 
     def _preferred_gap(self) -> tuple[int, int, int] | None:
-        """Return as `_next_gap`, of what is preferred; `None` where nobody has to ask for any of it."""
+        """Return the same for preferred ranges; `None` if all of them are requested."""
         while self._wanted:
             begin, end = self._wanted[0]
-            # The first gap that ends behind where the range begins.
+            # The first gap that ends after the beginning of the range.
             number = bisect.bisect_right(self._gaps, begin, key=lambda gap: gap[1])
             if number < len(self._gaps) and self._gaps[number][0] < end:
                 first, last = self._gaps[number]
@@ -310,18 +312,19 @@ class RangeScheduler:
         return None
 
     def _length(self) -> int:
-        """Return the length of the next range: the same for a whole round, so that the last round ends all at once."""
+        """Return the length of the next range: the same for a whole round, so that the ranges of the last round end
+        together."""
         if not self._left_in_round:
             share = max(_GRAIN_BYTES, _round_up(-(-self._unasked // self._connections), _PAGE_BYTES))
             preferred = preferred_bytes(self.first_byte_s, self.bytes_per_s, self._block_bytes)
-            # A round that would leave less than half of itself to the next one takes that too.
+            # A round that would leave less than half of its length for the next one includes the rest.
             self._round_bytes = share if share < 1.5 * preferred else preferred
             self._left_in_round = self._connections
         self._left_in_round -= 1
         return self._round_bytes
 
     def _take_over(self, now: float) -> ByteRange | None:
-        """Return the end of the range that would end last, cut so that both parts end at once."""
+        """Return the end of the range that would finish last, cut so that both parts finish together."""
         rated = [(self._rate(byte_range, now), byte_range) for byte_range in self._active if byte_range.left]
         known = [(one.left / rate if rate else math.inf, rate, one) for rate, one in rated if rate is not None]
         if not known:
@@ -343,7 +346,7 @@ class RangeScheduler:
         return byte_range
 
     def _rate(self, byte_range: ByteRange, now: float) -> float | None:
-        """Return bytes a second to expect of a range from now on; `None` when it is too early to tell."""
+        """Return the expected bytes per second of a range; `None` if it is too early to tell."""
         round_trip = self.first_byte_s or 0.0
         if now - byte_range.heard_at > max(self._silent_s, _SILENCES * self._longest_silence_s):
             return 0.0
@@ -354,7 +357,7 @@ class RangeScheduler:
 
 
 def preferred_bytes(first_byte_s: float | None, bytes_per_s: float | None, block_bytes: int) -> int:
-    """Return how long a range should be, in whole blocks: one block while nothing is known of the source. Pure."""
+    """Return how long a range should be, in whole blocks: one block while the source has not been measured. Pure."""
     if first_byte_s is None or bytes_per_s is None:
         return block_bytes
     wanted = min(first_byte_s / _OVERHEAD * bytes_per_s, _LONGEST_BYTES)
@@ -366,29 +369,29 @@ def _round_up(value: int, unit: int) -> int:
 
 
 def _moving_mean(before: float | None, value: float) -> float:
-    """Return a mean in which the latest values count most."""
+    """Return a mean weighted towards the latest values."""
     return value if before is None else before + 0.2 * (value - before)
 
 
-# A rate is measured for so long, after a pause in which a new connection gets going.
+# Rates are measured for this long, after a pause in which a new connection gets up to speed.
 _MEASURE_S = 1.0
 _SETTLE_S = 0.5
-# One connection more has to make the whole so much faster to stay.
+# An additional connection is kept if the total rate grows by this factor.
 _WORTH = 1.15
-# What is asked for until it is known how much is enough comes out of order, so this is short the first time; whether it
-# is enough is measured anyway. Later, what is asked for besides has to come first.
+# Everything requested before the sufficient number is known arrives out of order, so the first measurement is short; it
+# is verified later anyway. Later ones wait until the other requests have been answered.
 _FIRST_SETTLE_S, _FIRST_MEASURE_S = 0.02, 0.4
 _AGAIN_SETTLE_S = 2.0
-# A limit under which less comes than this share of what came without it is too low. So is one where so many times as
-# much under way brings so much more.
+# A limit is too low if less than this share of the rate without it arrives, or if this many times the bytes in flight
+# increase the rate by the other factor.
 _KEPT = 0.8
 _STEP, _MORE = 1.5, 1.07
-# A line that was slow for a while, or a server that was, is measured again.
+# Measured again, because a line or a server may have been slow for a while.
 _AGAIN_S = 60.0
 
 
 class ConnectionTuner:
-    """`wanted` connections, from a first number to at most `most`: one more as long as the last one proved worth it."""
+    """Tune the number of `wanted` connections, up to `most`: one more as long as the last one was worth it."""
 
     def __init__(self, first: int, most: int) -> None:
         self.wanted = first
@@ -399,7 +402,7 @@ class ConnectionTuner:
         self._done = first >= most
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to look."""
+        """Return whether it is time to call `look`."""
         return not self._done and now >= self._due
 
     def look(self, now: float, arrived: int) -> None:
@@ -421,15 +424,15 @@ class ConnectionTuner:
 
 
 class FlightLimit:
-    """How many bytes may be under way at once: any number, then as few as keep the line full; any number again where
-    these bring less, since then it is not the line that is slow."""
+    """Limit the bytes in flight: at first not at all, then to as few as keep the line full; without a limit again if
+    that lowers the rate, because then the line is not the bottleneck."""
 
     def __init__(self, *, enough: Callable[[float], float], under_way: Callable[[float], int]) -> None:
-        """Begin without a limit.
+        """Start without a limit.
 
         Args:
-            enough: returns how many bytes under way keep a line of so many bytes a second full.
-            under_way: returns how many are at a time: what was asked for before there was a limit still comes.
+            enough: returns how many bytes in flight keep a line of the given bytes per second full.
+            under_way: returns how many are in flight at a time: requests from before the limit still arrive.
         """
         self.most = math.inf
         self._enough = enough
@@ -437,7 +440,7 @@ class FlightLimit:
         self._measured: Literal["all", "few", "nothing"] = "all"
         self._measure_s = _FIRST_MEASURE_S
         self._due: float | None = None
-        # Where the rate with a limit, and that without one, are measured from.
+        # The start of measuring the rate with a limit, and without one.
         self._from: tuple[float, int] | None = None
         self._all_from = (0.0, 0)
         self._rate = 0.0
@@ -445,7 +448,7 @@ class FlightLimit:
         self._lower = (math.inf, 0.0)
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time to look. First asked when the first bytes have come."""
+        """Return whether it is time to call `look`. First called when the first bytes have arrived."""
         if self._due is None:
             self._due = now + _FIRST_SETTLE_S
         return now >= self._due and self._under_way(now) <= self.most
@@ -458,7 +461,8 @@ class FlightLimit:
         elif self._from is None:
             self._from, self._due = (now, arrived), now + self._measure_s
             if self._measured == "few" and not self._rate:
-                # All that was asked for without a limit has come by now: the longer, the surer is its rate.
+                # Everything requested without a limit has arrived by now: the longer it took, the more certain its
+                # rate.
                 self._rate = _rate_since(self._all_from, now, arrived)
         elif self._measured == "all":
             self._all_from, self._rate, self._lower = self._from, 0.0, (math.inf, 0.0)
@@ -468,7 +472,7 @@ class FlightLimit:
             self._judge(_rate_since(self._from, now, arrived), now)
 
     def _judge(self, rate: float, now: float) -> None:
-        """Decide by the rate with a limit: whether more under way brings more is tried."""
+        """Decide by the rate with a limit; try whether more bytes in flight increase it."""
         if rate < _KEPT * self._rate:
             self.most = math.inf
         elif rate > _MORE * self._lower[1]:

@@ -1,9 +1,9 @@
-"""Several connections that bring one file of known size here, each a thread; and whoever waits for its bytes.
+"""Transfer one file of known size over several connections, each a thread, and let readers wait for its bytes.
 
-A connection that fails is opened again at the byte where it stopped. The retry budget starts over with every byte
-that arrives by whichever connection: a download of hours survives any number of cuts. A connection that is refused
-while others go on leaves its byte range to them, and asks again ever more rarely. Where all are refused, one of them
-asks on for as long as the policy is patient, and says what it waits for.
+A failed connection is reopened at the byte where it stopped. The retry budget starts over with every byte that arrives
+on any connection: a download of hours survives any number of interruptions. A connection that is refused while others
+continue leaves its byte range to them, and retries ever more rarely. If all are refused, one of them keeps trying for
+as long as the policy is patient, and reports what it waits for.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ if TYPE_CHECKING:
     from colabstage.sources.transfer.byte_ranges import ByteRange
     from colabstage.sources.transfer.partial_file import PartialFile
 
-# How often a waiting thread looks whether it should stop; no wait is longer than this.
+# How often a waiting thread checks whether it should stop; no wait is longer than this.
 LOOK_S = 0.25
-# How often a connection that is free looks for another that has become slow.
+# How often a free connection looks for another that has become slow.
 _IDLE_LOOK_S = 0.05
 _LONGEST_WAIT_S = 30.0
-# Where nothing comes at all, somebody waits for the end of that.
+# While nothing arrives at all, somebody is waiting for that to end.
 _LONGEST_PATIENT_WAIT_S = 5.0
-# Whoever asks to be left alone for longer is asked again all the same.
+# Services that ask for a longer pause are asked again after this one.
 _LONGEST_ASKED_WAIT_S = 60.0
-# A read so far ahead of what is on its way is worth a request of its own.
+# A read this far ahead of the bytes in flight is worth a separate request.
 FAR_BYTES = 8 * 1024 * 1024
-# A connection for less than this would end before the first one is at full speed.
+# A connection for less than this would end before the first one reaches full speed.
 _LEAST_BYTES = 1024 * 1024
-# How long the end waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
+# How long `close` waits for the threads; one that hangs in a dead mount's read cannot be interrupted.
 _END_S = 5.0
 
 
 class Transfer:
-    """One file on its way into a `PartialFile`. `start` once, `close` at the end; everything else from any thread.
+    """Transfer one file into a `PartialFile`. Call `start` once and `close` at the end; everything else from any
+    thread.
 
-    `kept_bytes`: finished by an earlier run and used by this one.
+    `kept_bytes`: finished by an earlier run and reused by this one.
     """
 
     def __init__(
@@ -95,19 +96,19 @@ class Transfer:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin: verify what an earlier run has left, then fetch the rest."""
+        """Start: verify what an earlier run has left, then fetch the rest."""
         with self._lock:
             self._last_moved = self._clock.now()
             self._spawn(self._begin)
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        """Return why requested bytes are not arriving at present; "" if they are."""
         return self._waits_for
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
-        """Bring these byte ranges `(begin, end)` first, in this order; what is on its way already still comes. `alone`:
-        the rest only if somebody waits for all of it, or patiently for a part."""
+        """Fetch these byte ranges `(begin, end)` first, in this order; requests in flight continue. `alone`: the rest
+        only if somebody waits for the whole file, or patiently for a part."""
         with self._lock:
             self._wanted, self._brings_rest = list(byte_ranges), not alone
             if self._plan is not None:
@@ -115,7 +116,7 @@ class Transfer:
                 self._plan.brings_rest = self._brings_rest
 
     def close(self) -> None:
-        """Stop, and wait for the threads that can."""
+        """Stop, and wait for the threads that can be stopped."""
         with self._lock:
             self._stopping = True
             self._wake()
@@ -124,7 +125,7 @@ class Transfer:
             thread.join(timeout=max(0.0, deadline - SYSTEM_CLOCK.now()))
 
     def wait(self, cancellation: Cancellation | None = None) -> None:
-        """Return once every block is here and noted.
+        """Return once every block has arrived and is noted.
 
         Raises:
             CancelledError: the caller asked to stop.
@@ -135,7 +136,7 @@ class Transfer:
             self._wait_until(lambda: self._noted == len(self._blocks), cancellation)
 
     def wait_for(self, begin: int, end: int, *, patient: bool, cancellation: Cancellation | None = None) -> bool:
-        """Wait until these bytes are here; unless `patient`, `False` when they are too far off to wait for.
+        """Wait until these bytes have arrived; return `False`, unless `patient`, if they are too far ahead to wait for.
 
         Raises:
             As `wait`.
@@ -155,11 +156,11 @@ class Transfer:
         return not far
 
     def _bring_rest(self) -> None:
-        """Bring what nobody prefers as well from now on, with the lock held."""
+        """Fetch the rest as well from now on, with the lock held."""
         if self._brings_rest:
             return
         self._brings_rest = True
-        # Nothing may have been asked for until now, which is no fault of the source.
+        # Nothing may have been requested until now, which is not a stall of the source.
         self._last_moved = self._clock.now()
         self._window = (self._last_moved, self._arrived.total)
         if self._plan is not None:
@@ -167,13 +168,13 @@ class Transfer:
             self._freed.notify_all()
 
     def _is_far(self, offset: int) -> bool:
-        """Return whether a byte that is not here will not be here soon."""
+        """Return whether a missing byte will not arrive soon."""
         if self._plan is None:
             return offset >= FAR_BYTES
         for byte_range in self._plan.active:
             if byte_range.position <= offset < byte_range.end:
                 return offset - byte_range.position > FAR_BYTES
-        # Whoever reads in the order that was asked for has it sooner than by a request of its own.
+        # Reads in the preferred order are served sooner than by separate requests.
         if self._plan.is_preferred(offset, FAR_BYTES * self._connections):
             return False
         if not self._brings_rest and not self._plan.is_preferred(offset, self._size):
@@ -182,31 +183,31 @@ class Transfer:
         return front is not None and offset - front > FAR_BYTES
 
     def _wait_until(self, condition: Callable[[], bool], cancellation: Cancellation | None) -> None:
-        """Wait with the lock held; raises what ended the transfer, or that it stands still."""
+        """Wait with the lock held; raises the error that ended the transfer, or one if it stalls."""
         since = self._clock.now()
         while not condition():
             if self._error is not None:
-                # A fresh one for each who waits: one that several threads raise collects all their tracebacks.
+                # A new error for each waiting thread: one that several threads raise collects all their tracebacks.
                 raise type(self._error)(*self._error.args) from self._error
-            # Whoever waits in another thread must not wait for threads that have ended.
+            # Otherwise other threads would wait for threads that have ended.
             if self._stopping:
                 raise stopped_error(self._label)
             if cancellation is not None:
                 cancellation.check()
             if self._clock.now() - max(since, self._last_moved) > self._stall_timeout_s:
                 raise self._stalled_error(at_all=True)
-            # Single bytes now and then would pass for a copy that moves.
+            # Otherwise single bytes now and then would count as progress.
             if self._crawls():
                 raise self._stalled_error(at_all=False)
             self._clock.wait(self._moved, LOOK_S)
 
     def _crawls(self) -> bool:
-        """Return whether all connections together brought less than anybody would wait for, in the last while."""
+        """Return whether all connections together have recently delivered less than anybody would wait for."""
         began, total = self._window
         seconds = self._clock.now() - began
         if self._plan is None or self._arrived.total == self._size or seconds < self._stall_timeout_s:
             return False
-        # Judged window by window: a mean over hours would hide that it has come to a stop.
+        # Judged window by window, because a mean over hours would hide a standstill.
         self._window = (self._clock.now(), self._arrived.total)
         return self._arrived.total - total < LEAST_BYTES_PER_S * seconds
 
@@ -236,13 +237,13 @@ class Transfer:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            # The first failure is the cause; the others follow from it, or from the end.
+            # The first failure is the cause; the others follow from it, or from closing.
             if self._error is None and not self._stopping:
                 self._error = error
             self._wake()
 
     def _begin(self) -> None:
-        """Count what is kept, then become the first connection."""
+        """Count the kept bytes, then become the first connection."""
         self._partial.verify(lambda: self._stopping)
         kept = [self._blocks[number] for number in sorted(self._partial.finished)]
         with self._lock:
@@ -252,7 +253,7 @@ class Transfer:
             self.kept_bytes = self._arrived.total
             gaps = self._arrived.missing(self._size)
             missing = self._size - self._arrived.total
-            # A connection costs a round trip or more: for a small rest that is more than it brings.
+            # A connection costs a round trip or more, too much for a small rest.
             connections = max(1, min(self._connections, -(-missing // _LEAST_BYTES)))
             self._plan = RangeScheduler(gaps, connections=connections, block_bytes=BLOCK_BYTES)
             self._plan.prefer(self._wanted)
@@ -280,12 +281,12 @@ class Transfer:
                     self._fetch(byte_range, hashes)
                 except TransientError as error:
                     self._go_on_after(error, byte_range, budget)
-                # What came through proves that the connection is good again.
+                # Received bytes prove that the connection works again.
                 else:
                     budget = RetryBudget(self._policy, self._clock)
 
     def _grow(self) -> None:
-        """Open as many connections as are wanted now, with the lock held."""
+        """Open as many connections as are wanted, with the lock held."""
         while self._working < self._tuner.wanted and not self._ended():
             self._working += 1
             self._spawn(self._connect)
@@ -294,7 +295,7 @@ class Transfer:
         with self._lock:
             assert self._plan is not None
             while not self._ended() and self._arrived.total < self._size:
-                # The last one did not make the whole faster, so one of them leaves.
+                # The last one did not increase the total rate, so one of them ends.
                 if self._working > self._tuner.wanted:
                     self._working -= 1
                     return None
@@ -308,7 +309,7 @@ class Transfer:
         return self._stopping or self._error is not None
 
     def _fetch(self, byte_range: ByteRange, hashes: BlockHashes) -> None:
-        """Ask for what is left of a range, and take it in as it comes."""
+        """Request the rest of a range, and write it as it arrives."""
         with self._lock:
             assert self._plan is not None
             self._plan.ask_again(byte_range, self._clock.now())
@@ -320,7 +321,7 @@ class Transfer:
             raise _ended_early(self._source.facts, byte_range.position)
 
     def _take_in(self, byte_range: ByteRange, data: memoryview, hashes: BlockHashes) -> bool:
-        """Write a piece in its place; returns whether the range continues."""
+        """Write a piece at its position; return whether the range continues."""
         with self._lock:
             if self._ended():
                 return False
@@ -350,7 +351,7 @@ class Transfer:
             self._moved.notify_all()
         if waited:
             annotate(self._step, "")
-        # Only bytes that nobody else had brought count.
+        # Only bytes that no other connection had delivered count.
         if new:
             self._step.advance(new)
         for number in finished:
@@ -364,7 +365,7 @@ class Transfer:
 
     def _finish_block(self, number: int, digest: str | None) -> None:
         if digest is None:
-            # It came by several connections, so nobody saw all of it in order.
+            # It arrived over several connections, so none of them hashed all of it in order.
             digest = self._partial.hash_block(number)
         self._partial.note(number, digest)
         with self._lock:
@@ -373,7 +374,7 @@ class Transfer:
                 self._wake()
 
     def _go_on_after(self, error: TransientError, byte_range: ByteRange, budget: RetryBudget) -> None:
-        """Wait as long as the failure asks for; ends the transfer when no connection has a try left."""
+        """Wait as long as the failure requires; end the transfer if no connection has a try left."""
         with self._lock:
             assert self._plan is not None
             moved = byte_range.position > byte_range.begin
@@ -398,7 +399,7 @@ class Transfer:
             annotate(self._step, budget.waits_for)
         with self._lock:
             self._pause(min(wait_s, _LONGEST_WAIT_S) if resting else wait_s)
-            # Its tries are spent: it does not ask again before another connection has shown that there is a point.
+            # Its tries are used up: it does not retry before another connection has received something.
             while resting and not self._ended() and self._arrived.total == arrived:
                 self._clock.wait(self._freed, LOOK_S)
             self._working += resting
@@ -414,11 +415,11 @@ class Transfer:
 
 
 class RetryBudget:
-    """The tries of one connection, or of one reader.
+    """Count the tries of one connection, or of one reader.
 
-    `tries`: since any byte of the file arrived, the latest failure included. `is_spent`: whether there were as many as
-    the policy has. `is_patient`: whether it is asked again all the same, for the policy's `patience_s` are not over;
-    `waits_for` then says what is waited for.
+    `tries`: since the last byte of the file arrived, including the latest failure. `is_spent`: whether the policy's
+    attempts are used up. `is_patient`: whether to retry anyway, because the policy's `patience_s` are not over;
+    `waits_for` then says what it waits for.
     """
 
     def __init__(self, policy: RetryPolicy, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -431,12 +432,12 @@ class RetryBudget:
         self._since = 0.0
 
     def count(self, error: TransientError, *, arrived: int, moved: bool = False) -> float:
-        """Take note of a failure, and return the seconds before the next try: as many as the other side asked for.
+        """Count a failure, and return the seconds before the next try: as many as the service asked for.
 
         Args:
-            error: the failure. What came so slowly that it is one counts for nothing.
-            arrived: how many bytes of the file are here, by whichever connection.
-            moved: whether this connection brought some of them since its last failure.
+            error: the failure. If it is one of slowness, the bytes that arrived do not count.
+            arrived: how many bytes of the file have arrived on all connections.
+            moved: whether this connection received some of them since its last failure.
         """
         self._refusals = 1 if moved else self._refusals + 1
         if error.slow or arrived == self._arrived:
@@ -453,7 +454,7 @@ class RetryBudget:
         own_s = float(min(self._policy.first_wait_s * 2 ** min(self._refusals - 1, 16), longest_s))
         if error.wait_s is None:
             return own_s
-        # "At once" is not asked a thousand times a minute.
+        # "At once" must not mean a thousand requests a minute.
         return max(error.wait_s, own_s) if self.is_spent else error.wait_s
 
     def rest(
@@ -465,11 +466,11 @@ class RetryBudget:
         sleep: Callable[[float], object],
         tell: Callable[[str], object],
     ) -> None:
-        """Note a failure as `count`, `tell` what is waited for, and `sleep` until the next try: for the only one who
-        asks. A minute at most, since longer would look like hanging.
+        """Count a failure as `count` does, `tell` what it waits for, and `sleep` until the next try: for a single
+        reader. At most a minute, because longer would look like hanging.
 
         Raises:
-            OSError: what `final_error` makes of the failure: tries and patience are spent.
+            OSError: as `final_error`: tries and patience are used up.
         """
         wait_s = self.count(error, arrived=arrived)
         if self.is_spent and not self.is_patient:
@@ -479,7 +480,7 @@ class RetryBudget:
 
 
 def final_error(error: TransientError, label: str, tries: int) -> OSError:
-    """Return what is raised when a failure that passes did not pass."""
+    """Return the error for a transient failure that has lasted too long."""
     if _is_of_a_mount(error):
         assert isinstance(error.__cause__, OSError)
         return translate_read_error(error.__cause__, label, tries)
@@ -493,7 +494,7 @@ def _is_of_a_mount(error: TransientError) -> bool:
 
 
 def stopped_error(label: str) -> SourceReadError:
-    """Return what is raised to those who wait for bytes of a copy that was stopped."""
+    """Return the error for readers that wait for bytes of a stopped copy."""
     return SourceReadError(f"The copy of '{label}' was stopped before all of it was here.")
 
 
@@ -504,7 +505,7 @@ def _ended_early(facts: RemoteFacts, position: int) -> TransientError:
 
 @contextlib.contextmanager
 def closing_pieces(pieces: Iterator[bytes]) -> Iterator[Iterator[bytes]]:
-    """Hang up when the block ends, however it ends."""
+    """Close the connection when the block ends, however it ends."""
     try:
         yield pieces
     finally:
@@ -523,8 +524,8 @@ def read_directly(
     clock: Clock = SYSTEM_CLOCK,
     tell: Callable[[str], object] = lambda _: None,
 ) -> bytes:
-    """Return a part of a source, by a request of its own; the retry budget starts over with every byte. `tell` is
-    called with what is waited for where the policy is patient.
+    """Return a part of a source with a separate request; the retry budget starts over with every byte. If the policy is
+    patient, `tell` is called with what it waits for.
 
     Raises:
         As `RemoteFile.read_range`, but no `TransientError`.
@@ -565,11 +566,11 @@ def read_through(
 ) -> Iterator[bytes]:
     """Yield all of a source in one pass; the retry budget starts over with every byte. `tell` as of `read_directly`.
 
-    Where it breaks off, a source without ranges sends what has come once more. That is compared by its hash, so that it
-    need not be kept, and passed over.
+    If it breaks off, a source without ranges sends the received bytes again. They are compared by their hash, so that
+    they need not be kept, and skipped.
 
     Raises:
-        SourceChangedError: it became another file meanwhile.
+        SourceChangedError: the file has changed meanwhile.
         CancelledError: the caller asked to stop.
         As `RemoteFile.read_range`, but no `TransientError`.
     """

@@ -1,9 +1,9 @@
-"""An unfinished file beside its target, with the hash of each block that is whole, for whoever continues with it.
+"""Keep an unfinished file beside its target, with the hash of each complete block, so that a later run can continue it.
 
-`.colabstage-NAME.OWNER.tmp/` holds `data`, written at any place in any order, and `blocks`: a line of text that says
-what is being fetched, then one line for each finished block with its hash. Renaming the folder takes both over at
-once. Nothing about `data` counts by itself, neither that it exists nor its length; who takes it over hashes the blocks
-that the journal names and keeps those that agree.
+`.colabstage-NAME.OWNER.tmp/` holds `data`, written in any order, and `blocks`: a line of text that says what is being
+fetched, then one line for each finished block with its hash. Renaming the folder takes over both at once. Neither the
+existence of `data` nor its length proves anything; a run that takes it over hashes the blocks in the journal and keeps
+those that match.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from colabstage.sources.remote import RemoteFacts
 
 
-# As in the manifest of a pack, and for the same reasons.
+# As in the manifest of a pack, for the same reasons.
 BLOCK_BYTES = 8 * 1024 * 1024
 _FORMAT = 2
 _DATA = "data"
 _BLOCKS = "blocks"
-# Blocks hashed between two looks whether to stop.
+# Blocks hashed between two checks whether to stop.
 _HASH_AT_ONCE = 16
-# Hashing what is in the system's cache needs a core, reading from a disk needs two requests in flight.
+# Hashing cached data needs a core, reading from a disk needs two requests in flight.
 _HASH_THREADS = 2
 
 
 class BlockHashes:
-    """Hashes the blocks that come through one connection from their first byte to their last.
+    """Hash the blocks that arrive on one connection from their first byte to their last.
 
-    `size`: length of the whole file, whose last block may be short; `None` when nobody knows.
+    `size`: length of the whole file, whose last block may be short; `None` if unknown.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -59,11 +59,11 @@ class BlockHashes:
         self._position = -1
 
     def feed(self, data: memoryview, offset: int) -> dict[int, str]:
-        """Take in bytes at `offset`; return the hash of each block, by its number, that they complete."""
+        """Hash bytes at `offset`; return the hashes of the blocks that they complete, by number."""
         import xxhash
 
         done: dict[int, str] = {}
-        # Bytes in between went elsewhere, so the block that was begun is not hashed from here.
+        # Bytes in between arrived elsewhere, so the current block cannot be hashed here.
         if offset != self._position:
             self._hasher = None
         self._position = offset + len(data)
@@ -81,12 +81,12 @@ class BlockHashes:
         return done
 
     def finish(self) -> tuple[str, ...]:
-        """Return the hash of a last block that is short, if there is one, at the end of a file of unknown length."""
+        """Return the hash of a short last block, if there is one, at the end of a file of unknown length."""
         return () if self._hasher is None else (self._hasher.hexdigest(),)
 
 
 class PartialFile:
-    """The unfinished file that is to become `target`; made by `take_partial_file`. Any thread may call anything.
+    """Write and read the unfinished file for `target`; made by `take_partial_file`. Thread-safe.
 
     `blocks`: `(offset, length)` of every block. `finished`: hash of each finished block by its number.
     """
@@ -99,7 +99,7 @@ class PartialFile:
         self.blocks = block_ranges(facts.size or 0, BLOCK_BYTES)
         self._recorded = dict(recorded)
         self._lock = threading.Lock()
-        # Handles are closed by the last who uses them, because a thread may hang in a read for minutes.
+        # Handles are closed by their last user, because a thread may hang in a read for minutes.
         self._users = 0
         self._closing = False
         with typed_write_errors(self._target):
@@ -109,13 +109,13 @@ class PartialFile:
         self.finished: dict[int, str] = {}
 
     def verify(self, stop: Callable[[], bool]) -> None:
-        """Hash what an earlier run noted as finished, keep in `finished` what agrees, and open the journal.
+        """Hash what an earlier run noted as finished, keep what matches in `finished`, and open the journal.
 
-        Must be called once, before `note`. `stop` is asked now and then; when it says so, nothing is changed.
+        Must be called once, before `note`. `stop` is called now and then; if it returns true, nothing is changed.
         """
         numbers = sorted(self._recorded)
         kept: dict[int, str] = {}
-        # In portions, so that a cancellation need not wait for gigabytes.
+        # In portions, so that cancellation does not wait for gigabytes.
         for at in range(0, len(numbers), _HASH_AT_ONCE):
             if stop():
                 return
@@ -125,17 +125,17 @@ class PartialFile:
                 (number, got) for number, got in zip(some, hashes, strict=True) if got == self._recorded[number]
             )
         self.finished = kept
-        # Anew, so that a block that proved wrong is named no more; it replaces the old one when it is whole.
+        # A new journal without blocks that proved wrong; it replaces the old one when it is complete.
         with self._using(), typed_write_errors(self._target):
             noted = ([number, digest] for number, digest in sorted(kept.items()))
             self._journal = Journal(self._folder / _BLOCKS, _head_of(self._facts), noted)
         self._verified = True
 
     def note(self, number: int, digest: str) -> None:
-        """Note that a block is whole on the disk."""
+        """Note that a block is complete on the disk."""
         with self._using(), typed_write_errors(self._target):
             assert self._journal is not None
-            # Before others see it as finished: what is told as here is also what a next run finds.
+            # Before others see it as finished, so that a later run finds everything that was reported.
             self._journal.append([number, digest])
             self.finished[number] = digest
 
@@ -150,25 +150,25 @@ class PartialFile:
             pwrite_exactly(self._data.fileno(), data, offset)
 
     def read(self, length: int, offset: int) -> bytes:
-        """Return bytes that were written before."""
+        """Return bytes that have been written."""
         with self._using():
             return pread_exactly(self._data.fileno(), length, offset)
 
     def hash_block(self, number: int) -> str:
-        """Return the hash of a block, from what is on the disk."""
+        """Return the hash of a block, read from the disk."""
         offset, length = self.blocks[number]
         return hash_block(self.read(length, offset))
 
     def close(self) -> None:
-        """Release the files, once nobody is at them any more. Calling it twice is fine."""
+        """Release the files, once nobody uses them any more. Calling it twice is fine."""
         with self._lock:
             self._closing = True
         self._close_unused()
 
     def leave(self) -> None:
-        """Close, and leave what is finished for whoever comes next; nothing finished leaves nothing."""
+        """Close, and leave finished blocks for a later run; without any, leave nothing."""
         self.close()
-        # Stopped before anything was hashed, the old journal still says what is here.
+        # If stopped before anything was hashed, the old journal is still valid.
         if self.finished or (self._recorded and not self._verified):
             leave_for_next(self._folder)
             return
@@ -180,7 +180,7 @@ class PartialFile:
         remove_own(self._folder)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool]) -> None:
-        """Close, and give the data another name, replacing what is there if `replaces` says so; the rest goes.
+        """Close, and rename the data, replacing an existing file if `replaces` says so; the rest is removed.
 
         Raises:
             TargetExistsError: it does not.
@@ -188,7 +188,7 @@ class PartialFile:
         """
         self.close()
         with typed_write_errors(path):
-            # The source's own time, by which other programs tell whether they have this state.
+            # The source's own time, which other programs compare to see whether they have this state.
             if self._facts.mtime_ns:
                 os.utime(self._path, ns=(self._facts.mtime_ns, self._facts.mtime_ns))
             put_file(self._path, path, replaces=replaces)
@@ -196,7 +196,7 @@ class PartialFile:
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
-        """Keep the handles open in here: what hung somewhere must not come back to handles that are other files."""
+        """Keep the handles open: a call that hung must not return to handles that now belong to other files."""
         with self._lock:
             if self._closing:
                 msg = f"The copy of '{self._facts.label}' was stopped before all of it was here."
@@ -220,17 +220,17 @@ class PartialFile:
 
 
 def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
-    """Take over what a dead process left unfinished of this very file for `target`, or start over.
+    """Take over what a dead process left unfinished of the same file for `target`, or start over.
 
-    What is of another file, or of another version of it, is removed; what a living process works on is not touched.
+    Leftovers of other files or versions are removed; those of living processes are not touched.
 
     Raises:
-        NotEnoughSpaceError, TargetNotWritableError: nothing can be made beside `target`.
+        NotEnoughSpaceError, TargetNotWritableError: nothing can be created beside `target`.
     """
     folder = temp_beside(target)
     journals = [(orphan, _read_journal(orphan, facts)) for orphan in find_orphans(target)]
     ours = [(orphan, recorded) for orphan, recorded in journals if recorded is not None]
-    # The one that holds most; another process may take it first, then the next.
+    # The largest first; if another process takes it, the next one.
     for orphan, recorded in sorted(ours, key=lambda one: len(one[1]), reverse=True):
         if not take_orphan(orphan, folder):
             continue
@@ -247,15 +247,15 @@ def take_partial_file(target: Path, facts: RemoteFacts) -> PartialFile:
 
 
 def _read_journal(folder: Path, facts: RemoteFacts) -> dict[int, str] | None:
-    """Return the hashes of finished blocks that a journal names, none of another file's; `None` without a journal."""
+    """Return the hashes of finished blocks in a journal, none if it is another file's; `None` without a journal."""
     if not (folder / _BLOCKS).exists():
         return None
-    # Else nothing would tell old blocks from those of a new content of the same length.
+    # Otherwise old blocks could not be told from those of new content of the same length.
     can_prove = facts.ranges and bool(facts.version or facts.mtime_ns or facts.checksum)
     try:
         found = read_journal(folder / _BLOCKS, _head_of(facts)) if can_prove else None
         count = len(block_ranges(facts.size or 0, BLOCK_BYTES))
-        # A number beyond the file is of no journal that we wrote.
+        # No journal that we wrote has a number beyond the end of the file.
         return {number: str(digest) for number, digest in found or () if 0 <= number < count}
     except OSError:
         return None

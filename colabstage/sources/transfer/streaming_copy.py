@@ -1,17 +1,17 @@
-"""A remote file that is read while it comes: copied here meanwhile, or read where it is with none of it kept.
+"""Read a remote file while it is copied here, or read it in place without keeping it.
 
-Several connections bring a copy, roughly in order. Readers get what has arrived from the local disk and wait for what
-is about to; what lies far ahead, such as the table of contents at the end of a zip, is read from the source directly.
-Unpacking a zip so takes the time of its copy, not the sum of copy and unpacking. A copy that was interrupted is gone
-on with.
+Several connections fetch the copy, roughly in order. Readers get bytes that have arrived from the local disk and wait
+for those that are about to; bytes far ahead, such as the table of contents at the end of a zip, are read from the
+source directly. So unpacking a zip takes the time of its copy, not the sum of copying and unpacking. An interrupted
+copy is continued.
 
-Members that are read where they are take as long to ask for as to bring, since a round trip takes as long as the bytes
-of many small ones. So where it is known which will be read, those that lie close together are brought by one request,
-and the next ones while these are read.
+Reading members in place is dominated by round trips, each of which takes as long as the bytes of many small members. So
+if it is known which will be read, those close together are fetched with one request, and the next ones while these are
+read.
 
-A walk from the beginning to the end is for a checksum, and for the headers of a tar, which has no table of contents:
-each says where the next one is. Small members are passed over by reading them, many stretches at the same time; large
-ones are skipped.
+A walk from the beginning to the end serves a checksum, or the headers of a tar, which has no table of contents: each
+header says where the next one is. Small members are read along, many stretches at the same time; large ones are
+skipped.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import ByteSource
 
 
-# Who looks at a file reads here and there, often next to what was read last; a round trip costs as much as this takes.
+# Before a copy, reads are scattered, but often close to the last one; this many bytes take as long as a round trip.
 ALONG_BYTES = 256 * 1024
 _KEPT_READS = 8
-# The table of contents of a zip is at its end: a hundred bytes for each member, of which an archive of so many times
-# that has one.
+# The table of contents of a zip is at its end, at a hundred bytes per member, for members of this many times that size.
 _END_SHARE = 1024
 _MOST_END_BYTES = 4 * 1024 * 1024
 
 
 class StreamingCopy(Closing):
-    """A `ByteSource` over a file on its way from `source`; a context manager that ends the copy.
+    """Read a file that is being copied from `source`, as a `ByteSource`; a context manager that ends the copy.
 
-    Until `start` reads go to the source, so that a plan can be made, and refused, before anything is written. The bytes
-    arrive under an owned temporary name beside `target`; nothing ever is at `target` itself before `move_to`.
+    Before `start`, reads go to the source, so that a plan can be made, and refused, before anything is written. The
+    bytes are written under an owned temporary name beside `target`; `target` itself does not exist before `move_to`.
     """
 
     def __init__(
@@ -72,18 +71,18 @@ class StreamingCopy(Closing):
         """Prepare to copy.
 
         Args:
-            source: stays the caller's, who closes it after this.
-            target: the name that the file has here, or would have; a dead process's unfinished copy for the same name
-                of the same version of the same source is continued.
-            step: told of every byte, those that are kept included.
-            policy: `attempts` are those without a single byte of progress.
-            connections: parts in flight at once; `None` for what the source says is worth it.
-            stall_timeout_s: seconds without a byte after which whoever waits gets an error.
-            cancellation: looked at several times a second by whoever waits for bytes.
-            clock: by which silence is timed, and the waits before further tries.
+            source: closed by the caller, after this.
+            target: the local name of the file; a dead process's unfinished copy of the same version of the same source
+                for the same name is continued.
+            step: told of every byte, including kept ones.
+            policy: `attempts` counts tries without a single byte of progress.
+            connections: parts in flight at once; `None` for as many as the source recommends.
+            stall_timeout_s: seconds without a byte after which waiting readers get an error.
+            cancellation: checked several times a second by waiting readers.
+            clock: times silence and the waits before retries.
 
         Raises:
-            SourceReadError: the source does not say how long the file is, or gives no ranges of it.
+            SourceReadError: the source does not report the file's length, or has no ranges.
         """
         facts = source.facts
         if facts.size is None or not facts.ranges:
@@ -96,55 +95,55 @@ class StreamingCopy(Closing):
         self._target = target
         self._step = step
         self._policy = policy
-        # A source that says 0 still takes one.
+        # A source that reports 0 still accepts one.
         self._connections = max(1, facts.connections if connections is None else connections)
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock
         self._cancellation = cancellation
-        # Guards what begins and ends once; the transfer has a lock of its own for the bytes.
+        # Guards starting and ending; the transfer has its own lock for the bytes.
         self._lock = threading.Lock()
         self._closed = False
         self._partial: PartialFile | None = None
         self._transfer: Transfer | None = None
         self._wanted: list[tuple[int, int]] = []
         self._alone = False
-        # What is read before the copy begins brings so much along, for the next look.
+        # Reads before the copy begins fetch this much more, for the next read.
         self._along_bytes = ALONG_BYTES
-        # Of what is read in place, what lies close together.
+        # Announced members that are close together, for reading in place.
         self._neighbours: Neighbours | None = None
-        # What was read before the copy began, with what came along.
+        # What was read before the copy began, including the surplus.
         self._looked_at: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_READS)
-        # Its end is asked for beside the first look at its beginning, which costs no round trip more.
+        # The end is requested together with the first read of the beginning, which costs no additional round trip.
         self._end_pool: DaemonPool | None = None
         self._at_end: Future[bytes] | None = None
         self._end_begins = self.size - min(max(ALONG_BYTES, self.size // _END_SHARE), _MOST_END_BYTES)
 
     @property
     def kept_bytes(self) -> int:
-        """Return bytes of the blocks that an interrupted run had finished and this one uses."""
+        """Return the size of the blocks that an interrupted run had finished and this one reuses."""
         return 0 if self._transfer is None else self._transfer.kept_bytes
 
     @property
     def waits_for(self) -> str:
-        """Return why nothing comes at present although it is still asked for; "" where it does."""
+        """Return why requested bytes are not arriving at present; "" if they are."""
         return "" if self._transfer is None else self._transfer.waits_for
 
     @property
     def block_hashes(self) -> tuple[str, ...]:
-        """Return the xxh3-64 of each block of 8 MiB, once everything is here."""
+        """Return the xxh3-64 of each block of 8 MiB, once everything has arrived."""
         finished = {} if self._partial is None else self._partial.finished
-        # Blocks end in the order in which they came, not in that of the file.
+        # Blocks finish in their order of arrival, not in that of the file.
         return tuple(finished[number] for number in sorted(finished))
 
     def start(self) -> None:
-        """Begin to copy. Calling it twice is fine.
+        """Start to copy. Calling it twice is fine.
 
         Raises:
-            NotEnoughSpaceError, TargetNotWritableError: nothing can be made beside the target.
+            NotEnoughSpaceError, TargetNotWritableError: nothing can be created beside the target.
             SourceReadError: it was closed before.
         """
         with self._lock:
-            # Whoever reads late, in a thread that nobody waits for, must not begin it again.
+            # A late read, in a thread that nobody waits for, must not start it again.
             if self._closed:
                 raise stopped_error(self.label)
             if self._transfer is not None:
@@ -163,12 +162,12 @@ class StreamingCopy(Closing):
             self._transfer.start()
 
     def read_in_place(self) -> None:
-        """Expect reads of single members from here and there, and no copy: each brings only what was asked for."""
+        """Expect scattered reads of single members, and no copy: each fetches only the requested bytes."""
         self._along_bytes = 0
 
     def read_members(self, byte_ranges: Iterable[tuple[int, int]], *, readers: int) -> None:
-        """Expect reads of these members `(begin, end)` in place, about in order, by so many readers: those that lie
-        close together are then brought by one request."""
+        """Expect `readers` readers to read these members `(begin, end)` in place, about in order: members close
+        together are then fetched with one request."""
         neighbours = Neighbours(
             byte_ranges,
             self._read_directly,
@@ -183,8 +182,8 @@ class StreamingCopy(Closing):
             before.close()
 
     def prefer(self, byte_ranges: Iterable[tuple[int, int]], *, alone: bool = False) -> None:
-        """Bring these byte ranges `(begin, end)` first, in this order, then the rest; also while it copies already.
-        `alone`: the rest only once somebody waits for it, or for the whole file."""
+        """Fetch these byte ranges `(begin, end)` first, in this order, then the rest; also during the copy. `alone`:
+        the rest only once somebody waits for it, or for the whole file."""
         with self._lock:
             self._wanted, self._alone = list(byte_ranges), alone
             if self._transfer is not None:
@@ -194,7 +193,7 @@ class StreamingCopy(Closing):
         """Return up to `length` bytes at `offset`, once they have arrived; shorter only at the end of the file.
 
         Raises:
-            SourceReadError: the copy failed or stopped moving, or was closed meanwhile.
+            SourceReadError: the copy failed, stalled, or was closed meanwhile.
             CancelledError: the caller asked to stop.
             NotEnoughSpaceError, TargetNotWritableError: there is no room for the copy.
         """
@@ -210,20 +209,20 @@ class StreamingCopy(Closing):
             return self._look(offset, end) if together is None else together
         partial = self._partial
         assert partial is not None
-        # Bytes that are far off are had sooner by a request of their own.
+        # Bytes far ahead are fetched sooner by a separate request.
         if not transfer.wait_for(offset, end, patient=False, cancellation=self._cancellation):
             try:
                 return self._read_directly(offset, end, patient=False)
-            # A dead mount gives nothing by the copy either.
+            # From a dead mount, nothing arrives through the copy either.
             except DriveDisconnectedError:
                 raise
             except SourceReadError:
-                # A server may have no connection to spare for this one: what it refuses now does come with the rest.
+                # A server may have no connection to spare for this request, but the bytes arrive with the rest.
                 transfer.wait_for(offset, end, patient=True, cancellation=self._cancellation)
         return partial.read(end - offset, offset)
 
     def read_here(self, length: int, offset: int) -> bytes:
-        """Read as `pread`, but never by a request of its own: for who reads the file from beginning to end."""
+        """Read as `pread`, but never with a separate request: for reading the file from beginning to end."""
         end = min(offset + length, self.size)
         self.start()
         assert self._transfer is not None
@@ -232,7 +231,7 @@ class StreamingCopy(Closing):
         return self._partial.read(end - offset, offset)
 
     def wait(self) -> None:
-        """Start if need be, and return once the whole file is here and each block is hashed and noted.
+        """Start if necessary, and return once the whole file has arrived and each block is hashed and noted.
 
         Raises:
             CancelledError: the caller asked to stop.
@@ -243,7 +242,7 @@ class StreamingCopy(Closing):
         self._transfer.wait(self._cancellation)
 
     def move_to(self, path: Path, replaces: Callable[[Path], bool] = lambda _: False) -> None:
-        """End, and give the file another name, replacing what is there if `replaces` says so. Only after `wait`.
+        """End, and rename the file, replacing an existing one if `replaces` says so. Only after `wait`.
 
         Raises:
             TargetExistsError: it does not; nothing has changed.
@@ -260,12 +259,12 @@ class StreamingCopy(Closing):
             self._partial.remove()
 
     def close(self) -> None:
-        """End; what is finished stays for the next run. Calling it twice is fine."""
+        """End; finished blocks stay for the next run. Calling it twice is fine."""
         if self._end() and self._partial is not None:
             self._partial.leave()
 
     def _end(self) -> bool:
-        """Stop the threads; whether this was the first call."""
+        """Stop the threads; return whether this was the first call."""
         with self._lock:
             first, self._closed = not self._closed, True
             pool, neighbours = self._end_pool, self._neighbours
@@ -273,13 +272,13 @@ class StreamingCopy(Closing):
             pool.close(abandon=True)
         if neighbours is not None:
             neighbours.close()
-        # Outside the lock: the threads that end may be about to take it.
+        # Outside the lock, because the ending threads may be about to take it.
         if self._transfer is not None:
             self._transfer.close()
         return first
 
     def _look(self, offset: int, end: int) -> bytes:
-        """Read before the copy has begun, and keep what comes along for the next look."""
+        """Read before the copy has begun, and keep the surplus for the next read."""
         if (data := self._source.known(offset, end)) is not None:
             return data
         self._look_at_end()
@@ -295,18 +294,19 @@ class StreamingCopy(Closing):
         return data[: end - offset]
 
     def _look_at_end(self) -> None:
-        """Ask for the end of a zip, once, in a thread."""
+        """Request the end of a zip, once, in a thread."""
         with self._lock:
             if self._end_pool is not None or self._closed or not ends_with_contents(self._source.facts.name):
                 return
             self._end_pool = pool = DaemonPool(1, "colabstage-end")
-            # What came along when the file was opened says how long its table of contents is, so nothing is guessed.
+            # If the end arrived when the file was opened, it says how long the table of contents is, so nothing is
+            # guessed.
             if self._end_begins > ALONG_BYTES and not self._source.known(self.size - 1, self.size):
                 self._at_end = pool.submit(lambda: self._read_directly(self._end_begins, self.size))
 
     def _read_at_end(self) -> bytes | None:
-        """Return the end once it is here; `None` where it was not asked for, or did not come: who asks again then is
-        told why."""
+        """Return the end once it has arrived; `None` if it was not requested, or failed: reading it again raises the
+        error."""
         if self._at_end is None:
             return None
         try:
@@ -328,7 +328,7 @@ class StreamingCopy(Closing):
                 clock=self._clock,
             )
         except SourceReadError:
-            # A request that was hung up on by a cancellation says so as one.
+            # A request that a cancellation has aborted is reported as cancelled.
             if self._cancellation is not None:
                 self._cancellation.check()
             raise
@@ -337,27 +337,27 @@ class StreamingCopy(Closing):
         return self._closed or (self._cancellation is not None and self._cancellation.cancelled)
 
 
-# What lies between two members is fetched along with them up to this length: a round trip of 0.1 s costs each of
-# sixteen connections no less of a line of 20 MB/s.
+# Gaps between two members up to this length are fetched along: a round trip of 0.1 s costs each of 16 connections no
+# less of a line of 20 MB/s.
 _GAP_BYTES = 128 * 1024
 _RANGE_BYTES = 1024 * 1024
-# Coalesced ranges that are kept behind the latest one that was read: members are read only about in order.
+# Coalesced ranges kept behind the latest one read, because members are only roughly read in order.
 _BEHIND = 16
 
 
 class CoalescedRange(NamedTuple):
-    """A part of the archive that is fetched by one request."""
+    """Describe a part of the archive that is fetched with one request."""
 
     begin: int
     """Where it begins."""
     end: int
     """Where it ends."""
     members: int
-    """How many ranges that will be read are in it."""
+    """How many of the ranges to read are in it."""
 
 
 def coalesce(byte_ranges: Iterable[tuple[int, int]]) -> list[CoalescedRange]:
-    """Join ranges `(begin, end)` with little between them, as far as they are short together. Pure.
+    """Join ranges `(begin, end)` with small gaps between them, as long as the result is short. Pure.
 
     >>> coalesce([(0, 1000), (5000, 6000), (900_000, 901_000)])
     [CoalescedRange(begin=0, end=6000, members=2), CoalescedRange(begin=900000, end=901000, members=1)]
@@ -373,7 +373,7 @@ def coalesce(byte_ranges: Iterable[tuple[int, int]]) -> list[CoalescedRange]:
 
 
 class Neighbours:
-    """Read ranges that were announced, neighbours with one request. `read` may be called from many threads."""
+    """Read announced ranges, neighbours with one request. `read` may be called from many threads."""
 
     def __init__(
         self,
@@ -385,16 +385,16 @@ class Neighbours:
         cancellation: Cancellation | None = None,
         stall_timeout_s: float = 180.0,
     ) -> None:
-        """Coalesce them.
+        """Coalesce the ranges.
 
         Args:
-            byte_ranges: each `(begin, end)`, of one member and what little belongs to it.
-            fetch: returns the bytes from a place to another one.
+            byte_ranges: each `(begin, end)`, of one member and its few extra bytes.
+            fetch: returns the bytes between two offsets.
             connections: how many coalesced ranges are fetched at once.
-            readers: how many read at once where each asks for its member alone. If coalescing gave fewer members at a
-                time, nothing is coalesced.
-            cancellation: looked at by whoever waits.
-            stall_timeout_s: how long to wait for one of them.
+            readers: how many would read at once if each requested its own member. If coalescing had fewer members in
+                flight, nothing is coalesced.
+            cancellation: checked while waiting.
+            stall_timeout_s: seconds to wait for one of them.
         """
         cut = coalesce(byte_ranges)
         shared = [one for one in cut if one.members > 1]
@@ -410,17 +410,18 @@ class Neighbours:
         self._closed = False
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """Return bytes of one coalesced range, once they are here; `None` for what has to be asked for by itself.
+        """Return bytes of one coalesced range, once they have arrived; `None` for bytes that have to be requested
+        separately.
 
         Raises:
-            Exception: as `fetch`; the coalesced range is fetched again for who asks again.
-            CancelledError: `cancellation` was used. TimeoutError: it did not come in time.
+            Exception: as `fetch`; the next read fetches the coalesced range again.
+            CancelledError: `cancellation` was used. TimeoutError: it did not arrive in time.
         """
         number = bisect.bisect_right(self._begins, begin) - 1
         if number < 0 or end > self.coalesced[number].end:
             return None
         with self._lock:
-            # What was dropped was read before by nearly all, so only the rest of it would be of use.
+            # Nearly all members of a dropped range have been read, so only little of it would be useful.
             if self._closed or number < self._passed:
                 return None
             for following in range(number, min(number + self._ahead, len(self.coalesced))):
@@ -444,7 +445,7 @@ class Neighbours:
         return data[begin - start : end - start]
 
     def close(self) -> None:
-        """Fetch nothing more, and forget what has come. Calling it twice is fine."""
+        """Stop fetching, and drop what has arrived. Calling it twice is fine."""
         with self._lock:
             self._closed = True
             self._coming.clear()
@@ -452,26 +453,26 @@ class Neighbours:
 
 
 def ends_with_contents(name: str) -> bool:
-    """Tell by its name whether a file has a table of contents at its end."""
+    """Tell by a file's name whether it has a table of contents at its end."""
     return name.lower().endswith(".zip")
 
 
 STRETCH_BYTES = 4 * 1024 * 1024
-# Headers further apart than this on average are asked for one by one: at 100 MB/s what is between them takes longer
+# Headers further apart than this on average are requested one by one: at 100 MB/s the bytes between them take longer
 # than a round trip.
 _FAR_BYTES = 4 * STRETCH_BYTES
-# How fast the average follows.
+# The weight of the latest value in the average.
 _SHARE = 0.25
 
 
 class ArchiveWalk(Closing):
-    """A `ByteSource` that is read from its beginning to its end until `end`, and as `content` after that.
+    """A `ByteSource` that is read in order until `end` is called, and as `content` after that.
 
-    Only one thread may read until `end`.
+    Only one thread may read before `end`.
     """
 
     def __init__(self, content: ByteSource, file: RemoteFile, step: LateStep, cancellation: Cancellation) -> None:
-        """Prepare; `content` is closed with this, and `file`, where its bytes come from, is the caller's."""
+        """Prepare; `content` is closed with this, but its source `file` is closed by the caller."""
         self.label, self.size = content.label, content.size
         self._content, self._file, self._step, self._cancellation = content, file, step, cancellation
         self._pool: DaemonPool | None = DaemonPool(max(1, file.facts.connections), "colabstage-walk")

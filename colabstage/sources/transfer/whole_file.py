@@ -1,6 +1,6 @@
-"""`fetch_file`: one file brought whole to its place, verified before it takes its name.
+"""Fetch one whole file, verified before it gets its name: `fetch_file`.
 
-In several ranges at once where the source gives ranges of a known length, else as one stream to its end.
+In several concurrent ranges if the source has ranges and a known length, otherwise as one stream.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """What was fetched."""
+    """Describe a fetched file."""
 
     path: Path
     """Where it is."""
     nbytes: int
     """Its length."""
     kept_bytes: int
-    """Of its bytes, those that an interrupted run had fetched before."""
+    """How many of its bytes an interrupted run had already fetched."""
     block_hashes: tuple[str, ...]
     """The xxh3-64 of each block of 8 MiB."""
 
@@ -52,28 +52,28 @@ def fetch_file(
     announce: Callable[[tuple[str, ...], int], object] = lambda _hashes, _nbytes: None,
     replaces: Callable[[Path], bool] = whatever_is_there,
 ) -> FetchedFile:
-    """Bring a whole file to `target`, which is replaced only when all of it is here and verified.
+    """Fetch a whole file to `target`, which is replaced only once everything has arrived and is verified.
 
-    Interrupted by whatever means, it leaves what stood at `target`, and beside it what the next call continues with.
-    Whether there is room is the caller's question. Nothing is forced to the disk: after a crash of the machine, not of
-    the process, only the hashes tell whether the file is whole.
+    However it is interrupted, `target` is unchanged, and the next call continues with what is left beside it. The
+    caller checks that there is room. Nothing is forced to the disk: after a crash of the machine (not of the process),
+    only the hashes tell whether the file is complete.
 
     Args:
-        source: stays the caller's, who closes it. One that does not say its length, or gives no ranges, comes as one
-            stream, without resume.
+        source: closed by the caller. Without a known length or ranges, it is read as one stream, which cannot be
+            resumed.
         target: the file to make; its folder is made too.
-        step: told of every byte, those that are kept from before included.
+        step: told of every byte, including those kept from earlier runs.
         cancellation: looked at several times a second.
-        policy: `attempts` are those without a single byte of progress.
-        connections: parts in flight at once; `None` for what the source says is worth it.
-        announce: called with the hash of each 8 MiB block and the length, right before the file takes its name.
-        replaces: says of what is at `target` by then whether it may be replaced.
+        policy: `attempts` counts tries without a single byte of progress.
+        connections: parts in flight at once; `None` for as many as the source recommends.
+        announce: called with the hash of each 8 MiB block and the length, right before the file gets its name.
+        replaces: decides whether the file that is at `target` then may be replaced.
 
     Raises:
         TargetExistsError: `target` is a folder, or may not be replaced.
-        ChecksumMismatchError: all of it came, but it is not what the source's checksum says; it is kept under a name
-            of its own, for whoever wants to look.
-        SourceChangedError: it became another file midway; nothing is kept.
+        ChecksumMismatchError: everything arrived, but does not match the source's checksum; it is kept under another
+            name for inspection.
+        SourceChangedError: the file changed meanwhile; nothing is kept.
         SourceReadError, SourceNotFoundError, SourceAccessError, DriveDisconnectedError, DriveQuotaError: the source
             failed for good.
         NotEnoughSpaceError, TargetNotWritableError: the target failed.
@@ -89,12 +89,12 @@ def fetch_file(
     def publish(
         move_to: Callable[[Path, Callable[[Path], bool]], None], fetched: FetchedFile, digest: str | None
     ) -> None:
-        """Put what has arrived in its place, if it is what it should be; else under a name of its own."""
+        """Move what has arrived to its place if it is right, otherwise to another name."""
         if checksum is None or digest == checksum.digest:
             announce(fetched.block_hashes, fetched.nbytes)
             move_to(target, replaces)
             return
-        # Not announced: no record of ours may vouch for it.
+        # Not announced, because no record of ours may vouch for it.
         damaged = _free_name(target)
         move_to(damaged, replaces)
         msg = (
@@ -115,11 +115,11 @@ def fetch_file(
         ) as copy:
             try:
                 copy.start()
-                # Hashed while it comes: a large file is not in the system's cache any more when all of it is here.
+                # Hashed while it arrives: a large file is no longer in the system's cache at the end.
                 pieces = pieces_of(copy.read_here, copy.size, cancellation)
                 digest = None if checksum is None else checksum.digest_of(pieces)
                 copy.wait()
-            # What has come is of a state that nobody can ask for any more.
+            # The received bytes are of a state that no longer exists.
             except SourceChangedError:
                 copy.discard()
                 raise
@@ -127,7 +127,7 @@ def fetch_file(
             publish(copy.move_to, fetched, digest)
     else:
         partial = take_partial_file(target, facts)
-        # A stream cannot be gone on with, so nothing is left for a next run.
+        # A stream cannot be resumed, so nothing is left for a later run.
         try:
             blocks, hashes, nbytes = BlockHashes(None), list[str](), 0
             hasher = None if checksum is None else checksum.new_hasher()
@@ -143,13 +143,13 @@ def fetch_file(
         except BaseException:
             partial.remove()
             raise
-    # Of several that were interrupted here one was gone on with; no one needs the others now.
+    # Of several interrupted copies one was continued; the others are not needed any more.
     sweep_orphans(target.parent, name=target.name)
     return fetched
 
 
 def _free_name(target: Path) -> Path:
-    """Return a name beside `target` that says what is wrong with a file, and that nothing has."""
+    """Return an unused name beside `target` that says what is wrong with the file."""
     names = itertools.chain(
         [f"{target.name}.damaged"], (f"{target.name}.damaged-{number}" for number in itertools.count(2))
     )
