@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from colabstage.errors import OptionError
+from colabstage.load.calling import apply_transform
 from colabstage.load.dataset import dataset_h5
+from colabstage.load.epoch import BatchPlace
 from colabstage.load.loader import make_loader
 from colabstage.transforms import Compose
 
@@ -181,3 +183,18 @@ def test_a_batch_transform_that_returns_x_alone_is_refused(images: Path) -> None
         list(loader)
     with pytest.raises(OptionError, match="write return x, y"):
         Compose([lambda x, y: x])(torch.zeros(2, 3, 8, 6), torch.zeros(2))
+
+
+def test_a_plain_callable_gets_the_batch_alone() -> None:
+    """What takes no place is called as it is."""
+    assert apply_transform(lambda x, y: (x + 1, y), 1, 2, BatchPlace(0, 0, np.arange(4))) == (2, 2)
+
+
+def test_a_placed_transform_gets_its_place() -> None:
+    """What takes one is not called in the plain way."""
+
+    class Placed:
+        def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
+            return place.epoch, y
+
+    assert apply_transform(Placed(), 1, 2, BatchPlace(0, 9, np.arange(4))) == (9, 2)

@@ -81,6 +81,7 @@ def test_missing_images_and_labels_are_named_by_their_files(tmp_path: Path, plac
         plan_stage(root, **places)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("written", ["{name}", "images/{name}", "{root}/images/{name}", "/content/drive/images/{name}"])
 @pytest.mark.parametrize("given", ["tables", "tables/labels.csv"])
 def test_a_table_apart_from_its_images_names_the_list_of_both(

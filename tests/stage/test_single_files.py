@@ -15,7 +15,6 @@ from PIL import Image
 
 from colabstage.errors import ArchiveError, LayoutError
 from colabstage.layouts.detect import table_rows
-from colabstage.load.dataset import dataset_h5
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.extract.archive import extract_archive
 from colabstage.stage.plan import plan_stage
@@ -82,6 +81,8 @@ def test_targets_of_a_foreign_file_stay_with_their_inputs(tmp_path: Path) -> Non
 @pytest.mark.parametrize("in_folder", [False, True])
 def test_a_pack_is_opened_and_not_packed_again(tmp_path: Path, encoding: str, in_folder: bool) -> None:
     """Its samples would lose their names; the error has the line that opens it, as it is for a second notebook."""
+    from colabstage.load.dataset import dataset_h5
+
     write_photos(tmp_path / "photos", 12)
     cache = tmp_path / "cache"
     first = stage_dataset(tmp_path / "photos", encoding=encoding, cache_dir=cache, **QUIET)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from colabstage.load.calling import apply_transform
 from colabstage.load.epoch import BatchPlace
 
 ROWS = np.arange(20_000)
@@ -73,18 +72,3 @@ def test_draws_are_the_same_for_ever() -> None:
 
 
 DRAWN = [[0.8052865717207578, 0.7352076018746955], [0.51408781226335, 0.7704851742027579]]
-
-
-def test_a_plain_callable_gets_the_batch_alone() -> None:
-    """What takes no place is called as it is."""
-    assert apply_transform(lambda x, y: (x + 1, y), 1, 2, BatchPlace(0, 0, ROWS)) == (2, 2)
-
-
-def test_a_placed_transform_gets_its_place() -> None:
-    """What takes one is not called in the plain way."""
-
-    class Placed:
-        def apply_at(self, x: Any, y: Any, place: BatchPlace) -> tuple[Any, Any]:
-            return place.epoch, y
-
-    assert apply_transform(Placed(), 1, 2, BatchPlace(0, 9, ROWS)) == (9, 2)
