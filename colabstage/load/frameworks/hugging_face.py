@@ -44,17 +44,17 @@ def to_hf(dataset: dataset_h5, *, x: str = "image", y: str = "label") -> Dataset
         OptionError: `dataset` is not a `dataset_h5`, or both columns have the same name.
         NotEnoughSpaceError: the split does not fit into memory; raised before the first row is read.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        msg = "to_hf needs datasets. Install it with: pip install datasets"
-        raise MissingDependencyError(msg) from error
     reader = getattr(dataset, "reader", None)
     if reader is None or not hasattr(reader, "read_x"):
         refuse_argument("dataset", dataset, "a dataset_h5", remedy=ONE_SPLIT)
     if x == y:
         msg = f"x={x!r} and y={y!r} are one name; give two."
         raise OptionError(msg)
+    try:
+        import datasets
+    except ImportError as error:
+        msg = "to_hf needs datasets. Install it with: pip install datasets"
+        raise MissingDependencyError(msg) from error
     free, need = read_resources().free_memory_bytes, reader.row_bytes * len(reader)
     if need > _MEMORY_PART * free:
         msg = (
