@@ -1,4 +1,4 @@
-"""What lies in the place of a file that is meant: a pointer of Git LFS, a web page, a part of macOS's own."""
+"""Recognise what often stands in for a data file: a Git LFS pointer, a web page, a macOS AppleDouble file."""
 
 from __future__ import annotations
 

@@ -18,15 +18,13 @@ from colabstage.errors import (
 )
 from colabstage.h5.manifest import Manifest, check_whole, read_manifest, write_manifest
 from colabstage.io.files import block_ranges, hash_ranges
-from colabstage.io.progress import NullProgress
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.publish import publish_file
+from tests.stage.conftest import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
 
-    from colabstage.io.progress import ProgressStep
     from colabstage.simulate.drive import SimulatedDrive
 
 
@@ -153,21 +151,12 @@ def test_a_bad_day_on_drive_keeps_the_old_version(
     assert not [p for p in my_drive.iterdir() if p.name.startswith(".colabstage-")]
 
 
-class FillsAtTheEnd(NullProgress):
+class FillsAtTheEnd(OneStep):
     """Takes the room of a disk, but for some pages, once so many bytes have been copied, as another program may."""
 
     def __init__(self, disk: Path, nbytes: int, pages: int) -> None:
         super().__init__()
         self._disk, self._left, self._pages = disk, nbytes, pages
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def advance(self, amount: int = 1) -> None:
         self._left -= amount

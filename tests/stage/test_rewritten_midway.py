@@ -12,32 +12,21 @@ import pytest
 
 from colabstage import extract_archive, fetch_files, pack_dataset, stage_dataset
 from colabstage.errors import SourceChangedError
-from colabstage.io.progress import NullProgress
+from tests.stage.conftest import OneStep
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Self
 
-    from colabstage.io.progress import ProgressStep
 
 ROWS = 60
 
 
-class RewritesOnce(NullProgress):
+class RewritesOnce(OneStep):
     """Writes another content to a file once the first bytes of it have been read: first its end, then its beginning."""
 
     def __init__(self, path: Path, content: bytes) -> None:
         super().__init__()
         self._path, self._content, self._done = path, content, False
-
-    def step(self, name: str, *, total: int | None, unit: str) -> ProgressStep:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def start_at(self, amount: int) -> None:
         pass
