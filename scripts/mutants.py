@@ -1,11 +1,11 @@
 """Count how many small faults, planted one at a time in the package, the tests notice.
 
     python -m scripts.mutants sample --count 200 --seed 1 > build/mutants.json
-    coverage: pytest -n 4 --cov=colabstage --cov-context=test --cov-report= tests     (pytest-cov; writes .coverage)
-    python -m scripts.mutants run build/mutants.json --coverage .coverage >> build/outcomes.jsonl
+    python -m pytest -n 4 -p scripts.reached tests
+    python -m scripts.mutants run build/mutants.json > build/outcomes.jsonl
 
-Mutants are spread evenly over the lines of the package that can be changed. Each is run against the tests whose
-coverage reaches its line, those of its own package first, until one fails. A test that fails without the mutant as
+Mutants are spread evenly over the lines of the package that can be changed. Each is run against the tests that call its
+function, those of its own package first, until one fails. A test that fails without the mutant as
 well is no evidence and is left out. `run` changes files of this checkout and puts them back: use a worktree.
 """
 
@@ -120,17 +120,23 @@ def sample(paths: list[Path], count: int, seed: int) -> list[Mutant]:
     return [draw.choice(by_line[lines[int(first + step * number)]]) for number in range(count)]
 
 
-def covering_tests(data: object, mutant: Mutant) -> list[str]:
-    """Return the tests that run a mutant's line: those of its own package first, then of each file in turn."""
-    contexts: dict[int, list[str]] = {}
-    for file in data.measured_files():  # type: ignore[attr-defined]
-        if file.endswith("/" + mutant.file):
-            contexts = data.contexts_by_lineno(file)  # type: ignore[attr-defined]
+def reached_functions(folder: Path) -> dict[str, dict[int, list[str]]]:
+    """Return the tests by file and first line of the functions that they call, as `scripts.reached` noted them."""
+    tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(folder.glob("reached-*.jsonl")):
+        for line in path.read_text("utf-8").splitlines():
+            test, places = json.loads(line)
+            for file, first in places:
+                tests[file][first].append(test)
+    return tests
+
+
+def tests_of(mutant: Mutant, reached: dict[int, list[str]]) -> list[str]:
+    """Return the tests that call a mutant's function: those of its own package first, of each file in turn."""
+    first = max((line for line in reached if 1 < line <= mutant.line), default=0)
     by_file: dict[str, list[str]] = defaultdict(list)
-    for context in sorted(contexts.get(mutant.line, [])):
-        test = context.rpartition("|")[0]
-        if test:
-            by_file[test.partition("::")[0]].append(test)
+    for test in reached.get(first, []):
+        by_file[test.partition("::")[0]].append(test)
     package = f"tests/{Path(mutant.file).parts[1].removesuffix('.py')}"
     files = sorted(by_file, key=lambda file: (not file.startswith(package), len(by_file[file])))
     queues = [by_file[file] for file in files]
@@ -186,19 +192,15 @@ def main() -> int:
     sampling.add_argument("--under", default="", help="a package, for example layouts")
     running = commands.add_parser("run")
     running.add_argument("mutants", type=Path)
-    running.add_argument("--coverage", type=Path, required=True)
     arguments = parser.parse_args()
     if arguments.command == "sample":
         chosen = sample(sorted((PACKAGE / arguments.under).rglob("*.py")), arguments.count, arguments.seed)
         print(json.dumps([asdict(mutant) for mutant in chosen], indent=1))
         return 0
-    from coverage import CoverageData
-
-    data = CoverageData(str(arguments.coverage))
-    data.read()
+    reached = reached_functions(ROOT / "build")
     for fields in json.loads(arguments.mutants.read_text("utf-8")):
         mutant = Mutant(**fields)
-        outcome, test = judge(mutant, covering_tests(data, mutant))
+        outcome, test = judge(mutant, tests_of(mutant, reached[mutant.file]))
         print(json.dumps({**fields, "outcome": outcome, "test": test}), flush=True)
     return 0
 
