@@ -22,6 +22,9 @@ PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
 LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
 """Replaces the platform's fast folder."""
 
+DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
+"""Where Drive belongs, set by `mount_drive`: without its mount, that folder is one of the local disk, and this tells."""
+
 SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
 """A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
 
