@@ -386,12 +386,14 @@ def _check_consent(client: Any, drive: Mount) -> None:
     except Exception as error:
         reason = mount_error(error, place)
         kept = "Drive was not unmounted, because it could not be mounted again. " if _mount_at(place) else ""
-        raise type(reason)(f"{kept}{reason}") from error
+        msg = f"{kept}{reason}"
+        raise type(reason)(msg) from error
     # It returns in the same way whether somebody answered or the time was up.
     if time.monotonic() - began >= limit_s:
         msg = (
-            f"Drive was not unmounted: nobody answered the request for access within {limit_s} s, and without an answer "
-            f"it cannot be mounted again. Run the cell again and answer the dialogue. Where nobody can, {_NO_UNMOUNT}"
+            f"Drive was not unmounted: nobody answered the request for access within {limit_s} s, and without an "
+            "answer it cannot be mounted again. Run the cell again and answer the dialogue. Where nobody can, "
+            f"{_NO_UNMOUNT}"
         )
         raise DriveAuthError(msg)
 
@@ -447,8 +449,8 @@ def _clear_place(place: Path) -> None:
         aside = next(path for path in _names_beside(place) if not os.path.lexists(path))
         msg = (
             f"The mount point '{place}' is a local folder that holds {names}, as after writing there while Drive was "
-            "not mounted; that is on this machine, and not on Drive. Move it aside, mount Drive, and publish from there "
-            f"what is to be kept: !mv '{place}' '{aside}'"
+            "not mounted; that is on this machine, and not on Drive. Move it aside, mount Drive, and publish from "
+            f"there what is to be kept: !mv '{place}' '{aside}'"
         )
         raise TargetExistsError(msg)
     # From below, and only what is empty at that moment.

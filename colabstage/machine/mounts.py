@@ -455,7 +455,7 @@ def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedErr
 
 @contextlib.contextmanager
 def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
-    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted meanwhile.
+    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
 
     For work that writes to them: without its Drive a path is one of the local disk, where writing succeeds as well.
 
@@ -470,8 +470,8 @@ def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
         mounted = {mount.mountpoint for mount in list_mounts() if mount.is_drive}
         for root in sorted(roots - mounted):
             msg = (
-                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. Call "
-                f"{remount_words(root)} in a notebook cell, then do it again."
+                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. "
+                f"Call {remount_words(root)} in a notebook cell, then do it again."
             )
             raise DriveNotMountedError(msg) from cause
 

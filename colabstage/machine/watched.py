@@ -84,9 +84,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     return errand.future.result()
 
 
-def _wait_for(
-    errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]
-) -> DriveError | None:
+def _wait_for(errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
     """Wait until the errand ends, or until a mount that it depends on is silent."""
     while not errand.attended_until_end(_ASK_EVERY_S):
         question = pool.submit(lambda: silence_of(*slow, timeout_s=_HANGS_S))

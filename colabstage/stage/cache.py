@@ -13,7 +13,6 @@ import numpy as np
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
-    DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
     SourceError,

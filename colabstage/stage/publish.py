@@ -121,9 +121,10 @@ class PublishReport(Generic[P]):
         if self.proof == "uploaded":
             text += " It is in the cloud, with the MD5 of what was written."
         elif self.uploading:
+            # Where the client reports nothing, only a flush is left, and that unmounts Drive.
+            waits = "flush_drive(remount=False), at the end of the session," if self.why else "wait_uploaded=True"
             untold = f" Drive's client does not tell when that is done: {self.why}." if self.why else ""
-            waiting = "" if self.why else "; wait_uploaded=True waits for that"
-            text += f" Drive uploads it in the background{waiting}.{untold}"
+            text += f" Drive uploads it in the background; {waits} waits for that.{untold}"
         return text
 
 

@@ -1,4 +1,4 @@
-"""A path on Drive while no Drive is mounted: an error before anything is written, and never a copy on the local disk."""
+"""A path on Drive while no Drive is mounted: an error before anything is written, never a copy on the local disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -241,20 +242,27 @@ def test_a_drive_that_is_unmounted_midway_is_no_success(
     """The path is one of the local disk from then on, and what was written where is not known."""
     folder = colabstage.mount_drive(place.with_name("gdrive"))
 
+    lock, gone = threading.Lock(), list[bool]()
+
     class UnmountsAndWrites(OneStep):
         def advance(self, amount: int = 1) -> None:
-            if drive.mountpoint is not None:
+            with lock:
+                if gone:
+                    return
+                gone.append(True)
                 subprocess.run(["umount", "-l", str(folder.parent)], check=True)
                 drive.unmount()
                 folder.mkdir(parents=True)
 
+    shown = UnmountsAndWrites()
+    works: dict[str, Callable[[], object]] = {
+        "publish_file": lambda: colabstage.publish_file(model, folder / "m.pt", progress=shown),
+        "fetch_files": lambda: colabstage.fetch_files(images, folder / "copy", progress=shown),
+        "pack_dataset": lambda: colabstage.pack_dataset(images, folder / "p.h5", image_size=SIZE, progress=shown),
+    }
     with pytest.raises(DriveNotMountedError, match="gdrive"):
-        if verb == "publish_file":
-            colabstage.publish_file(model, folder / "m.pt", progress=UnmountsAndWrites())
-        elif verb == "fetch_files":
-            colabstage.fetch_files(images, folder / "copy", progress=UnmountsAndWrites())
-        else:
-            colabstage.pack_dataset(images, folder / "p.h5", image_size=SIZE, progress=UnmountsAndWrites())
+        works[verb]()
+    assert gone
 
 
 @pytest.mark.fuse
@@ -309,7 +317,7 @@ def test_empty_folders_in_drives_place_are_removed_by_mounting(colab: SimulatedC
 def test_files_in_drives_place_are_named_with_a_line_that_keeps_them(
     colab: SimulatedColab, place: Path, name: str
 ) -> None:
-    """Nobody is asked for anything before; after the line in the message Drive is mounted, and the file is beside it."""
+    """Nobody is asked before; after the line in the message Drive is mounted, and the file is beside it."""
     (place / name).parent.mkdir(parents=True)
     (place / name).write_text("weights")
     with pytest.raises(TargetExistsError, match=name) as caught:

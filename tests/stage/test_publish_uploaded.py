@@ -103,7 +103,7 @@ def test_a_client_that_tells_nothing_is_said_once(checkpoint: Path, my_drive: Pa
     report = publish_file(checkpoint, my_drive, wait_uploaded=True, progress=False)
     assert (report.proof, report.uploading) == ("written", True)
     assert str(report).count("no word on whether it is uploaded (Operation not supported)") == 1
-    assert "flush_drive() waits for that" in str(report)
+    assert "flush_drive(remount=False)" in str(report)
 
 
 @pytest.mark.usefixtures("stalled")
