@@ -53,7 +53,7 @@ from colabstage.machine.drive_client import drive_log_size, flush_error, mount_e
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_FOLDERS,
-    DRIVE_TYPE,
+    DRIVE_TYPES,
     OLD_DRIVE_CLIENT,
     OLD_DRIVE_TYPE,
     PRACTICE_SOURCE,
@@ -259,7 +259,7 @@ def is_readonly(drive: Mount) -> bool:
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
     # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
     asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
-    if drive.readonly or drive.fstype != DRIVE_TYPE:
+    if drive.readonly or drive.fstype not in DRIVE_TYPES:
         return drive.readonly
     # Thousands may run, so without paths and patterns for each of them.
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
@@ -467,7 +467,7 @@ def _check_no_other_drive(place: Path) -> None:
     """Refuse while another Drive is in use: mounting kills every running client."""
     here = _mount_at(place)
     for mount in _drives():
-        if mount.fstype == DRIVE_TYPE and mount != here and not _is_dead(mount):
+        if mount.fstype in DRIVE_TYPES and mount != here and not _is_dead(mount):
             msg = (
                 f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
                 f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call "

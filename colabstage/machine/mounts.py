@@ -58,7 +58,8 @@ _LOCAL_FUSE_TYPES = frozenset(
     }
 )
 DEFAULT_MOUNTPOINT = "/content/drive"
-DRIVE_TYPE = "fuse.drive"
+DRIVE_TYPES = frozenset({"fuse.drive", "fuse.drivefs"})
+"""The types of Google's own client: the one on Colab, and the name it has elsewhere."""
 # What mounted Drive before Google had a client for it, and still does here and there.
 OLD_DRIVE_CLIENT = "google-drive-ocamlfuse"
 OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
@@ -111,7 +112,7 @@ class Mount:
     @property
     def is_drive(self) -> bool:
         """Return whether it is a Google Drive, whichever client mounted it."""
-        return self.fstype in {DRIVE_TYPE, OLD_DRIVE_TYPE}
+        return self.fstype in {*DRIVE_TYPES, OLD_DRIVE_TYPE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,7 @@ def slow_reason(mount: Mount) -> str | None:
     kind = mount.fstype
     if kind == "9p" and mount.mountpoint == Path("/"):
         return None  # gVisor shows a container's own disk like this
-    if kind == DRIVE_TYPE:
+    if kind in DRIVE_TYPES:
         return "Google Drive"
     # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
     if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:

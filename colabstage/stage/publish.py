@@ -77,8 +77,8 @@ PREVIOUS_SUFFIX = ".previous"
 # What has a manifest and no file for so long was given up; and how often that is looked at.
 _PLACING_S, _LOOK_S = 2.0, 0.02
 Proof = Literal["uploaded", "read back", "written"]
-"""What is known about a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client reports
-the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
+"""What is known about a published file. `uploaded`: Drive's client reports that it is in the cloud with its manifest,
+and the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
 but from Drive's client on this machine, which uploads it later.
 """
 
@@ -119,7 +119,7 @@ class PublishReport(Generic[P]):
         elif self.kept_bytes:
             text += f" {format_bytes(self.kept_bytes)} of it were already in place."
         if self.proof == "uploaded":
-            text += " It is in the cloud, with the MD5 of what was written."
+            text += " Drive's client reports that it is in the cloud, with the MD5 of what was written."
         elif self.uploading:
             # Where the client reports nothing, only a flush is left, and that unmounts Drive.
             waits = "flush_drive(remount=False), at the end of the session," if self.why else "wait_uploaded=True"

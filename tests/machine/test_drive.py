@@ -290,6 +290,18 @@ def test_something_else_at_the_mount_point_is_left_alone(colab: SimulatedColab, 
     assert colab.calls == []
 
 
+def test_googles_client_counts_under_its_other_name_too(
+    colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounted as fuse.drivefs it is a Drive that may hang, and not something else that stands in the way."""
+    monkeypatch.setattr(drive_module, "_PROBE_TIMEOUT_S", 0.3)
+    place = silent_mount(colab.root / "content/drive", "fuse.drivefs").place
+    assert drive_root(place / "MyDrive/a") == place
+    assert normalise_drive_path(place / "My Drive/a") == place / "MyDrive/a"
+    with pytest.raises(DriveDisconnectedError, match="has not answered"):
+        mount_drive(place)
+
+
 def old_client(folder: Path, script: str) -> None:
     """Put a google-drive-ocamlfuse into a folder of programs."""
     program = folder / "google-drive-ocamlfuse"
