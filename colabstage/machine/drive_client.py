@@ -6,7 +6,7 @@ together with the reason, and never guessed.
 
 The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
 that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
-that Drive has given, or that the file was waiting before. `wait_uploaded` asks until then.
+that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
 
 The client's exceptions are told apart by type name and wording: some come from private modules, or from packages that
 exist only on Colab, so importing them in order to catch them would fail everywhere else.
@@ -258,9 +258,10 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         DriveError: they are not, after `timeout_s` seconds.
         CancelledError: the work was cancelled.
     """
-    began = SYSTEM_CLOCK.now()
+    # Of any file: it shows that this client does tell what waits.
+    began, has_waited = SYSTEM_CLOCK.now(), False
     for path, md5 in files.items():
-        pause_s, committed_at, has_waited = _FIRST_LOOK_S, float("inf"), False
+        pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
             waits, found, why, number = _look_at_upload(path)

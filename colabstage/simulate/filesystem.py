@@ -349,7 +349,8 @@ class FuseDrive:
 
     def statfs(self, path: str) -> dict[str, int]:
         """Return the account's storage."""
-        return self._account.statfs()
+        figures = self._account.statfs()
+        return figures if self._knobs.reports_space else {**figures, "f_blocks": 0, "f_bfree": 0, "f_bavail": 0}
 
     def open(self, path: str, fi: Any) -> int:
         """Open a file; one that is opened for writing is copied to the local disk at once."""

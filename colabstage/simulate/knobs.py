@@ -70,6 +70,8 @@ class DriveKnobs:
     """Seconds until a change made elsewhere is visible here; `inf` for not before a remount."""
     quota_bytes: int = 15_000_000_000
     """The account's storage, in bytes; deleted files stay in the trash and keep counting."""
+    reports_space: bool = True
+    """Whether the client reports the account's storage; otherwise all figures are 0."""
     quota_errno: int = errno.ENOSPC
     """The errno of a write to a full account."""
     downloads_per_file: int | None = None

@@ -60,7 +60,7 @@ from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay, silence_of
-from colabstage.machine.resources import check_space
+from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
@@ -78,8 +78,8 @@ PREVIOUS_SUFFIX = ".previous"
 _PLACING_S, _LOOK_S = 2.0, 0.02
 Proof = Literal["uploaded", "read back", "written"]
 """What is known about a published file. `uploaded`: Drive's client reports that it is in the cloud with its manifest,
-and the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
-but from Drive's client on this machine, which uploads it later.
+and the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back
+too, but from Drive's client on this machine, which uploads it later.
 """
 
 
@@ -413,7 +413,9 @@ def _copy(
             # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
             sweep_leftovers_of(target)
             in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
-            check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
+            # Drive's client reports 0 for an account without a limit, too; there only writing tells.
+            if not (_keeps_trash(target) and free_space(target.parent) == 0):
+                check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
             # The manifest of a pack is kept, because it has the key of the pack and more; so its blocks are used.
             block_bytes = BLOCK_BYTES if known is None else known.block_bytes
