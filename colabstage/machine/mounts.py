@@ -403,11 +403,11 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
-    absent = _absent_drive(paths)
+    table = list_mounts()
+    absent = _absent_drive(paths, table)
     if absent is not None:
         return absent
     timeout_s = _ANSWER_S if timeout_s is None else timeout_s
-    table = list_mounts()
     slow = {mount.mountpoint: mount for path in paths if slow_reason(mount := mount_of(path, mounts=table)) is not None}
     for mount in slow.values():
         probe = probe_mount(mount.mountpoint, timeout_s)
@@ -434,16 +434,15 @@ def require_drive(*paths: str | os.PathLike[str]) -> None:
     Raises:
         DriveNotMountedError: one of them has none.
     """
-    absent = _absent_drive(paths)
+    absent = _absent_drive(paths, list_mounts())
     if absent is not None:
         raise absent
 
 
-def _absent_drive(paths: Sequence[str | os.PathLike[str]]) -> DriveNotMountedError | None:
-    table = list_mounts()
-    mounted = {mount.mountpoint for mount in table if mount.is_drive}
+def _absent_drive(paths: Sequence[str | os.PathLike[str]], mounts: Sequence[Mount]) -> DriveNotMountedError | None:
+    mounted = {mount.mountpoint for mount in mounts if mount.is_drive}
     for path in paths:
-        mountpoint = drive_mountpoint(path, mounts=table)
+        mountpoint = drive_mountpoint(path, mounts=mounts)
         if mountpoint is not None and mountpoint not in mounted:
             msg = (
                 f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
