@@ -274,7 +274,7 @@ def compare_sources(
     refuse_address("path", path, "bring some of the images here with fetch_files first")
     place = Path(path).expanduser()
     # Before anything is listed, because listing a mount that hangs never returns.
-    require_answer(place)
+    require_answer(place, local)
     check_outside([place], local / "compare", "local_dir")
     slow = slow_reason(mount_of(place))
     with _temporary_folder(local) as folder:

@@ -27,7 +27,7 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.units import format_duration
 from colabstage.machine.gpu import open_gpus
 from colabstage.machine.mounts import (
-    DRIVE_TYPE,
+    DRIVE_TYPES,
     ask_children,
     current_folder,
     follow_links,
@@ -451,7 +451,7 @@ def _probe_mounts(timeout_s: float) -> tuple[MountFacts, ...]:
 
 def _probe(mount: Mount, timeout_s: float) -> MountFacts:
     # The folder that people use, because the root of a Drive is answered without asking Google.
-    place = mount.mountpoint / "MyDrive" if mount.fstype == DRIVE_TYPE else mount.mountpoint
+    place = mount.mountpoint / "MyDrive" if mount.fstype in DRIVE_TYPES else mount.mountpoint
     began = time.monotonic()
     answer = probe_mount(place, timeout_s)
     kind = slow_reason(mount) or mount.fstype

@@ -6,7 +6,9 @@ The client behind the mount determines how this is done:
   anything is asked.
 - `force_remount=True` kills the client with SIGKILL. What it has not uploaded waits in its cache, and nothing outside
   can tell how much that is. So a live client is never forced: refreshing pushes first, then mounts again.
-- There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself.
+- There is no flush without an unmount. Nothing in colabstage calls `flush_drive` or `refresh_drive` by itself, and
+  they unmount nothing before somebody has answered the dialogue that mounting again opens. Without its mount,
+  `/content/drive` is a folder of the local disk, where everything can be written and nothing lasts.
 - A client that has died leaves a mount that answers 'Transport endpoint is not connected', and one that hangs blocks
   every caller for good, so a child process asks the mount for a sign of life, with a deadline.
 - A new client cannot remove a dead mount that is some process's current folder or has open files: it tries a plain
@@ -19,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
+import itertools
 import math
 import os
 import re
@@ -28,9 +32,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import (
+    ColabstageError,
     DriveAuthError,
     DriveDisconnectedError,
     DriveError,
@@ -38,14 +43,17 @@ from colabstage.errors import (
     NotSupportedHereError,
     OptionError,
     TargetExistsError,
+    ended,
+    said_by,
 )
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import DaemonPool
-from colabstage.io.units import format_duration
+from colabstage.io.units import format_duration, listed
 from colabstage.machine.drive_client import drive_log_size, flush_error, mount_error
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
-    DRIVE_TYPE,
+    DRIVE_FOLDERS,
+    DRIVE_TYPES,
     OLD_DRIVE_CLIENT,
     OLD_DRIVE_TYPE,
     PRACTICE_SOURCE,
@@ -53,6 +61,7 @@ from colabstage.machine.mounts import (
     Mount,
     check_unused,
     drive_root,
+    files_below,
     follow_links,
     hang_words,
     list_mounts,
@@ -62,7 +71,10 @@ from colabstage.machine.mounts import (
     remount_words,
     unmount_lazily,
 )
-from colabstage.machine.platforms import detect_platform, system_root
+from colabstage.machine.platforms import DRIVE_VARIABLE, detect_platform, system_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PROBE_TIMEOUT_S = 15.0
 # Shorter where a Drive is only looked for, because the work can do without one.
@@ -74,6 +86,9 @@ _UNMOUNT_S = 30.0
 _LOOK_S = 0.1
 # Each failed attempt leaves another mount on top of the dead one.
 _MOST_MOUNTS = 8
+# How long a person has to answer the dialogue before anything is unmounted.
+_CONSENT_S = 60.0
+_NAMES_SHOWN, _MOST_NAMES = 3, 1000
 # Characters that no shell interprets.
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@%,:=-]+")
 
@@ -88,8 +103,6 @@ class FlushReport:
     """How long it took to upload everything that was waiting."""
     remounted: bool
     """Whether Drive is mounted there again."""
-    problem: str | None = None
-    """Why it is not, where that was asked for and failed; everything has been uploaded nevertheless."""
 
 
 class DriveAnswer(NamedTuple):
@@ -146,7 +159,8 @@ def mount_drive(
         DriveAuthError: the permission was refused, or an administrator forbids it.
         DriveDisconnectedError: a client is mounted there that does not answer.
         OptionError: the mount point cannot be used.
-        TargetExistsError: something else is at the mount point; nothing there is touched.
+        TargetExistsError: something else is at the mount point, for example files that were written there while Drive
+            was not mounted; nothing there is touched. `MyDrive` with nothing but folders below is removed.
         DriveError: the client failed, or Drive is mounted elsewhere; the message says what to do.
     """
     place = Path(os.path.abspath(Path(mountpoint).expanduser()))  # noqa: PTH100 - links are judged below
@@ -154,10 +168,12 @@ def mount_drive(
     _check_main_thread("mount_drive")
     here = _mount_at(place)
     if here is not None and not _is_dead(here):
-        return _my_drive(here)
+        return _note_mounted(here)
     client = _colab_client("mount_drive")
     if here is None:
         _check_mountpoint(place)
+    else:
+        _check_mountable("mount_drive")
     _check_no_other_drive(place)
     return _mount(client, place, readonly=readonly, timeout_s=timeout_s)
 
@@ -167,17 +183,20 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
     """Make files that were added to Drive elsewhere visible here, and return the `MyDrive` folder.
 
     The current client sees changes only after it is mounted again. What this machine has written is pushed first,
-    because a forced remount would lose it, so this may take as long as `flush_drive`. Where the old client
-    google-drive-ocamlfuse is mounted, its cache is cleared instead (`google-drive-ocamlfuse -cc`).
+    because a forced remount would lose it, so this may take as long as `flush_drive`. The permission is asked for
+    before anything is unmounted. Where the old client google-drive-ocamlfuse is mounted, its cache is cleared instead
+    (`google-drive-ocamlfuse -cc`).
 
     Args:
         timeout_s: seconds that pushing may take.
 
     Raises:
-        DriveNotMountedError: no Drive is mounted.
-        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        DriveNotMountedError: no Drive is mounted, or everything was pushed and mounting again failed.
+        NotSupportedHereError: this is not a cell of a Colab notebook, so Drive could not be mounted again, or it is not
+            the main thread. Nothing is unmounted.
+        DriveAuthError: the permission was refused, or nobody answered within a minute. Nothing is unmounted.
         DriveError: this process still uses Drive (the message names the files), or not everything could be pushed in
-            time (nothing is lost then), or mounting again failed.
+            time. Nothing is lost then.
     """
     _check_main_thread("refresh_drive")
     drive = _the_drive("refresh_drive")
@@ -186,31 +205,32 @@ def refresh_drive(*, timeout_s: float = 3600.0) -> Path:
         return drive.mountpoint
     client = _colab_client("refresh_drive")
     # A dead client cannot push anything, and its open files are broken already.
+    _check_mountable("refresh_drive")
     if _is_dead(drive):
         return _mount(client, drive.mountpoint, readonly=is_readonly(drive))
-    check_unused(drive.mountpoint)
-    # Asked now, because the answer is in the command line of a process that ends with the flush.
-    readonly = is_readonly(drive)
-    _flush(client, drive, timeout_s)
-    return _mount_again(client, drive, readonly=readonly)
+    return _flush_and_mount(client, drive, timeout_s)[1]
 
 
 @takes()
 def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushReport:
     """Wait until everything written to Drive on this machine has been uploaded.
 
-    The current client can only do that by unmounting, so Drive is mounted again afterwards, which may ask for
-    permission again. At the end of a session, pass `remount=False`. Uploads have been lost even so: keep the previous
-    version of what matters, and check the result from a new mount.
+    In a loop use `publish_file(…, wait_uploaded=True)`, which unmounts nothing. The current client can only flush by
+    unmounting, for all programs on this machine. So somebody has to permit that Drive is mounted again, before it is
+    unmounted and once more afterwards. At the end of a session, pass `remount=False`, which asks nobody. Uploads have
+    been lost even so: keep the previous version of what matters, and check the result from a new mount.
 
     Args:
         timeout_s: seconds that the upload may take; files are uploaded at about 2 MB/s each, 10 at a time.
-        remount: mount Drive again afterwards. When that fails, the report says why.
+        remount: mount Drive again afterwards.
 
     Raises:
-        DriveNotMountedError: no Drive is mounted.
+        DriveNotMountedError: no Drive is mounted, or everything was uploaded and mounting again failed.
         DriveDisconnectedError: the client has died; what it had not uploaded waits in its cache on this machine.
-        NotSupportedHereError: this is not a Colab notebook, or it is not the main thread.
+        NotSupportedHereError: with `remount`, this is not a cell of a Colab notebook, so Drive could not be mounted
+            again; or this is not Colab, or not the main thread. Nothing is unmounted.
+        DriveAuthError: with `remount`, the permission was refused, or nobody answered within a minute. Nothing is
+            unmounted.
         DriveError: this process still uses Drive, or not everything could be uploaded in time.
     """
     _check_main_thread("flush_drive")
@@ -226,16 +246,11 @@ def flush_drive(*, timeout_s: float = 3600.0, remount: bool = True) -> FlushRepo
             f"{remount_words(drive.mountpoint)}, which starts it again, then flush_drive()."
         )
         raise DriveDisconnectedError(msg)
-    check_unused(drive.mountpoint)
-    readonly = is_readonly(drive)
-    seconds = _flush(client, drive, timeout_s)
     if not remount:
-        return FlushReport(drive.mountpoint, seconds, remounted=False)
-    try:
-        _mount_again(client, drive, readonly=readonly)
-    # Not raised: what was asked for, the upload, has succeeded, and an error would suggest that it has to be repeated.
-    except (DriveError, NotSupportedHereError) as error:
-        return FlushReport(drive.mountpoint, seconds, remounted=False, problem=str(error))
+        check_unused(drive.mountpoint)
+        return FlushReport(drive.mountpoint, _flush(client, drive, timeout_s), remounted=False)
+    _check_mountable("flush_drive")
+    seconds, _ = _flush_and_mount(client, drive, timeout_s)
     return FlushReport(drive.mountpoint, seconds, remounted=True)
 
 
@@ -244,7 +259,7 @@ def is_readonly(drive: Mount) -> bool:
     # The mount table shows no Drive of the current client as read-only, but the client's command line does. The
     # look-ahead keeps `/content/drive2` from counting as `/content/drive`.
     asked = re.compile(rf"mount_point_path:{re.escape(str(drive.mountpoint))}(?![\w./+@%:=-])")
-    if drive.readonly or drive.fstype != DRIVE_TYPE:
+    if drive.readonly or drive.fstype not in DRIVE_TYPES:
         return drive.readonly
     # Thousands may run, so without paths and patterns for each of them.
     for process in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
@@ -281,6 +296,12 @@ def _mount_at(place: Path) -> Mount | None:
 
 def _my_drive(drive: Mount) -> Path:
     return drive.mountpoint if drive.fstype == OLD_DRIVE_TYPE else drive.mountpoint / "MyDrive"
+
+
+def _note_mounted(drive: Mount) -> Path:
+    """Remember where Drive belongs, for this process and the programs that it starts; return its `MyDrive`."""
+    os.environ[DRIVE_VARIABLE] = str(drive.mountpoint)
+    return _my_drive(drive)
 
 
 def _the_drive(verb: str) -> Mount:
@@ -333,6 +354,50 @@ def _check_main_thread(verb: str) -> None:
         raise NotSupportedHereError(msg)
 
 
+_NO_UNMOUNT = (
+    "publish_file(…, wait_uploaded=True) waits until a file is uploaded and unmounts nothing: use that in loops and "
+    "scripts."
+)
+
+
+def _check_mountable(verb: Literal["mount_drive", "refresh_drive", "flush_drive"]) -> None:
+    """Refuse to unmount where nothing can mount again."""
+    if not detect_platform().drive_mountable:
+        instead = f" {_NO_UNMOUNT}" if verb == "flush_drive" else ""
+        msg = (
+            f"{verb}() has to unmount Drive, for every program on this machine, and only a notebook cell can mount it "
+            f"again; this is a script or a terminal. Nothing was unmounted. Call {verb}() in a cell.{instead}"
+        )
+        raise NotSupportedHereError(msg)
+
+
+def _check_consent(client: Any, drive: Mount) -> None:
+    """Ask for the permission that mounting again will need, while Drive is still mounted.
+
+    Raises:
+        DriveAuthError: it was refused, or nobody answered.
+    """
+    place, limit_s = drive.mountpoint, math.ceil(_CONSENT_S)
+    began = time.monotonic()
+    try:
+        # Without force, the client asks first, then finds its mount, and says so in a line that means nothing here.
+        with contextlib.redirect_stdout(io.StringIO()):
+            client.mount(str(place), timeout_ms=1000 * limit_s)
+    except Exception as error:
+        reason = mount_error(error, place)
+        kept = "Drive was not unmounted, because it could not be mounted again. " if _mount_at(place) else ""
+        msg = f"{kept}{reason}"
+        raise type(reason)(msg) from error
+    # It returns in the same way whether somebody answered or the time was up.
+    if time.monotonic() - began >= limit_s:
+        msg = (
+            f"Drive was not unmounted: nobody answered the request for access within {limit_s} s, and without an "
+            "answer it cannot be mounted again. Run the cell again and answer the dialogue. Where nobody can, "
+            f"{_NO_UNMOUNT}"
+        )
+        raise DriveAuthError(msg)
+
+
 # What to do instead where this is not Colab.
 _ELSEWHERE = {
     "mount_drive": "Stage a share link of the file or folder instead: stage_dataset takes one anywhere.",
@@ -363,19 +428,46 @@ def _check_mountpoint(place: Path) -> None:
         raise OptionError(msg)
     if place.is_symlink():
         raise mount_error(ValueError("Mountpoint must not be a symlink"), place)
-    if place.is_dir() and next(place.iterdir(), None) is not None:
-        raise mount_error(ValueError("Mountpoint must not already contain files"), place)
+    if place.is_dir():
+        _clear_place(place)
     if place.exists() and not place.is_dir():
         raise mount_error(ValueError("Mountpoint must either be a directory or not exist"), place)
     if not place.parent.is_dir():
         raise mount_error(ValueError("Mountpoint must be in a directory that exists"), place)
 
 
+def _clear_place(place: Path) -> None:
+    """Remove folders in Drive's place that were created while it was not mounted; refuse anything else there.
+
+    Raises:
+        TargetExistsError: there are files, or folders that a Drive does not have.
+    """
+    files = list(itertools.islice(files_below(place), _MOST_NAMES))
+    others = [path for path in place.iterdir() if path.name not in DRIVE_FOLDERS]
+    if files or others:
+        names = listed([str(path.relative_to(place)) for path in files or others], _NAMES_SHOWN)
+        aside = next(path for path in _names_beside(place) if not os.path.lexists(path))
+        msg = (
+            f"The mount point '{place}' is a local folder that holds {names}, as after writing there while Drive was "
+            "not mounted; that is on this machine, and not on Drive. Move it aside, mount Drive, and publish from "
+            f"there what is to be kept: !mv '{place}' '{aside}'"
+        )
+        raise TargetExistsError(msg)
+    # From below, and only what is empty at that moment.
+    for folder, _, _ in os.walk(place, topdown=False):
+        if Path(folder) != place:
+            Path(folder).rmdir()
+
+
+def _names_beside(place: Path) -> Iterator[Path]:
+    return (place.with_name(f"{place.name}-local{number or ''}") for number in itertools.count())
+
+
 def _check_no_other_drive(place: Path) -> None:
     """Refuse while another Drive is in use: mounting kills every running client."""
     here = _mount_at(place)
     for mount in _drives():
-        if mount.fstype == DRIVE_TYPE and mount != here and not _is_dead(mount):
+        if mount.fstype in DRIVE_TYPES and mount != here and not _is_dead(mount):
             msg = (
                 f"Drive is mounted at '{mount.mountpoint}' already, and mounting it at '{place}' would end that "
                 f"mount with all that it has not uploaded. Use '{_my_drive(mount)}', or call "
@@ -417,7 +509,7 @@ def _mount(client: Any, place: Path, *, readonly: bool, timeout_s: float = 120.0
                 "session."
             )
             raise DriveDisconnectedError(msg)
-    return _my_drive(mount)
+    return _note_mounted(mount)
 
 
 def _take_dead_away(place: Path) -> None:
@@ -428,6 +520,31 @@ def _take_dead_away(place: Path) -> None:
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             unmount_lazily(here.mountpoint)
+
+
+def _flush_and_mount(client: Any, drive: Mount, timeout_s: float) -> tuple[float, Path]:
+    """Push everything, unmount and mount again; return how many seconds pushing took, and `MyDrive`.
+
+    Raises:
+        DriveAuthError: nobody permits that it is mounted again; it was not unmounted.
+        DriveNotMountedError: mounting again failed.
+    """
+    _milliseconds(timeout_s)
+    check_unused(drive.mountpoint)
+    _check_consent(client, drive)
+    # Asked now, because the answer is in the command line of a process that ends with the flush.
+    readonly = is_readonly(drive)
+    seconds = _flush(client, drive, timeout_s)
+    try:
+        return seconds, _mount_again(client, drive, readonly=readonly)
+    except ColabstageError as error:
+        msg = (
+            f"Everything was uploaded to Drive in {format_duration(seconds)}, but it is not mounted at "
+            f"'{drive.mountpoint}' any more, and what is written there now stays on this machine. Call "
+            f"{remount_words(drive.mountpoint)} in a cell before anything else. The client's reason: "
+            f"{ended(said_by(error.__cause__ or error))}"
+        )
+        raise DriveNotMountedError(msg) from error
 
 
 def _mount_again(client: Any, drive: Mount, *, readonly: bool) -> Path:

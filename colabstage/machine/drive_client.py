@@ -4,8 +4,9 @@ A file's id, its MD5 and whether it has been uploaded are attributes that the cl
 returns nothing), and not every client has them. So each of them may be missing; a missing one is returned as empty
 together with the reason, and never guessed.
 
-The client does not announce the end of an upload. A file has arrived when it is no longer waiting and the MD5 in the
-cloud is that of what was written; `wait_uploaded` asks until then.
+The client does not announce the end of an upload. A file has arrived when it is no longer waiting, the reported MD5 is
+that of what was written, and a second fact shows that this is not merely the MD5 of the copy on this machine: an id
+that Drive has given, or that the client reported before that something was waiting. `wait_uploaded` asks until then.
 
 The client's exceptions are told apart by type name and wording: some come from private modules, or from packages that
 exist only on Colab, so importing them in order to catch them would fail everywhere else.
@@ -58,8 +59,14 @@ _BATCH = 32
 # The client answers from its local database, so a minute without an answer means that none will come.
 _STALL_S = 60.0
 _LOOK_S = 0.25
-# The errors of file systems that have no such attributes, or none for this file.
-_UNTOLD = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
+# The errors of a client that has no such attributes, or does not answer them for this file.
+_UNTOLD = frozenset(
+    {
+        *(errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM),
+        *(errno.EINVAL, errno.EACCES, errno.EIO),
+    }
+)
+_LOCAL_ID = "local-"
 # Often at first, since a small file is uploaded within a second, and less and less often after that.
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 5.0
 # A file may be without its MD5 for a moment after its upload.
@@ -251,22 +258,29 @@ def wait_uploaded(files: Mapping[Path, str], *, timeout_s: float, cancellation: 
         DriveError: they are not, after `timeout_s` seconds.
         CancelledError: the work was cancelled.
     """
-    began = SYSTEM_CLOCK.now()
+    # Of any file: it shows that this client does tell what waits.
+    began, has_waited = SYSTEM_CLOCK.now(), False
     for path, md5 in files.items():
         pause_s, committed_at = _FIRST_LOOK_S, float("inf")
         while True:
             cancellation.check()
             waits, found, why, number = _look_at_upload(path)
+            has_waited = has_waited or waits is True
             now = SYSTEM_CLOCK.now()
             if found == md5:
-                break
+                file_id, _ = _ask(path, _ID)
+                if has_waited or (file_id and not file_id.startswith(_LOCAL_ID)):
+                    break
+                if not file_id:
+                    return f"'{path}': only its MD5 is reported, which may be that of the copy on this machine"
+                why, found = f"'{path}' has no id in the cloud yet, only one of this machine", ""
             # Only the time since the last pending change counts: a file may be written to again while it is uploaded.
             committed_at = min(committed_at, now) if waits is False else float("inf")
-            if number in _UNTOLD and (waits is None or now - committed_at > _MD5_LAGS_S):
-                return why
             if number:
                 # A dying client reports for a moment that files do not exist, and then stops answering.
                 require_answer(path)
+            if number in _UNTOLD and (waits is None or now - committed_at > _MD5_LAGS_S):
+                return why
             if now - began > timeout_s:
                 raise DriveError(_not_arrived(path, found, why, timeout_s))
             SYSTEM_CLOCK.sleep(pause_s)
@@ -329,7 +343,7 @@ def _form(name: str, value: str) -> str:
         return "present" if value in ("0", "1") else f"{value[:20]!r}"
     if name == _MD5:
         return "present" if _MD5_FORM.fullmatch(value) else f"{len(value)} characters, no MD5"
-    return "present, local to this machine" if value.startswith("local-") else f"present, {len(value)} characters"
+    return "present, local to this machine" if value.startswith(_LOCAL_ID) else f"present, {len(value)} characters"
 
 
 @dataclass(frozen=True, slots=True)

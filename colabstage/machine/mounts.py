@@ -27,8 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from colabstage.errors import DriveDisconnectedError, DriveError
+from colabstage.errors import (
+    CancelledError,
+    ColabstageError,
+    DriveDisconnectedError,
+    DriveError,
+    DriveNotMountedError,
+)
 from colabstage.io.units import listed
+from colabstage.machine.platforms import DRIVE_VARIABLE, detect_platform, system_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,12 +58,15 @@ _LOCAL_FUSE_TYPES = frozenset(
     }
 )
 DEFAULT_MOUNTPOINT = "/content/drive"
-DRIVE_TYPE = "fuse.drive"
+DRIVE_TYPES = frozenset({"fuse.drive", "fuse.drivefs"})
+"""The types of Google's own client: the one on Colab, and the name it has elsewhere."""
 # What mounted Drive before Google had a client for it, and still does here and there.
 OLD_DRIVE_CLIENT = "google-drive-ocamlfuse"
 OLD_DRIVE_TYPE = f"fuse.{OLD_DRIVE_CLIENT}"
 # The client redirects the spelling with a space to the one without; two spellings would be two sources and two keys.
 DRIVE_SPELLINGS = {"My Drive": "MyDrive", "Shared drives": "Shareddrives"}
+DRIVE_FOLDERS = frozenset({*DRIVE_SPELLINGS, *DRIVE_SPELLINGS.values(), ".shortcut-targets-by-id"})
+"""The folders that the root of a mounted Drive holds, in all spellings."""
 # The source of a simulated Drive in the mount table, so that it is never taken for the user's own.
 PRACTICE_SOURCE = "colabstage-practice"
 # A mount that does not answer for this long counts as silent: even a busy client has its root in memory.
@@ -102,7 +112,7 @@ class Mount:
     @property
     def is_drive(self) -> bool:
         """Return whether it is a Google Drive, whichever client mounted it."""
-        return self.fstype in {DRIVE_TYPE, OLD_DRIVE_TYPE}
+        return self.fstype in {*DRIVE_TYPES, OLD_DRIVE_TYPE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +200,62 @@ def drive_root(path: str | os.PathLike[str]) -> Path | None:
 def normalise_drive_path(path: str | os.PathLike[str]) -> Path:
     """Return the canonical spelling of a path on Drive: `MyDrive` for `My Drive`, `Shareddrives` for `Shared drives`.
 
-    Links that lead there are resolved. A path elsewhere is returned unchanged.
+    Links that lead there are resolved. A path elsewhere is returned unchanged. The Drive need not be mounted.
     """
-    root = drive_root(path)
+    root = drive_mountpoint(path)
     return Path(path) if root is None else _spelt_on_drive(follow_links(path), root)
+
+
+def drive_mountpoint(path: str | os.PathLike[str], *, mounts: Sequence[Mount] | None = None) -> Path | None:
+    """Return the mount point of the Drive that `path` is meant to be on, mounted or not; `None` for any other path.
+
+    Where no Drive is mounted, these paths are meant to be on one:
+
+    - on Colab, all below `/content/drive`;
+    - all below the mount point that `mount_drive` used last, also in programs that this process starts;
+    - on Colab, `MyDrive` or a sibling of it, with all below, in a folder that Drive could be mounted at: one without
+      files, in a folder that exists. So a local folder of files that is called `MyDrive` stays a local folder.
+
+    A path on anything else that is mounted there is on that. Links are followed, and nothing on a slow mount is
+    touched.
+
+    Args:
+        path: any path; it need not exist.
+        mounts: the mount table; this machine's by default, read now.
+    """
+    table = list_mounts() if mounts is None else mounts
+    place = follow_links(path, mounts=table)
+    mount = _covering(place, table)
+    if mount.is_drive:
+        return mount.mountpoint
+    found = _unmounted_drive(place, table)
+    return None if found is None or mount.mountpoint.is_relative_to(found) else found
+
+
+def _unmounted_drive(place: Path, mounts: Sequence[Mount]) -> Path | None:
+    own = os.environ.get(DRIVE_VARIABLE)
+    if own and place.is_relative_to(own):
+        return Path(own)
+    usual = system_root() / DEFAULT_MOUNTPOINT.lstrip("/")
+    named = next((index for index, part in enumerate(place.parts) if part in DRIVE_FOLDERS), None)
+    # The platform last: looking at it takes longer than looking at a path.
+    if not (place.is_relative_to(usual) or named) or detect_platform().name != "colab":
+        return None
+    if place.is_relative_to(usual):
+        return usual
+    folder = Path(*place.parts[:named])
+    is_free = folder.parent.is_dir() and not any(mount.mountpoint.is_relative_to(folder) for mount in mounts)
+    return folder if is_free and next(files_below(folder), None) is None else None
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all that is below a folder and is not itself a folder."""
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*files, *folders) if not _is_folder(Path(parent, name)))
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _spelt_on_drive(place: Path, root: Path) -> Path:
@@ -242,7 +304,7 @@ def slow_reason(mount: Mount) -> str | None:
     kind = mount.fstype
     if kind == "9p" and mount.mountpoint == Path("/"):
         return None  # gVisor shows a container's own disk like this
-    if kind == DRIVE_TYPE:
+    if kind in DRIVE_TYPES:
         return "Google Drive"
     # Unknown FUSE file systems count as slow: a needless copy costs less than a round trip for every file.
     if (kind == "fuse" or kind.startswith("fuse.")) and kind not in _LOCAL_FUSE_TYPES:
@@ -329,8 +391,9 @@ def unmount_lazily(mountpoint: str | os.PathLike[str]) -> None:
         subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_UNMOUNT_S, check=False, cwd="/")
 
 
-def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveDisconnectedError | None:
-    """Say why paths cannot be used now: the mount of one of them is dead or does not answer; otherwise `None`.
+def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -> DriveError | None:
+    """Say why paths cannot be used now: one of them is meant to be on a Drive that is not mounted, or its mount is dead
+    or does not answer; otherwise `None`.
 
     Paths on local disks cost nothing; each slow mount costs two small child processes where it answers.
 
@@ -340,8 +403,11 @@ def silence_of(*paths: str | os.PathLike[str], timeout_s: float | None = None) -
     """
     # Every public function asks this first: a call into a mount that hangs never returns, a thread in such a call even
     # keeps the interpreter from ending, and a dead mount fails differently in every function.
-    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
     table = list_mounts()
+    absent = _absent_drive(paths, table)
+    if absent is not None:
+        return absent
+    timeout_s = _ANSWER_S if timeout_s is None else timeout_s
     slow = {mount.mountpoint: mount for path in paths if slow_reason(mount := mount_of(path, mounts=table)) is not None}
     for mount in slow.values():
         probe = probe_mount(mount.mountpoint, timeout_s)
@@ -354,11 +420,69 @@ def require_answer(*paths: str | os.PathLike[str], timeout_s: float | None = Non
     """Make sure that paths can be used, as `silence_of` does.
 
     Raises:
+        DriveNotMountedError: one of them is meant to be on a Drive, and none is mounted there.
         DriveDisconnectedError: the mount of one of them is dead, or does not answer in `timeout_s` seconds.
     """
     error = silence_of(*paths, timeout_s=timeout_s)
     if error is not None:
         raise error
+
+
+def require_drive(*paths: str | os.PathLike[str]) -> None:
+    """Make sure that paths that are meant to be on a Drive have one; nothing on it is touched.
+
+    Raises:
+        DriveNotMountedError: one of them has none.
+    """
+    absent = _absent_drive(paths, list_mounts())
+    if absent is not None:
+        raise absent
+
+
+def _absent_drive(paths: Sequence[str | os.PathLike[str]], mounts: Sequence[Mount]) -> DriveNotMountedError | None:
+    mounted = {mount.mountpoint for mount in mounts if mount.is_drive}
+    for path in paths:
+        mountpoint = drive_mountpoint(path, mounts=mounts)
+        if mountpoint is not None and mountpoint not in mounted:
+            msg = (
+                f"'{os.fspath(path)}' is on Google Drive, and no Drive is mounted at '{mountpoint}'. What is written "
+                f"there now stays on this machine, is lost with it, and keeps Drive from being mounted. Call "
+                f"{remount_words(mountpoint)} in a notebook cell, then try again."
+            )
+            return DriveNotMountedError(msg)
+    return None
+
+
+@contextlib.contextmanager
+def required_to_stay(*places: str | os.PathLike[str]) -> Iterator[None]:
+    """Make sure that places can be used, as `require_answer` does, and at the end that no Drive was unmounted.
+
+    For work that writes to them: without its Drive a path is one of the local disk, where writing succeeds as well.
+
+    Raises:
+        DriveNotMountedError: there is none, or it was unmounted meanwhile, whatever the block raised.
+        DriveDisconnectedError: as `require_answer`.
+    """
+    require_answer(*places)
+    roots = {root for place in places if (root := drive_root(place)) is not None}
+
+    def check(cause: Exception | None) -> None:
+        mounted = {mount.mountpoint for mount in list_mounts() if mount.is_drive}
+        for root in sorted(roots - mounted):
+            msg = (
+                f"Google Drive was unmounted from '{root}' during this, so it is not known what of it is on Drive. "
+                f"Call {remount_words(root)} in a notebook cell, then do it again."
+            )
+            raise DriveNotMountedError(msg) from cause
+
+    try:
+        yield
+    except CancelledError:
+        raise
+    except (ColabstageError, OSError) as error:
+        check(error)
+        raise
+    check(None)
 
 
 def remount_words(mountpoint: str | os.PathLike[str]) -> str:

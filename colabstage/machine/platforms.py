@@ -22,6 +22,11 @@ PLATFORM_VARIABLE = "COLABSTAGE_PLATFORM"
 LOCAL_DIR_VARIABLE = "COLABSTAGE_LOCAL_DIR"
 """Replaces the platform's fast folder."""
 
+DRIVE_VARIABLE = "COLABSTAGE_DRIVE"
+"""Drive's mount point, set by `mount_drive` for this process and those it starts: while Drive is not mounted, nothing
+else tells that folder from any other of the local disk.
+"""
+
 SYSTEM_ROOT_VARIABLE = "COLABSTAGE_SYSTEM_ROOT"
 """A folder that takes the place of `/` for marker files and system folders: the root of a practice machine."""
 

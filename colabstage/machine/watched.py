@@ -28,6 +28,7 @@ from colabstage.errors import (
     CancelledError,
     ColabstageError,
     DriveDisconnectedError,
+    DriveError,
     OptionError,
     SourceReadError,
 )
@@ -83,9 +84,7 @@ def watch(work: Callable[[InCaller], T], slow: Sequence[str | os.PathLike[str]])
     return errand.future.result()
 
 
-def _wait_for(
-    errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]
-) -> DriveDisconnectedError | None:
+def _wait_for(errand: _Errand[T], pool: DaemonPool, slow: Sequence[str | os.PathLike[str]]) -> DriveError | None:
     """Wait until the errand ends, or until a mount that it depends on is silent."""
     while not errand.attended_until_end(_ASK_EVERY_S):
         question = pool.submit(lambda: silence_of(*slow, timeout_s=_HANGS_S))
@@ -101,7 +100,7 @@ def _wait_for(
     return None
 
 
-def _stopped_by(silence: DriveDisconnectedError) -> type[CancelledError]:
+def _stopped_by(silence: DriveError) -> type[CancelledError]:
     """Return the class of the errors that stop work for this reason: a class alone can be raised in another thread."""
 
     # What is done after other errors, such as to read the source in place of the cache, nobody waits for any more. But
@@ -268,7 +267,7 @@ def run_with_one_remount(
         facts = _look_at_mount(root)
         obstacle = remount_obstacle(facts)
         if obstacle is not None:
-            death = error if isinstance(error, DriveDisconnectedError) else None
+            death: DriveError | None = error if isinstance(error, DriveDisconnectedError) else None
             if facts.state == "dead":
                 death = death or silence_of(root)
             if death is None:

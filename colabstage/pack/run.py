@@ -37,7 +37,7 @@ from colabstage.io.files import local_lock, make_folder, make_own_folder
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.workspace import short_digest
 from colabstage.layouts.table import Boxes, UnreadBoxes, Values
-from colabstage.machine.mounts import place_in, require_answer, run_watched, run_watched_for_caller
+from colabstage.machine.mounts import place_in, require_answer, required_to_stay, run_watched, run_watched_for_caller
 from colabstage.pack.execute import run_pack, space_for
 from colabstage.pack.job import CallersDataset, open_samples, plan_job
 from colabstage.pack.options import PackArguments, PackOptions, recorded_image, remedies_for_batches
@@ -210,6 +210,7 @@ def pack_dataset(
     Raises:
         SourceNotFoundError, ArchiveError, LayoutError, DecodeError: the source cannot be packed.
         OptionError, NotEnoughSpaceError, TargetExistsError, TargetNotWritableError: it cannot be packed so, or there.
+        DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
         WorkersLostError: the executor's workers died again and again, or fell silent.
 
     Whatever is raised, nothing at `target` has changed.
@@ -233,7 +234,8 @@ def pack_dataset(
                     "overwrite."
                 )
                 raise OptionError(msg)
-            require_answer(append_to, *((source,) if isinstance(source, str | os.PathLike) else ()))
+            if isinstance(source, str | os.PathLike):
+                require_answer(source)
             return _append(source, dataset_of_part(Path(append_to)), packing, shown)
         if target is None:
             msg = "Neither target nor append_to= says where the pack goes; give a file's name, for example 'data.h5'."
@@ -245,7 +247,6 @@ def pack_dataset(
                 raise OptionError(msg)
             return ShardSet(source, remote.scratch, packing, shards, executor, overwrite, remote.write).pack(shown)
         path = Path(target)
-        require_answer(path)
         if isinstance(source, str | os.PathLike):
             _check_apart(Path(source), path, in_shards=in_shards)
         if os.fspath(target).endswith(("/", os.sep)):
@@ -270,9 +271,14 @@ def pack_dataset(
 
     # All of them are watched: the work ends with a reason whichever of the mounts dies.
     places = [place for place in (target, append_to) if place is not None]
+
+    def pack_there(source: PackSource | CallersDataset) -> PackReport:
+        with required_to_stay(*(place for place in places if RemoteTarget.of(place) is None)):
+            return pack(source)
+
     if isinstance(source, str | os.PathLike):
-        return run_watched(lambda: pack(source), source, *places)
-    return run_watched_for_caller(lambda in_caller: pack(CallersDataset(source, in_caller)), *places)
+        return run_watched(lambda: pack_there(source), source, *places)
+    return run_watched_for_caller(lambda in_caller: pack_there(CallersDataset(source, in_caller)), *places)
 
 
 def _as_meant(place: str | PathLike[str]) -> str | PathLike[str]:

@@ -285,12 +285,17 @@ class FuseDrive:
         if name not in NAMES:
             _fail(errno.ENODATA, path)
         if not self._knobs.attributes:
-            _fail(errno.EOPNOTSUPP, path)
+            _fail(self._knobs.attributes_errno, path)
+        if name == ID and not self._knobs.reports_ids:
+            _fail(errno.ENODATA, path)
         path = canonical(path)
         if self.dying:
             _fail(errno.ENOENT, path)
         self._find(path)
-        return self._attributes.answer(name, self._folders.cloud_path(path), self.queue.by_path.get(path))
+        pending = self.queue.by_path.get(path)
+        if self._knobs.attributes_of_copy and pending is not None and name != ID:
+            return b"0" if name == UNCOMMITTED else hashlib.md5(pending.data.read_bytes()).hexdigest().encode()
+        return self._attributes.answer(name, self._folders.cloud_path(path), pending)
 
     def listxattr(self, path: str) -> list[str]:
         """Return nothing, like the real client, which answers attributes by name only."""
@@ -344,7 +349,8 @@ class FuseDrive:
 
     def statfs(self, path: str) -> dict[str, int]:
         """Return the account's storage."""
-        return self._account.statfs()
+        figures = self._account.statfs()
+        return figures if self._knobs.reports_space else {**figures, "f_blocks": 0, "f_bfree": 0, "f_bavail": 0}
 
     def open(self, path: str, fi: Any) -> int:
         """Open a file; one that is opened for writing is copied to the local disk at once."""

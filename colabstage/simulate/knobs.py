@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 FaultOp = Literal["stat", "list", "open", "read", "write", "create", "mkdir", "rename", "unlink"]
 
 
+_MAY_BE_ZERO = frozenset({"time_scale", "readahead_bytes", "quota_bytes"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveKnobs:
     """Speeds and limits of a simulated Drive. The defaults are what people report for an ordinary day."""
@@ -67,6 +70,8 @@ class DriveKnobs:
     """Seconds until a change made elsewhere is visible here; `inf` for not before a remount."""
     quota_bytes: int = 15_000_000_000
     """The account's storage, in bytes; deleted files stay in the trash and keep counting."""
+    reports_space: bool = True
+    """Whether the client reports the account's storage; otherwise all figures are 0."""
     quota_errno: int = errno.ENOSPC
     """The errno of a write to a full account."""
     downloads_per_file: int | None = None
@@ -74,7 +79,13 @@ class DriveKnobs:
     flock_errno: int | None = errno.ENOSYS
     """The errno of locking a file; `None` for locks that work on this machine."""
     attributes: bool = True
-    """Whether ids, MD5s and the state of uploads are available as attributes; otherwise errno 95."""
+    """Whether ids, MD5s and the state of uploads are available as attributes; otherwise `attributes_errno`."""
+    attributes_errno: int = errno.EOPNOTSUPP
+    """The errno of attributes that are not available."""
+    attributes_of_copy: bool = False
+    """Whether the client reports the MD5 of its own copy, and that nothing waits, before a file is uploaded."""
+    reports_ids: bool = True
+    """Whether the client reports ids."""
     death_after_opens: int | None = None
     """The client dies after this many opens and listings; `None` for never."""
     death_enoent_s: float = 0.0
@@ -86,7 +97,7 @@ class DriveKnobs:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name.endswith("_s") and not field.name.endswith("_per_s")
-            may_be_zero = may_be_zero or field.name in {"time_scale", "readahead_bytes", "quota_bytes", "attributes"}
+            may_be_zero = may_be_zero or isinstance(value, bool) or field.name in _MAY_BE_ZERO
             if value is not None and not (value > 0 or (value == 0 and may_be_zero)):
                 expected = "0 or more" if may_be_zero else "more than 0"
                 msg = f"DriveKnobs.{field.name} is {value!r}; expected {expected}."

@@ -20,7 +20,7 @@ from colabstage.io.progress import Cancellation, Progress, cancellation_of, reso
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import disk_use, find_orphans, put_back
-from colabstage.machine.mounts import drive_root, place_in, require_answer
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.identity import SourceIdentity, compare_states, file_seal
@@ -143,6 +143,7 @@ def fetch_files(
             name.
         SourceNotFoundError, SourceAccessError, SourceReadError, SourceChangedError: the source cannot be read.
         WebPageError: a web page arrived instead of the data.
+        DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
         DriveDisconnectedError, DriveQuotaError: Drive is disconnected, or currently refuses.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
         NotEnoughSpaceError: it does not fit; raised before the first byte, with figures.
@@ -164,10 +165,10 @@ def fetch_files(
     )
 
     def work() -> FetchReport:
-        require_answer(place)
-        check_outside(paths_of(parsed), place)
-        here = None if refresh else fetch.reuse()
-        return here or fetch.run()
+        with required_to_stay(place):
+            check_outside(paths_of(parsed), place)
+            here = None if refresh else fetch.reuse()
+            return here or fetch.run()
 
     notes: list[str] = []
     done = run_with_one_remount(

@@ -26,11 +26,12 @@ from colabstage.io.workspace import short_digest
 from colabstage.machine.mounts import (
     DEFAULT_MOUNTPOINT,
     DRIVE_SPELLINGS,
-    drive_root,
+    drive_mountpoint,
     follow_links,
     normalise_drive_path,
     place_in,
     require_answer,
+    require_drive,
     silence_of,
 )
 from colabstage.machine.platforms import detect_platform
@@ -259,8 +260,11 @@ def read_local_dir(local_dir: str | os.PathLike[str] | None) -> Path:
 
     Raises:
         OptionError: as `absolute_path`.
+        DriveNotMountedError: it is on Drive, and none is mounted there.
     """
-    return absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
+    base = absolute_path(detect_platform().fast_dir / "colabstage" if local_dir is None else local_dir, "local_dir")
+    require_drive(base)
+    return base
 
 
 def refuse_address(argument: str, path: str | os.PathLike[str], remedy: str) -> None:
@@ -357,7 +361,7 @@ def check_outside(sources: Iterable[Path], target: Path, argument: str = "target
 
 def local_address(path: Path) -> str:
     """Return the address of an absolute path: itself, or on Google Drive the path from Drive's own root."""
-    root = drive_root(path)
+    root = drive_mountpoint(path)
     if root is not None:
         # The mount point is as the kernel lists it: resolving it would touch the mount, which may hang.
         return f"drive:{normalise_drive_path(path).relative_to(root)}"

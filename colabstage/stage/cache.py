@@ -13,7 +13,6 @@ import numpy as np
 from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
-    DriveDisconnectedError,
     DriveError,
     NotEnoughSpaceError,
     SourceError,
@@ -141,7 +140,7 @@ class Cache:
             return None
         try:
             return place.ask(lambda: find_cached(self.request, place))
-        except (DriveDisconnectedError, SourceReadError) as error:
+        except (DriveError, SourceReadError) as error:
             # It answered a moment ago. The data can be had without the cache, and the report will say why it was.
             self._chosen = None, str(error).removesuffix(".")
             return None

@@ -59,8 +59,8 @@ from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, format_duration, format_rate
 from colabstage.io.workspace import disk_use, is_worked_in, open_workspace
 from colabstage.machine.drive_client import wait_uploaded as wait_until_uploaded
-from colabstage.machine.mounts import drive_root, place_in, require_answer, silence_of
-from colabstage.machine.resources import check_space
+from colabstage.machine.mounts import drive_root, place_in, required_to_stay, silence_of
+from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.copy import copy_blocks
 from colabstage.sources.parse import absolute_path
@@ -77,9 +77,9 @@ PREVIOUS_SUFFIX = ".previous"
 # What has a manifest and no file for so long was given up; and how often that is looked at.
 _PLACING_S, _LOOK_S = 2.0, 0.02
 Proof = Literal["uploaded", "read back", "written"]
-"""What is known about a published file. `uploaded`: it is in the cloud with its manifest, and Drive's client reports
-the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back too,
-but from Drive's client on this machine, which uploads it later.
+"""What is known about a published file. `uploaded`: Drive's client reports that it is in the cloud with its manifest,
+and the MD5 of what was written. `read back`: every byte was read from the storage and compared. `written`: read back
+too, but from Drive's client on this machine, which uploads it later.
 """
 
 
@@ -101,7 +101,7 @@ class PublishReport(Generic[P]):
     uploading: bool
     """Whether it is on a Drive mount that may still have to upload it.
 
-    The bytes are safe only with `wait_uploaded=True`, after `flush_drive()`, or once they appear on drive.google.com.
+    The bytes are safe only with `wait_uploaded=True`, or once they appear on drive.google.com.
     """
     kept_bytes: int = 0
     """How much of it was already there, from an interrupted run, and was not copied again."""
@@ -119,10 +119,12 @@ class PublishReport(Generic[P]):
         elif self.kept_bytes:
             text += f" {format_bytes(self.kept_bytes)} of it were already in place."
         if self.proof == "uploaded":
-            text += " It is in the cloud, with the MD5 of what was written."
+            text += " Drive's client reports that it is in the cloud, with the MD5 of what was written."
         elif self.uploading:
+            # Where the client reports nothing, only a flush is left, and that unmounts Drive.
+            waits = "flush_drive(remount=False), at the end of the session," if self.why else "wait_uploaded=True"
             untold = f" Drive's client does not tell when that is done: {self.why}." if self.why else ""
-            text += f" Drive uploads it in the background; flush_drive() waits for that.{untold}"
+            text += f" Drive uploads it in the background; {waits} waits for that.{untold}"
         return text
 
 
@@ -159,6 +161,7 @@ def publish_file(
         TargetExistsError: the target is not an unchanged version that `publish_file` wrote, but a folder, a link, or a
             file that something else created or changed; or another file has the name of the manifest or of the
             previous version.
+        DriveNotMountedError: `target` is on Drive, and none is mounted there, or it was unmounted meanwhile.
         NotEnoughSpaceError, TargetNotWritableError, DriveDisconnectedError: the storage failed.
         DamagedPackError: what was read back differs from what was written.
         DriveError: it was copied, but not uploaded in `upload_timeout_s` seconds. Call this again to continue waiting.
@@ -181,7 +184,11 @@ def publish_file(
 
 
 def _publish(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
-    require_answer(source, to)
+    with required_to_stay(source, to):
+        return _publish_there(source, to, keep_previous=keep_previous, shown=shown)
+
+
+def _publish_there(source: Path, to: str, *, keep_previous: bool, shown: Progress) -> PublishReport[Path]:
     _check_is_file(source)
     target = target_file(to, source.name)
     if place_in(target, source) is not None:
@@ -253,7 +260,12 @@ def await_upload(
     if not report.uploading or isinstance(place, str):
         return report
     file, shown = place, resolve_progress(progress)
-    return run_with_one_remount(lambda: _await_upload(report, file, source, timeout_s, shown), place=file)
+
+    def wait() -> PublishReport[P]:
+        with required_to_stay(file):
+            return _await_upload(report, file, source, timeout_s, shown)
+
+    return run_with_one_remount(wait, place=file)
 
 
 def _await_upload(
@@ -283,8 +295,8 @@ def _md5_published(source: Path, manifest: Manifest | None, cancellation: Cancel
     md5 = _md5_of(source, cancellation)
     if manifest is None or not is_whole(source, manifest, cancellation) or _state(source) != state:
         msg = (
-            f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. Wait "
-            "with flush_drive(), or publish it again."
+            f"'{source}' was published, but has changed since, so there is nothing to compare what arrives with. "
+            "Publish it again."
         )
         raise SourceChangedError(msg)
     return md5
@@ -401,7 +413,9 @@ def _copy(
             # Before free space is asked for: on Drive the leftovers of a dead run count against the account.
             sweep_leftovers_of(target)
             in_place = min(disk_use(workspace.path), state.nbytes) if workspace.resumed else 0
-            check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
+            # Drive's client reports 0 for an account without a limit, too; there only writing tells.
+            if not (_keeps_trash(target) and free_space(target.parent) == 0):
+                check_space(target.parent, state.nbytes - in_place, f"The copy of '{source.name}'")
             temp = workspace.path / target.name
             # The manifest of a pack is kept, because it has the key of the pack and more; so its blocks are used.
             block_bytes = BLOCK_BYTES if known is None else known.block_bytes
@@ -580,6 +594,7 @@ def restore_file(
         SourceNotFoundError: nothing has been published under that name.
         DamagedPackError: no version there is complete; the message says what is wrong with each.
         TargetExistsError: there is another file at `target`.
+        DriveNotMountedError: `published` or `target` is on Drive, and none is mounted there.
         SourceReadError, DriveDisconnectedError: the storage failed, which is no reason to take another version.
         NewerFormatError: a newer colabstage wrote the manifest.
         NotEnoughSpaceError, TargetNotWritableError: the copy could not be written.
@@ -598,7 +613,11 @@ def restore_file(
 
 
 def _restore_version(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
-    require_answer(newest, to)
+    with required_to_stay(newest, to):
+        return _restore_newest(newest, to, overwrite=overwrite, shown=shown)
+
+
+def _restore_newest(newest: Path, to: str, *, overwrite: bool, shown: Progress) -> RestoreReport:
     versions = [newest, previous_path(newest)]
     found = [version for version in versions if version.is_file()]
     if not found:

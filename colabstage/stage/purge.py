@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import (
-    DriveDisconnectedError,
+    DriveError,
     OptionError,
     SourceError,
     TargetNotWritableError,
@@ -116,6 +116,7 @@ def list_datasets(
         local_dir, cache_dir: as for `stage_dataset`.
 
     Raises:
+        DriveNotMountedError: one of them is on Drive, and none is mounted there.
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)
@@ -296,7 +297,7 @@ def purge_datasets(datasets: Sequence[StoredDataset]) -> PurgeReport:
         try:
             # Asked only once, because it takes long to find out that a mount hangs.
             problem = unreachable.get(one.place) or _purge(one)
-        except (DriveDisconnectedError, SourceError, TargetNotWritableError) as error:
+        except (DriveError, SourceError, TargetNotWritableError) as error:
             problem = unreachable[one.place] = str(error).removesuffix(".")
         except OSError as error:
             problem = f"'{one.path}' could not be removed ({error.strerror or error})"
@@ -384,6 +385,7 @@ def sweep_leftovers(
     """Remove what dead runs left unfinished, on this machine and in the cache; return what was removed.
 
     Raises:
+        DriveNotMountedError: one of them is on Drive, and none is mounted there.
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
     base, cache = _places(local_dir, cache_dir)

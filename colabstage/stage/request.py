@@ -15,7 +15,7 @@ from colabstage.io.arguments import check_argument, read_options, takes
 from colabstage.io.redaction import show_address
 from colabstage.io.units import format_bytes, parse_bytes
 from colabstage.io.workspace import short_digest
-from colabstage.machine.mounts import drive_root, place_in
+from colabstage.machine.mounts import drive_root, place_in, require_drive
 from colabstage.machine.platforms import detect_platform
 from colabstage.pack.options import PackArguments, PackOptions, WrittenArguments, remedies_for_batches
 from colabstage.sources.parse import (
@@ -391,14 +391,22 @@ def lock_path(folder: Path) -> Path:
 
 
 def read_cache_dir(cache_dir: str | os.PathLike[str] | None) -> CacheDir:
-    """Check the public `cache_dir=` argument."""
+    """Check the public `cache_dir=` argument.
+
+    Raises:
+        OptionError: it names no place that packs can be written to.
+        DriveNotMountedError: it is on Drive, and none is mounted there.
+    """
     if cache_dir is None:
         return None
     check_argument("cache_dir", cache_dir, "path")
     text = os.fspath(cache_dir)
     if text == "auto":
         return "auto"
-    return _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
+    cache = _read_address(text) if _ADDRESS.match(text) else absolute_path(cache_dir)
+    if isinstance(cache, Path):
+        require_drive(cache)
+    return cache
 
 
 def _read_address(text: str) -> ObjectSource | Path:

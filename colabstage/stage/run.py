@@ -27,7 +27,7 @@ from colabstage.io.pipeline import in_thread
 from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.units import format_bytes, format_count
 from colabstage.io.workspace import find_orphans, open_spool, put_back
-from colabstage.machine.mounts import run_watched
+from colabstage.machine.mounts import required_to_stay, run_watched
 from colabstage.machine.resources import check_space, free_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.pack.execute import animation_notes, pipeline_limits, run_pack, space_for
@@ -176,6 +176,7 @@ def stage_dataset(
 
     Raises:
         SourceNotFoundError, SourceReadError, DriveDisconnectedError: the source cannot be read.
+        DriveNotMountedError: the source, `local_dir` or `cache_dir` is on Drive, and none is mounted there.
         SourceAccessError: a login, a permission or a licence is missing. DriveQuotaError: Drive refuses for now.
         WebPageError: a web page came in place of the data. ChecksumMismatchError: it is another file than asked for.
         MissingDependencyError: this kind of source needs a package; the message has the install line.
@@ -207,18 +208,23 @@ def _stage_watched(first: StageCall, *, wait: bool) -> StagedDataset:
     """Do one call, and once more where the Drive that it needs dies meanwhile and can be mounted again."""
     request = first.request
     if request.drive_path is None:
-        return run_watched(lambda: run_call(first, wait=wait), *request.touched_paths)
+        return run_watched(lambda: _run_there(first, wait=wait), *request.touched_paths)
     notes: list[str] = []
     calls = chain([first], repeat(replace(first, report=StageReport())))
     # Each attempt opens everything again: nothing may be kept open on a mount that has died.
     staged = run_with_one_remount(
-        lambda: run_call(next(calls), wait=wait),
+        lambda: _run_there(next(calls), wait=wait),
         place=request.drive_path,
         touches=request.touched_paths,
         notice=notes.append,
     )
     staged.report.note(*notes)
     return staged
+
+
+def _run_there(call: StageCall, *, wait: bool) -> StagedDataset:
+    with required_to_stay(call.request.folder):
+        return run_call(call, wait=wait)
 
 
 def run_call(call: StageCall, *, wait: bool) -> StagedDataset:

@@ -7,8 +7,9 @@ import pickle
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -25,14 +26,15 @@ from colabstage.errors import (
 from colabstage.machine import drive as drive_module
 from colabstage.machine.drive import ask_drives, flush_drive, mount_drive, refresh_drive
 from colabstage.machine.drive_client import mount_error
-from colabstage.machine.mounts import drive_root, normalise_drive_path
+from colabstage.machine.mounts import drive_root, list_mounts, normalise_drive_path
+from colabstage.simulate.drive import SimulatedDrive
+from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from tests.support.colab import simulated_colab
 from tests.support.colab_machine import ColabKnobs, SimulatedColab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from colabstage.simulate.drive import SimulatedDrive
     from tests.machine.conftest import MakeSilentMount
     from tests.support.colab_machine import Preset
 
@@ -106,8 +108,15 @@ def spoil_with_link(folder: Path) -> Path:
 
 
 def spoil_with_files(folder: Path) -> Path:
-    """A mount point with files in it, one of them where Drive's would be."""
+    """A mount point with a file in it, where Drive's would be."""
     (folder / "drive/My Drive").mkdir(parents=True)
+    (folder / "drive/My Drive/model.pt").write_text("precious")
+    return folder / "drive"
+
+
+def spoil_with_folder(folder: Path) -> Path:
+    """A mount point with a folder that no Drive has."""
+    (folder / "drive/photos").mkdir(parents=True)
     return folder / "drive"
 
 
@@ -127,7 +136,8 @@ def spoil_with_no_parent(folder: Path) -> Path:
     [
         (spoil_with_space, OptionError, "contains a space"),
         (spoil_with_link, OptionError, "symbolic link"),
-        (spoil_with_files, TargetExistsError, "they are not on Drive"),
+        (spoil_with_files, TargetExistsError, r"'My Drive/model\.pt'"),
+        (spoil_with_folder, TargetExistsError, "'photos'"),
         (spoil_with_file, TargetExistsError, "is a file"),
         (spoil_with_no_parent, OptionError, "does not exist"),
     ],
@@ -280,6 +290,18 @@ def test_something_else_at_the_mount_point_is_left_alone(colab: SimulatedColab, 
     assert colab.calls == []
 
 
+def test_googles_client_counts_under_its_other_name_too(
+    colab: SimulatedColab, silent_mount: MakeSilentMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mounted as fuse.drivefs it is a Drive that may hang, and not something else that stands in the way."""
+    monkeypatch.setattr(drive_module, "_PROBE_TIMEOUT_S", 0.3)
+    place = silent_mount(colab.root / "content/drive", "fuse.drivefs").place
+    assert drive_root(place / "MyDrive/a") == place
+    assert normalise_drive_path(place / "My Drive/a") == place / "MyDrive/a"
+    with pytest.raises(DriveDisconnectedError, match="has not answered"):
+        mount_drive(place)
+
+
 def old_client(folder: Path, script: str) -> None:
     """Put a google-drive-ocamlfuse into a folder of programs."""
     program = folder / "google-drive-ocamlfuse"
@@ -310,9 +332,6 @@ def test_the_old_client_gets_its_cache_cleared(
 @pytest.fixture
 def real_colab(tmp_path: Path) -> Iterator[SimulatedColab]:
     """A practice Colab with a Drive that is really mounted, without any waiting."""
-    from colabstage.simulate.drive import SimulatedDrive
-    from colabstage.simulate.knobs import DriveKnobs
-
     drive = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
     with simulated_colab(tmp_path / "machine", drive=drive) as machine:
         yield machine
@@ -320,8 +339,6 @@ def real_colab(tmp_path: Path) -> Iterator[SimulatedColab]:
 
 def practice_drive(colab: SimulatedColab) -> SimulatedDrive:
     """The Drive behind a practice Colab."""
-    from colabstage.simulate.drive import SimulatedDrive
-
     assert isinstance(colab.drive, SimulatedDrive)
     return colab.drive
 
@@ -438,7 +455,7 @@ def test_flushing_uploads_and_mounts_again(real_colab: SimulatedColab) -> None:
     began = time.monotonic()
     report = flush_drive()
     seconds = time.monotonic() - began
-    assert (report.mountpoint, report.remounted, report.problem) == (folder.parent, True, None)
+    assert (report.mountpoint, report.remounted) == (folder.parent, True)
     assert 0 < report.seconds <= seconds
     assert (practice_drive(real_colab).cloud / "MyDrive/model.pt").read_bytes() == b"w" * 1000
     assert ask_drives().folder == folder
@@ -465,19 +482,82 @@ def test_a_flush_that_fails_is_an_error_and_drive_stays(real_colab: SimulatedCol
 
 
 @pytest.mark.fuse
-def test_a_flush_whose_remount_fails_still_counts(real_colab: SimulatedColab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is uploaded; the report says what went wrong afterwards. Refreshing, which needs the mount, fails."""
+@pytest.mark.parametrize("verb", [refresh_drive, flush_drive])
+def test_a_drive_that_does_not_come_back_is_an_error(
+    real_colab: SimulatedColab, monkeypatch: pytest.MonkeyPatch, verb: Callable[[], object]
+) -> None:
+    """Everything is uploaded; but what a loop writes next would be on the local disk, so it must not go on."""
     monkeypatch.setattr(drive_module, "_REMOUNT_WAIT_S", 0.0)
     place = real_colab.root / "content/drive"
     (mount_drive(place) / "a").write_text("x")
     real_colab.knobs = ColabKnobs(remount="fails")
-    report = flush_drive()
-    assert not report.remounted
-    assert "restart the session" in str(report.problem)
+    with pytest.raises(DriveNotMountedError, match="mount failed") as caught:
+        verb()
+    assert f"mount_drive('{place}')" in str(caught.value)
     assert (practice_drive(real_colab).cloud / "MyDrive/a").read_text() == "x"
-    assert real_colab.auth_requests == 3
     real_colab.knobs = ColabKnobs()
-    mount_drive(place)
-    real_colab.knobs = ColabKnobs(remount="fails")
-    with pytest.raises(DriveError, match="ended before"):
-        refresh_drive()
+    assert (mount_drive(place) / "a").read_text() == "x"
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("verb", [refresh_drive, flush_drive])
+@pytest.mark.parametrize(
+    ("preset", "auth", "kind"),
+    [
+        ("colab_subprocess", "granted", NotSupportedHereError),
+        ("colab_cpu", "refused", DriveAuthError),
+        ("colab_cpu", "silent", DriveAuthError),
+    ],
+)
+def test_nothing_is_unmounted_that_could_not_be_mounted_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: Callable[[], object],
+    preset: Preset,
+    auth: Literal["granted", "refused", "silent"],
+    kind: type[ColabstageError],
+) -> None:
+    """In a script, against a refusal, and with nobody there, Drive stays as it is, with what waits to be uploaded."""
+    monkeypatch.setattr(drive_module, "_CONSENT_S", 1.0)
+    drive = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
+    knobs = ColabKnobs(auth=auth, waits_really=True)
+    with simulated_colab(tmp_path / "machine", preset=preset, drive=drive, knobs=knobs) as colab:
+        # By another program, the notebook.
+        folder = colab.root / "content/drive/MyDrive"
+        drive.mount(folder.parent)
+        drive.set_faults(DriveFaults(stall_uploads=True))
+        (folder / "a").write_text("x")
+        with pytest.raises(kind) as caught:
+            verb()
+        assert "drive.flush_and_unmount" not in colab.calls
+        assert caught.type is kind
+        assert drive.is_alive()
+        assert ask_drives().folder == folder
+        drive.set_faults(DriveFaults())
+
+
+@pytest.mark.fuse
+def test_a_script_may_flush_for_good(tmp_path: Path) -> None:
+    """With remount=False nothing has to be mounted again, so it works without a cell."""
+    drive = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
+    with simulated_colab(tmp_path / "machine", preset="colab_subprocess", drive=drive) as script:
+        folder = script.root / "content/drive/MyDrive"
+        drive.mount(folder.parent)
+        (folder / "a").write_text("x")
+        assert not flush_drive(remount=False).remounted
+        assert (drive.cloud / "MyDrive/a").read_text() == "x"
+
+
+@pytest.mark.fuse
+def test_a_script_leaves_a_dead_mount_alone(tmp_path: Path) -> None:
+    """As long as it is there, everything fails; without it, everything would be written to the local disk."""
+    drive = SimulatedDrive(tmp_path / "google", knobs=DriveKnobs.quick())
+    with simulated_colab(tmp_path / "machine", preset="colab_subprocess", drive=drive) as script:
+        place = script.root / "content/drive"
+        drive.mount(place)
+        drive.kill()
+        for verb in (partial(mount_drive, place), refresh_drive):
+            with pytest.raises(NotSupportedHereError):
+                verb()
+        assert script.calls == []
+        assert any(mount.mountpoint == place for mount in list_mounts())

@@ -120,7 +120,7 @@ def test_drive_gets_it_and_the_report_says_that_it_uploads(
     """ "Copied" and "uploaded" are told apart; after a flush the cloud has the bytes."""
     report = publish_file(checkpoint, my_drive / "checkpoints" / "model.pt", progress=False)
     assert report.uploading
-    assert "flush_drive" in str(report)
+    assert "wait_uploaded=True" in str(report)
     assert drive.flush(timeout_s=60)
     assert (drive.cloud / "MyDrive" / "checkpoints" / "model.pt").read_bytes() == checkpoint.read_bytes()
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -209,6 +210,8 @@ class ColabKnobs:
 
     auth: Literal["granted", "refused", "silent"] = "granted"
     """How the permission dialogue ends: granted, refused, or not answered in time."""
+    waits_really: bool = False
+    """Whether a dialogue that is not answered takes the time that the request allows for it; else it ends at once."""
     mount: Literal["works", "root_too_large", "policy_disabled", "client_exits", "hangs", "dies"] = "works"
     """What the Drive client does when it starts."""
     flush: Literal["works", "fails"] = "works"
@@ -289,7 +292,7 @@ class SimulatedColab:
     def request_auth(self, kind: str, *, timeout_s: float | None) -> bool:
         """Ask the front end for a permission, as far as there is a kernel to ask through; whether it was granted.
 
-        Silence is answered at once: nobody wants to practise waiting.
+        Silence is answered at once, unless `knobs.waits_really`: few want to practise waiting.
 
         Raises:
             WaitsForEverError: nobody answers, and the request has no limit.
@@ -306,6 +309,8 @@ class SimulatedColab:
         if self.knobs.auth == "silent" and not timeout_s:
             msg = f"The request {kind!r} would wait for ever."
             raise WaitsForEverError(msg)
+        if self.knobs.auth == "silent" and self.knobs.waits_really and timeout_s is not None:
+            time.sleep(timeout_s)
         return self.knobs.auth == "granted"
 
     def delete_machine(self) -> None:

@@ -25,7 +25,7 @@ from colabstage.io.progress import cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
 from colabstage.io.workspace import only_for, open_spool, open_workspace, put_back, temp_beside
-from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, require_answer
+from colabstage.machine.mounts import drive_root, is_slow_mount, place_in, required_to_stay
 from colabstage.machine.resources import check_space
 from colabstage.machine.watched import run_with_one_remount
 from colabstage.sources.extract.batches import ExtractPlan, plan_extract
@@ -191,6 +191,7 @@ def extract_archive(
             `limits` allow.
         MissingDependencyError: it is a 7z or rar, and no tool or package that reads it is installed.
         NotEnoughSpaceError: it does not fit; with figures, and before the first byte if the archive tells its size.
+        DriveNotMountedError: a path is on Drive, and none is mounted there, or it was unmounted meanwhile.
         TargetNotWritableError: nothing can be written there.
         CancelledError: `cancellation` was used; another call continues where this one stopped.
     """
@@ -200,7 +201,10 @@ def extract_archive(
 
     def extract() -> ExtractReport:
         # On a mount that hangs, any look at it would never return.
-        require_answer(archive, place)
+        with required_to_stay(archive, place):
+            return extract_there()
+
+    def extract_there() -> ExtractReport:
         _check_file(archive)
         # With overwrite, the target would be removed, and the archive with it.
         if os.path.lexists(place) and place_in(archive, place) is not None:
