@@ -182,4 +182,5 @@ def _serve(root: str, at: str, control: str, subtype: str, remembers_s: float) -
 
 
 if __name__ == "__main__":
-    _serve(*sys.argv[1:5], float(sys.argv[5]))
+    _, *texts, seconds = sys.argv
+    _serve(texts[0], texts[1], texts[2], texts[3], float(seconds))
