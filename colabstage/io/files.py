@@ -54,6 +54,8 @@ _HASHED_TOGETHER = 2**20
 _SOON_S = 0.5
 # Errors of a Drive mount that may be gone a moment later.
 _TRANSIENT = frozenset({errno.EIO, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT, errno.EBUSY})
+# What was there a moment ago is not there any more.
+_GONE = frozenset({errno.ENOENT, errno.ESTALE})
 # The client behind the mount is gone; only mounting again helps.
 _DEAD = frozenset({errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNABORTED})
 
@@ -185,7 +187,12 @@ def translate_write_error(error: OSError, target: Path) -> OSError:
             "mount_drive(), then try again."
         )
         return DriveDisconnectedError(msg)
-    msg = f"Cannot write '{target}' ({error.strerror or error}). Choose a place that this user can write to."
+    remedy = "Choose a place that this user can write to."
+    if error.errno in _GONE:
+        remedy = "Another program, or another machine, has removed or replaced it meanwhile: try again."
+    elif error.errno in _TRANSIENT:
+        remedy = "The disk or mount fails: try again, and if it is a mount, mount it again first."
+    msg = f"Cannot write '{target}' ({error.strerror or error}). {remedy}"
     return TargetNotWritableError(msg)
 
 

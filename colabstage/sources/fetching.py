@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from colabstage.errors import DriveError, OptionError, SourceChangedError, SourceError, TargetExistsError, printable
 from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, block_ranges, hash_ranges, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
@@ -101,6 +102,7 @@ Verify = Literal["fast", "full"]
 
 @takes()
 @stops_with(GOES_ON)
+@typed("source", writes=("target",))
 def fetch_files(
     source: SourceArgument,
     target: str | os.PathLike[str],

@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, said_by
+from colabstage.errors import CancelledError, NotStagedError, SourceNotFoundError, WorkersLostError, said_by
 from colabstage.h5.info import read_info
 from colabstage.io.progress import (
     SYSTEM_CLOCK,
@@ -137,6 +137,7 @@ class BackgroundPack:
         """Prepare `work`, which makes the call."""
         self._report = report
         self._progress = _UntilHandedOut(shown)
+        self._wanted = not isinstance(shown, NullProgress)
         self._background = background_of(shown)
         self._planned: Future[PackInfo] = Future()
         self._handed_out: StagedDataset | None = None
@@ -240,16 +241,21 @@ class BackgroundPack:
             self.arrival.check()
             return dataset_h5(self.arrival.readable_path or self.arrival.place, split=split, arrival=self.arrival)
 
-    def wait(self, timeout_s: float | None, progress: bool | Progress) -> StagedDataset:
+    def wait(self, timeout_s: float | None, progress: bool | Progress | None) -> StagedDataset:
         """Return the dataset once all of it is here.
 
         Raises:
             TimeoutError: it is not, after `timeout_s` seconds.
+            WorkersLostError: this process was forked from the one that does the work, whose end is not seen here.
             Exception: whatever ended the work.
         """
+        progress = self._wanted if progress is None else progress
         if self._done.done():
             # A bar would only jump from nothing to the end, below what the caller has printed meanwhile.
             return self._result()
+        if os.getpid() != self._pid:
+            msg = "The dataset is staged by a thread of another process, before a fork. Wait for it there."
+            raise WorkersLostError(msg)
         deadline = None if timeout_s is None else SYSTEM_CLOCK.now() + timeout_s
         shown = resolve_progress(progress)
         # A bar of the same terminal tells what the lines do.

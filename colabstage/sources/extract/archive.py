@@ -19,6 +19,7 @@ from colabstage.errors import (
     printable,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
+from colabstage.io.boundary import typed
 from colabstage.io.files import RetryPolicy, hash_block, make_folder, typed_write_errors
 from colabstage.io.ownership import look_at, put_folder, sweep_orphans
 from colabstage.io.progress import cancellation_of, resolve_progress
@@ -147,6 +148,7 @@ class ExtractReport:
 
 @takes()
 @stops_with(GOES_ON)
+@typed("path", writes=("target",))
 def extract_archive(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str],
