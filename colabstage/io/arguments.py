@@ -20,6 +20,7 @@ import textwrap
 import warnings
 from dataclasses import MISSING, fields, is_dataclass, replace
 from numbers import Real
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
@@ -366,7 +367,7 @@ def _of_library(frame: FrameType) -> bool:
     # Compiled and frozen modules, of which `os` is one, have made-up names in their code.
     file = str(frame.f_globals.get("__file__") or frame.f_code.co_filename)
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-    return file.startswith((*libraries, "<frozen ")) or not _INSTALLED.isdisjoint(file.split(os.sep))
+    return file.startswith((*libraries, "<frozen ")) or not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def _formatted(

@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, OptionError, SourceReadError, said_by
 from colabstage.io.arguments import without_ours
@@ -114,7 +114,9 @@ def _unnamed(error: OSError, sources: list[Path], targets: list[Path]) -> Except
         return translate_read_error(error, str(sources[0]), 1)
     names = listed([str(place) for place in (*sources, *targets)], 4)
     where = f"at one of {names}" if names else "at a file"
-    msg = f"Reading or writing failed {where}: {said_by(error)}. Try again; if it is on a mount, mount that again first."
+    msg = (
+        f"Reading or writing failed {where}: {said_by(error)}. Try again; if it is on a mount, mount that again first."
+    )
     return SourceReadError(msg)
 
 

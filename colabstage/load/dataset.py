@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.errors import OptionError
 from colabstage.h5.info import NamedFields
 from colabstage.io.arguments import check_argument, takes_names
 from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, page
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.units import format_bytes
+from colabstage.io.whole_imports import refuse_import
 from colabstage.load.reading.reader import SplitReader
 
 try:
     from torch.utils.data import Dataset
 except ImportError as error:
-    _msg = "dataset_h5 and make_loader need torch. Install it with: pip install torch"
-    raise MissingDependencyError(_msg) from error
+    refuse_import("torch", "dataset_h5 and make_loader need", error)
 
 from colabstage.load.calling import call_theirs, check_transform, image_for
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError, OptionError
+from colabstage.errors import OptionError
+from colabstage.io.whole_imports import refuse_import
 
 try:
     import torch
     from torch.utils.data import DataLoader, DistributedSampler, Sampler, Subset
 except ImportError as error:
-    _msg = "make_loader needs torch. Install it with: pip install torch"
-    raise MissingDependencyError(_msg) from error
+    refuse_import("torch", "make_loader needs", error)
 
 from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
 from colabstage.io.page import facts_table, notes, page

@@ -13,6 +13,7 @@ from colabstage.io.boundary import typed
 from colabstage.io.page import facts_table, heading, notes, page, table
 from colabstage.io.progress import Readiness
 from colabstage.io.units import NAMES_SHOWN, format_bytes, format_count, format_duration, format_names, format_rate
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.plan import TORCH_REMEDIES, LoaderOptions
 
 if TYPE_CHECKING:
@@ -276,7 +277,8 @@ class StagedDataset:
         if self.arriving is not None:
             return self.arriving.open(split)
         # Imported on use, because it imports torch, which staging does not need.
-        from colabstage.load.dataset import dataset_h5
+        with whole_imports():
+            from colabstage.load.dataset import dataset_h5
 
         return dataset_h5(info.path if self.part is None else self.part.paths, split=split, arrival=self.part)
 
@@ -335,7 +337,8 @@ class StagedDataset:
             SplitNotFoundError, OptionError, NotEnoughSpaceError, TypeError: as `data[split]` and `make_loader`.
         """
         # As above: whoever only stages needs no torch.
-        from colabstage.load.loader import make_loader
+        with whole_imports():
+            from colabstage.load.loader import make_loader
 
         return make_loader(self[split], batch_size, options=options, **arguments)
 

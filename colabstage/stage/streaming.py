@@ -30,6 +30,7 @@ from colabstage.io.progress import (
     withdraw,
 )
 from colabstage.io.units import format_duration, format_rate
+from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import Arrival, UnitOrder, even_window
 from colabstage.load.epoch import Shard
 from colabstage.load.partial import open_whole
@@ -227,7 +228,8 @@ class BackgroundPack:
             SplitNotFoundError: there is no such split.
             Exception: whatever ended the work.
         """
-        from colabstage.load.dataset import dataset_h5
+        with whole_imports():
+            from colabstage.load.dataset import dataset_h5
 
         # After a failure there may still be a file, but only for the next call to continue.
         self.arrival.check()

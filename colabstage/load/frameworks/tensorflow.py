@@ -14,9 +14,9 @@ from weakref import ref
 
 import numpy as np
 
-from colabstage.errors import MissingDependencyError
 from colabstage.io.arguments import takes
 from colabstage.io.pipeline import ThreadPool
+from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import KERAS_REMEDIES, ArrayBatches, ArrayRequest, check_count
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def to_tf_data(
         SourceNotFoundError, PackFormatError, SplitNotFoundError: the file or the split cannot be read.
     """
     try:
-        import tensorflow as tf
+        with whole_imports():
+            import tensorflow as tf
     except ImportError as error:
-        msg = f"to_tf_data needs tensorflow ({error}). Install it with: pip install tensorflow"
-        raise MissingDependencyError(msg) from error
+        refuse_import("tensorflow", "to_tf_data needs", error)
     check_count("epoch", epoch)
     request = ArrayRequest(batch_size, shuffle, seed, drop_last, dtype, one_hot, num_workers, prefetch_factor)
     return begun_late(dataset_of(tf, ArrayBatches(dataset, request, split=split), count(epoch).__next__))
