@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from colabstage.errors import ColabstageError, OptionError, SourceReadError, said_by
-from colabstage.io.arguments import without_ours
+from colabstage.io.callers_code import absolute, closeness, is_callers_own, place_of
 from colabstage.io.files import speaks_of_a_mount, translate_read_error, translate_write_error
 from colabstage.io.units import listed
-from colabstage.io.workspace import is_our_name, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,12 +85,9 @@ def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterabl
     if isinstance(error, ColabstageError) or error.errno is None:
         return error
     sources, targets = list(_places(reads)), list(_places(writes))
-    named = isinstance(error.filename, str | bytes | os.PathLike)
-    place = _absolute(error.filename) if named else None
-    depths = [max((_depth(place, one) for one in ones), default=0) if place else 0 for ones in (sources, targets)]
-    # Code of the caller's has files of its own, but not at the places of the call.
-    if not any(depths) and without_ours(error.__traceback__) is not None:
+    if is_callers_own(error, *sources, *targets):
         return error
+    place = place_of(error)
     if place is None:
         return _unnamed(error, sources, targets)
     if error.errno == errno.ENAMETOOLONG:
@@ -100,14 +96,15 @@ def typed_error(error: OSError, *, reads: Iterable[object] = (), writes: Iterabl
             "beside a target under names somewhat longer than its own. Choose a shorter name."
         )
         return OptionError(msg)
-    was_read = depths[0] > depths[1] or not (any(depths) or writes)
+    read, written = (max((closeness(place, one) for one in ones), default=0) for ones in (sources, targets))
+    was_read = read > written or not (read or written or writes)
     return translate_read_error(error, str(place), 1) if was_read else translate_write_error(error, place)
 
 
 def _unnamed(error: OSError, sources: list[Path], targets: list[Path]) -> Exception:
     """Return the typed error for one that names no path, as those of reading and writing an open file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return translate_write_error(error, next(iter(targets), _absolute(".") / "file"))
+        return translate_write_error(error, next(iter(targets), absolute(".") / "file"))
     if not speaks_of_a_mount(error) and error.errno not in _OF_DISKS:
         return error
     if len(sources) == 1 and not targets:
@@ -120,31 +117,12 @@ def _unnamed(error: OSError, sources: list[Path], targets: list[Path]) -> Except
     return SourceReadError(msg)
 
 
-def _absolute(path: str | bytes | os.PathLike[str]) -> Path:
-    text = os.fsdecode(path)
-    # A current folder that is gone, or on a mount that is, has no path.
-    with contextlib.suppress(OSError):
-        text = os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111 - links stay as they are
-    return Path(text)
-
-
 def _places(given: Iterable[object]) -> Iterator[Path]:
     for one in given:
         if isinstance(one, str | os.PathLike) and "://" not in os.fspath(one):
-            path = _absolute(one)
+            path = absolute(one)
             # What a pattern matches is below what comes before its first wildcard.
             wild = next((number for number, part in enumerate(path.parts) if _WILD & {*part}), len(path.parts))
             yield Path(*path.parts[:wild])
         elif isinstance(one, list | tuple | set | frozenset):
             yield from _places(one)
-
-
-def _depth(place: Path, given: Path) -> int:
-    """Return how closely a path belongs to one that was given, by how many names they have in common; 0 if it does not.
-
-    What belongs to it: what is in it, what colabstage puts beside it, and the folders above it, which are created.
-    """
-    beside = place.name.startswith(given.stem) or is_own(place) or is_our_name(place.name)
-    if place.is_relative_to(given) or given.is_relative_to(place) or (place.is_relative_to(given.parent) and beside):
-        return len(os.path.commonpath([place, given]))
-    return 0

@@ -121,7 +121,7 @@ def _publish_twice(given: Places) -> object:
 
 
 def _read(given: Places) -> object:
-    with make_loader(dataset_h5(given.pack), 4, seed=0) as loader:
+    with make_loader(dataset_h5(given.pack, in_memory=True), 4, seed=0) as loader:
         return [x.shape for x, _ in loader]
 
 
