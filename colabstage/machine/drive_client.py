@@ -548,8 +548,9 @@ def quota_error(error: BaseException, log_size: int) -> DriveQuotaError | None:
         return None
     if not _is_input_output_error(error) or _MARK not in _written_since(log_size):
         return None
+    what = str(error) if ours else ended(said_by(error))
     msg = (
-        f"{ended(str(error) if ours else said_by(error))} The Drive client's log says {_MARK.decode()}: too many downloads of this file in a day, by all its "
+        f"{what} The Drive client's log says {_MARK.decode()}: too many downloads of this file in a day, by all its "
         "users together. Make a copy of it in your own Drive ('Make a copy' on drive.google.com, which resets the "
         "count) and use that, or wait 24 hours; what has arrived is kept."
     )

@@ -84,7 +84,6 @@ def _run(verb: Verb, given: Places) -> str:
     try:
         verb.call(given)
     except ColabstageError as error:
-        assert len(str(error)) > 20
         return type(error).__name__
     return ""
 
