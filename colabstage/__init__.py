@@ -126,8 +126,7 @@ if not TYPE_CHECKING:
         elif name in _HOMES:
             from importlib import import_module
 
-            from colabstage.io.whole_imports import whole_imports
-
+            whole_imports = import_module("colabstage.io.whole_imports").whole_imports
             with whole_imports():
                 value = getattr(import_module(f"colabstage.{_HOMES[name]}"), name)
         else:
