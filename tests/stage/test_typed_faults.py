@@ -153,6 +153,8 @@ def test_a_mount_that_fails_is_a_typed_error(
     [
         ("create", errno.ENOSPC, "target", NotEnoughSpaceError),
         ("rename", errno.EDQUOT, "target", NotEnoughSpaceError),
+        ("write", errno.ENOSPC, "target", NotEnoughSpaceError),
+        ("fsync", errno.EIO, "target", TargetNotWritableError),
         ("readdir", errno.EACCES, "target", TargetNotWritableError),
         ("readdir", errno.ESTALE, "target", TargetNotWritableError),
         ("open", errno.EACCES, "source", SourceReadError),

@@ -20,6 +20,7 @@ import numpy as np
 from colabstage.errors import OptionError
 from colabstage.h5.schema import BOXES, LABELS
 from colabstage.io.arguments import refuse_argument, takes
+from colabstage.io.boundary import typed
 from colabstage.io.pipeline import SOLO
 from colabstage.io.whole_imports import whole_imports
 from colabstage.load.arrival import facts_of, order_of
@@ -497,6 +498,7 @@ def one_hot(y: Any, classes: int) -> NDArray[np.float32]:
     renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_keras(data["train"], 64); training depends on it.'},
 )
+@typed()
 def to_keras(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,

@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from colabstage.io.arguments import takes
+from colabstage.io.boundary import typed
 from colabstage.io.pipeline import ThreadPool
 from colabstage.io.whole_imports import refuse_import, whole_imports
 from colabstage.load.frameworks.arrays import KERAS_REMEDIES, ArrayBatches, ArrayRequest, check_count
@@ -45,6 +46,7 @@ _WIDEST_BYTES = 8
     renamed={"prefetch": "prefetch_factor"},
     remedies={**KERAS_REMEDIES, "batch_size": 'Write to_tf_data(data["train"], 64); training depends on it.'},
 )
+@typed()
 def to_tf_data(
     dataset: dataset_h5 | SplitReader | Files,
     batch_size: int,
