@@ -173,17 +173,18 @@ def format_splits(info: PackInfo) -> str:
     return f"Take one of {', '.join(found)}."
 
 
-def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`.
+def read_info(path: Path, fields: NamedFields | None = None, *, allow_external: bool = False) -> PackInfo:
+    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`.
 
     Raises:
+        ExternalFileError: it leads to files that did not come with it.
         SourceNotFoundError: there is no such file.
         PackFormatError: it is not HDF5, has no `X_<split>`, or lacks a name in `fields`.
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
-    with open_fields(path, fields) as file, reading_contents(path):
+    with open_fields(path, fields, allow_external=allow_external) as file, reading_contents(path):
         return info_of(file, path, fields)
 
 
@@ -223,7 +224,7 @@ def size_of_file(path: Path) -> int:
 
     Raises:
         SourceNotFoundError: there is no such file.
-        PackFormatError: it is a folder.
+        PackFormatError: it is a folder, or a pipe or a device.
     """
     try:
         size = path.stat().st_size
@@ -234,14 +235,19 @@ def size_of_file(path: Path) -> int:
     if path.is_dir():
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
+    # Opening a pipe would wait for somebody to write into it.
+    if not path.is_file():
+        msg = f"'{path}' is not a regular file; expected an HDF5 file, for example the .path of a staged dataset."
+        raise PackFormatError(msg)
     return size
 
 
-def open_h5(path: Path) -> Any:
+def open_h5(path: Path, *, allow_external: bool = False) -> Any:
     """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
 
     Returns:
-        An `h5py.File`; the caller closes it.
+        An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
+        it.
 
     Raises:
         SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
@@ -251,27 +257,27 @@ def open_h5(path: Path) -> Any:
     try:
         # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
-        return open_with_any_locking(path)
+        return open_with_any_locking(path, allow_external=allow_external)
     except ColabstageError:
         raise
     except OSError as error:
         raise _open_error(path, size, error) from error
 
 
-def open_fields(path: Path, fields: NamedFields | None) -> Any:
+def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False) -> Any:
     """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it.
 
     Raises:
         As `open_h5`.
     """
-    file = open_h5(path)
+    file = open_h5(path, allow_external=allow_external)
     y = None if fields is None else fields.y
     # `labels.h5/y` is the dataset y in a file beside this one.
     found = _IN_FILE.fullmatch(y or "")
     if y is None or found is None:
         return file
     try:
-        return _FileBeside(file, open_h5(path.parent / found[1]), y, found[2])
+        return _FileBeside(file, open_h5(path.parent / found[1], allow_external=allow_external), y, found[2])
     except BaseException:
         file.close()
         raise

@@ -21,6 +21,7 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.given import show_content
 from colabstage.layouts.image_boxes import LabelledImage, check_images, detection_table
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import decode_text, read_file, read_files
@@ -268,7 +269,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
             elif "width" in at:
                 points = _box(at["x"], at["y"], at["width"], at["height"])
             else:
-                msg = f"a region is a {at.get('name')!r}; expected polygons and rectangles"
+                msg = f"a region is a {show_content(at.get('name'))}; expected polygons and rectangles"
                 raise ValueError(msg)
             shapes.append(Shape(said[0] if said else "object", points))
         every.append(Annotated(str(one["filename"]), shapes))
@@ -323,7 +324,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
             value, kind = region.get("value") or {}, str(region.get("type"))
             if kind not in ("rectanglelabels", "polygonlabels"):
                 if kind.endswith("labels"):
-                    msg = f"a region is of the type {kind!r}; expected rectanglelabels and polygonlabels"
+                    msg = f"a region is of the type {show_content(kind)}; expected rectanglelabels and polygonlabels"
                     raise ValueError(msg)
                 continue
             size = (int(region["original_height"]), int(region["original_width"]))
@@ -541,7 +542,7 @@ def parse_class_file(text: str, name: str) -> ClassFile:
     try:
         count, width = (0, 0) if shape is None else (int(part) for part in shape)
     except (TypeError, ValueError) as error:
-        raise _odd_names(name, f"kpt_shape is {shape!r}") from error
+        raise _odd_names(name, f"kpt_shape is {show_content(shape)}") from error
     return ClassFile(_in_order(names, name), (count, width))
 
 
@@ -551,9 +552,9 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() for key in names):
         found = {int(key): value for key, value in names.items()}
     else:
-        raise _odd_names(file, f"names are {str(names)[:60]!r}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     if sorted(found) != list(range(len(found))) or not all(isinstance(value, str) for value in found.values()):
-        raise _odd_names(file, f"names are {str(names)[:60]}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     return tuple(found[number] for number in range(len(found)))
 
 

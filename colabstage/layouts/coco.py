@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.given import show_content
 from colabstage.io.units import listed
 from colabstage.layouts.image_boxes import Column, LabelledImage, MissingImagesError, check_images, detection_table
 from colabstage.layouts.names import (
@@ -130,7 +131,7 @@ class _CocoFile(NamedTuple):
             label = numbers[one["category_id"]]
             if labels.setdefault(one["image_id"], label) != label:
                 msg = (
-                    f"'{self.entry.name}' gives the image {one['image_id']!r} two categories; expected one for each. "
+                    f"'{self.entry.name}' gives the image {show_content(one['image_id'])} two categories; expected one for each. "
                     "Give layout= a function that makes several labels of them."
                 )
                 raise BrokenDatasetError(msg)
@@ -151,9 +152,11 @@ class _CocoFile(NamedTuple):
                     place, box.number, "has an image_id or category_id that is neither a number nor a word"
                 )
             if box.image not in known:
-                raise self.broken(place, box.number, f"is of the image {box.image!r}, which is not listed")
+                raise self.broken(place, box.number, f"is of the image {show_content(box.image)}, which is not listed")
             if box.category not in numbers:
-                raise self.broken(place, box.number, f"is of the category {box.category!r}, which is not listed")
+                raise self.broken(
+                    place, box.number, f"is of the category {show_content(box.category)}, which is not listed"
+                )
             try:
                 x, y, width, height = (float(value) for value in box.bbox)
                 # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
@@ -173,7 +176,7 @@ class _CocoFile(NamedTuple):
 
     def broken(self, place: int, number: Any, what: str) -> BrokenDatasetError:
         return BrokenDatasetError(
-            f"'{self.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
+            f"'{self.entry.name}': annotation {place} (id {show_content(number)}) {what}; expected image_id, category_id and "
             "bbox [x, y, width, height] in pixels."
         )
 

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.io.given import show_content
 from colabstage.io.units import left_out
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
 from colabstage.layouts.class_folders import decode_npy
@@ -244,7 +245,7 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
     odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
         msg = (
-            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is not a label; expected one number or "
+            f"'{address}.json' has {show_content(found[odd])} under '{odd}', which is not a label; expected one number or "
             "word. Give layout= a function that reads it."
         )
         raise BrokenDatasetError(msg)
