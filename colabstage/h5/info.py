@@ -39,6 +39,7 @@ from colabstage.h5.schema import (
 )
 from colabstage.h5.untrusted import (
     HeapReferences,
+    check_extent,
     check_heaps,
     check_type,
     element_dtype,
@@ -414,6 +415,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     # Before anything else asks for the dtype, which fails without saying which dataset it is.
     if isinstance(node, h5py.Dataset):
         check_type(node, name, path)
+        check_extent(node, name, path)
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
         return _read_boxes(node, name)
     if isinstance(node, h5py.Group):

@@ -25,6 +25,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.io.files import translate_read_error
+from colabstage.io.units import format_bytes
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
 
     HeadReader = Callable[[int], tuple[int, ...]]
     from collections.abc import Sequence
+
+# A file of a few bytes may claim a dataset of any length.
+_FEW_ROWS = 1 << 27
+_MOST_ROWS = 1 << 34
+_MOST_PACKED = 2000
 
 # A heap begins with its signature, version 1 and three zeros.
 HEAP = b"GCOL\x01\0\0\0"
@@ -120,6 +126,26 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
             f"not have ({error}); expected numbers. Store them as numbers of 8 to 64 bits."
         )
         raise PackFormatError(msg) from error
+
+
+def check_extent(dataset: Any, name: str, path: Path) -> None:
+    """Make sure that an open dataset of very many rows has been written: a number for each of them takes memory.
+
+    Raises:
+        PackFormatError: it claims more rows than its file can hold.
+    """
+    rows = dataset.shape[0] if dataset.shape else 0
+    if rows <= _FEW_ROWS:
+        return
+    # Those of virtual ones and in external storage have no bytes of their own; no filter packs as much as this.
+    held = _MOST_ROWS if dataset.is_virtual or dataset.external else _MOST_PACKED * dataset.id.get_storage_size()
+    if rows * dataset.dtype.itemsize > held:
+        msg = (
+            f"{name} in '{path}' claims {rows:,} rows, which were not written: it has "
+            f"{format_bytes(dataset.id.get_storage_size())} in the file. Write the rows first, or copy those that were "
+            "into another file."
+        )
+        raise PackFormatError(msg)
 
 
 def is_elsewhere(dataset: Any, file: Any) -> bool:

@@ -25,6 +25,7 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError, SourceR
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     HeapReferences,
+    check_extent,
     check_parts,
     check_type,
     follow,
@@ -529,6 +530,7 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
             seen.add((info.fileno, info.addr))
             if isinstance(node, h5py.Dataset):
                 check_type(node, key, path)
+                check_extent(node, key, path)
                 check_parts(node, key, path)
         except PackFormatError as error:
             yield key, error
