@@ -29,6 +29,7 @@
     ├── TargetNotWritableError (PermissionError)
     ├── TargetExistsError      (FileExistsError)       something that is not ours stands in the way
     ├── PackFormatError        (ValueError)            the file is not a pack that this version reads
+    │   ├── ExternalFileError                          it leads to a file that did not come with it
     │   └── NewerFormatError
     ├── DamagedPackError       (OSError)               the file is a pack, but not whole
     ├── SplitNotFoundError     (KeyError)

@@ -148,8 +148,8 @@ def numbers_as_names(count: int, what: str) -> list[str]:
     """
     if count > _MOST_NUMBERS:
         msg = (
-            f"{what} has the class {show_content(count - 1)}, and nothing names so many. Number the classes from 0, and "
-            "give their names in data.yaml."
+            f"{what} has the class {show_content(count - 1)}, and nothing names so many. Number the classes from 0, "
+            "and give their names in data.yaml."
         )
         raise BrokenDatasetError(msg)
     return [str(number) for number in range(count)]

@@ -154,7 +154,8 @@ def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     whole = _whole_cells(cells) or []
     large = next((cell for cell, number in zip(cells, whole, strict=True) if not -(2**63) <= number < 2**63), None)
     if large is not None:
-        msg = f"'{name}' has the label {show_content(large)[1:-1]}, which does not fit into 64 bits. Write such labels as words."
+        shown = show_content(large)
+        msg = f"'{name}' has the label {shown}, which does not fit into 64 bits. Write such labels as words."
         raise LayoutError(msg)
     return np.array(whole, np.int64)
 
@@ -197,10 +198,8 @@ def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
     seen: dict[str, str] = {}
     for word in classes:
         if word.isascii() and word.isdecimal() and seen.setdefault(word.lstrip("0"), word) != word:
-            msg = (
-                f"'{name}' has the labels '{seen[word.lstrip('0')]}' and '{word}', which are the same number. Write it in one "
-                "way."
-            )
+            other = seen[word.lstrip("0")]
+            msg = f"'{name}' has the labels '{other}' and '{word}', which are the same number. Write it in one way."
             raise LayoutError(msg)
     return values, classes
 
