@@ -9,6 +9,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import (
@@ -57,7 +58,6 @@ from colabstage.trees.tree import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     import numpy as np
 
@@ -513,6 +513,7 @@ def _texts(file: Any, name: str) -> tuple[str, ...]:
     if name not in file:
         return ()
     # Files from other tools may hold strings of variable length, whose references HDF5 follows unchecked.
+    check_extent(file[name], name, Path(file.filename))
     HeapReferences(file[name], name).check()
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 

@@ -13,6 +13,7 @@ memory, or allocate gigabytes.
 from __future__ import annotations
 
 import functools
+import math
 import struct
 import threading
 import uuid
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # A file of a few bytes may claim a dataset of any length.
-_FEW_ROWS = 1 << 27
-_MOST_ROWS = 1 << 34
+_FEW = 1 << 27
+_MOST_ELSEWHERE = 1 << 40
 _MOST_PACKED = 2000
 
 # A heap begins with its signature, version 1 and three zeros.
@@ -129,21 +130,22 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
 
 
 def check_extent(dataset: Any, name: str, path: Path) -> None:
-    """Make sure that an open dataset of very many rows has been written: a number for each of them takes memory.
+    """Make sure that an open dataset of very many, or very long, rows has been written: reading them takes memory.
 
     Raises:
-        PackFormatError: it claims more rows than its file can hold.
+        PackFormatError: it claims more than its file can hold.
     """
     rows = dataset.shape[0] if dataset.shape else 0
-    if rows <= _FEW_ROWS:
+    # Neither many rows nor long ones.
+    if max(rows, math.prod(dataset.shape[1:])) <= _FEW:
         return
     # Those of virtual ones and in external storage have no bytes of their own; no filter packs as much as this.
-    held = _MOST_ROWS if dataset.is_virtual or dataset.external else _MOST_PACKED * dataset.id.get_storage_size()
-    if rows * dataset.dtype.itemsize > held:
+    held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * dataset.id.get_storage_size()
+    if math.prod(dataset.shape) * dataset.dtype.itemsize > held:
         msg = (
-            f"{name} in '{path}' claims {rows:,} rows, which were not written: it has "
-            f"{format_bytes(dataset.id.get_storage_size())} in the file. Write the rows first, or copy those that were "
-            "into another file."
+            f"{name} in '{path}' claims to be of the shape {dataset.shape}, which was not written: it has "
+            f"{format_bytes(dataset.id.get_storage_size())} in the file. Write it first, or copy what was written into "
+            "another file."
         )
         raise PackFormatError(msg)
 

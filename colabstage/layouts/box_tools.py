@@ -384,7 +384,20 @@ def xml_parser(refuse: Callable[[str], NoReturn]) -> expat.XMLParserType:
 
 _XML_ENCODING = re.compile(rb"""<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._-]{1,40})["']""")
 # What Python calls the encodings whose characters have several bytes, which expat does not know.
-_MULTI_BYTE = ("gb", "big5", "shift_jis", "euc_", "iso2022_", "cp932", "cp949", "cp950", "johab", "hz")
+_MULTI_BYTE = (
+    "gb",
+    "big5",
+    "shift_jis",
+    "euc_",
+    "iso2022_",
+    "cp932",
+    "cp949",
+    "cp950",
+    "johab",
+    "hz",
+    "utf-7",
+    "utf-32",
+)
 
 
 def xml_text(content: bytes) -> bytes | str:

@@ -247,7 +247,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
         parser.Parse(xml_text(content), True)
     except expat.ExpatError as error:
         fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
-    except (ValueError, LookupError) as error:
+    except (UnicodeError, LookupError) as error:
         fail(f"it is not text in the encoding that it declares ({error})", 1, error)
     root = builder.close()
     try:
