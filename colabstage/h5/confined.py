@@ -210,7 +210,9 @@ class Reach:
             return False
         # The folder may be the one of all the user's files. A full path inside it names one that did not come with the
         # dataset, unless it is beside the file, where writers give full paths for short ones.
-        return not Path(written).is_absolute() or found == (_home(node).parent / place.name).resolve()
+        home = _home(node)
+        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
+        return not Path(written).is_absolute() or found in beside
 
     def _refusal(self, target: str) -> ExternalFileError:
         if self._path is None:

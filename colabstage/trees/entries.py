@@ -422,7 +422,7 @@ def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
 
 
 # Each folder of a name is known by its whole name, so a name of many is much more in memory than in the archive.
-_MOST_FOLDERS = 200
+MOST_FOLDERS = 200
 
 
 def clean_member_name(archive: str, raw: str) -> str:
@@ -445,7 +445,7 @@ def _needs_a_closer_look(raw: str) -> bool:
     """Tell whether a name may break a rule or have parts to drop. Ten times as fast as a regular expression of the
     rules."""
     return (
-        len(raw) > _MOST_FOLDERS
+        len(raw) > MOST_FOLDERS
         or raw[:1] in ("", "/", ".")
         or raw[1:2] == ":"
         or raw[-1] == "/"
@@ -477,7 +477,7 @@ def _name_fault(raw: str, *, folder: bool = False) -> str | None:
         (raw.startswith("/"), "its name is absolute"),
         (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
         (not folder and posixpath.normpath(raw) == ".", "it is a file without a name"),
-        (raw.count("/") > _MOST_FOLDERS, f"it is in more than {_MOST_FOLDERS} folders, one in the other"),
+        (raw.count("/") > MOST_FOLDERS, f"it is in more than {MOST_FOLDERS} folders, one in the other"),
         (not folder and raw.endswith("/"), "it is a file, but its name ends in a slash like a folder's"),
     )
     return next((reason for broken, reason in faults if broken), None)
