@@ -186,11 +186,12 @@ def test_packing_reads_no_other_file(tmp_path: Path, way: Any, verb: str) -> Non
     """Rows come out of files of the folder or there is an error; what `dataset_h5` may read can be packed."""
     target = write_target(tmp_path / "home" / "key0.h5", raw=way is storage)
     path = write_file(tmp_path / "downloads" / "data.h5", way, str(target))
+    made: Callable[[], object] = {
+        "pack": lambda: pack_dataset(path, tmp_path / "out.h5", progress=False),
+        "stage": lambda: stage_dataset(path, local_dir=tmp_path / "local", cache_dir=None, progress=False),
+    }[verb]
     with pytest.raises(LayoutError) as caught:
-        if verb == "pack":
-            pack_dataset(path, tmp_path / "out.h5", progress=False)
-        else:
-            stage_dataset(path, local_dir=tmp_path / "local", cache_dir=None, progress=False)
+        made()
     assert str(target) in str(caught.value)
     assert not (tmp_path / "out.h5").exists()
     pack_dataset(dataset_h5(path, allow_external=True), tmp_path / "out.h5", progress=False)
