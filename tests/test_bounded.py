@@ -36,7 +36,7 @@ LIMIT_S = 40
 def _answer(call: str, arguments: list[str], answers: Any) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30,) * 2)
     try:
-        exec(call, vars(colabstage) | {name: getattr(colabstage, name) for name in VERBS} | {"given": arguments})
+        exec(call, VERBS | {"given": arguments})
         answers.send(("fine", 0))
     except ColabstageError as error:
         answers.send((type(error).__name__, len(str(error))))
@@ -44,7 +44,13 @@ def _answer(call: str, arguments: list[str], answers: Any) -> None:
         answers.send((f"untyped: {error!r:.200}", 0))
 
 
-VERBS = ("pack_dataset", "fetch_files", "dataset_h5", "make_loader")
+# Here, so that they are imported once.
+VERBS = {
+    "pack_dataset": colabstage.pack_dataset,
+    "fetch_files": colabstage.fetch_files,
+    "dataset_h5": colabstage.dataset_h5,
+    "make_loader": colabstage.make_loader,
+}
 
 
 def outcome(call: str, *arguments: object, limit_s: float = LIMIT_S) -> str:

@@ -46,20 +46,20 @@ def show_content(value: object, most: int = _LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _pieces(value: object, depth: int = 0) -> Iterator[str]:
+def _pieces(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield what `repr` joins, from the front; of what is neither a container nor a plain value, its type."""
     kind = type(value)
     if depth > _DEEPEST:
         # A list may hold itself.
         yield "…"
     elif kind in (list, tuple, set, frozenset) and value:
-        opening, closing = {list: "[]", tuple: "()"}.get(kind, "{}")
-        yield opening
+        marks = {list: "[]", tuple: "()"}.get(kind, "{}")
+        yield marks[0]
         for number, item in enumerate(value):
             if number:
                 yield ", "
             yield from _pieces(item, depth + 1)
-        yield ("," if kind is tuple and len(value) == 1 else "") + closing
+        yield ("," if kind is tuple and len(value) == 1 else "") + marks[1]
     elif kind is dict:
         yield "{"
         for number, (key, item) in enumerate(value.items()):

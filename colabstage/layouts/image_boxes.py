@@ -125,11 +125,12 @@ def detection_table(
 
 def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
     """Tell of each value whether it is one of a type, rounded; what no number is has to stay so."""
-    if np.issubdtype(dtype, np.floating):
-        return ~np.isfinite(values) | (np.abs(values) <= float(np.finfo(dtype).max))  # type: ignore[arg-type]
-    limits = np.iinfo(dtype)  # type: ignore[type-var]
+    kind: Any = dtype
+    if np.issubdtype(kind, np.floating):
+        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
+    limits = np.iinfo(kind)
     # As floats, the largest of 64 bits is one too many.
-    return (values >= float(limits.min)) & (values < float(limits.max) + 1)
+    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
 
 
 def _size_of(image: LabelledImage) -> tuple[int, int]:
