@@ -249,7 +249,7 @@ def wide_archive(path: Path, count: int) -> None:
 def wide_parquet(path: Path, count: int) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
-    columns = {"image": [f"a{n}.png" for n in range(6)], "label": ["x", "y"] * 3}
+    columns: dict[str, list[Any]] = {"image": [f"a{n}.png" for n in range(6)], "label": ["x", "y"] * 3}
     columns |= {f"c{number}": [0.5] * 6 for number in range(count)}
     parquet.write_table(pyarrow.table(columns), images(path) / "labels.parquet")
 
@@ -431,8 +431,9 @@ def test_values_in_messages_are_short() -> None:
         begun = time.monotonic()
         assert 0 < len(show_content(value)) <= 80
         assert time.monotonic() - begun < 1
-    for value in ([1, "a", None], {"a": (1,)}, (), {}, set(), {1}, [1.5, True], b"\0", "it's", ((),)):
-        assert show_content(value) == repr(value)
+    plain: tuple[Any, ...] = ([1, "a", None], {"a": (1,)}, (), {}, set(), {1}, [1.5, True], b"\0", "it's", ((),))
+    for one in plain:
+        assert show_content(one) == repr(one)
     assert "hunter2" not in show_content(["https://me:hunter2@example.org/a.zip"])
 
 

@@ -48,7 +48,7 @@ def show_content(value: object, most: int = _LONGEST) -> str:
 
 def _pieces(value: Any, depth: int = 0) -> Iterator[str]:
     """Yield what `repr` joins, from the front; of what is neither a container nor a plain value, its type."""
-    kind = type(value)
+    kind: Any = type(value)
     if depth > _DEEPEST:
         # A list may hold itself.
         yield "…"

@@ -594,7 +594,7 @@ class Loader(Iterated, _Base):
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
-            if not _is_same(theirs.get(name), ours.get(name)) and not (
+            if not np.array_equal(theirs.get(name), ours.get(name)) and not (
                 shared_alike and name in ("batch_size", "world_size")
             ):
                 raise OptionError(_why_refused(name, theirs.get(name), ours.get(name), epoch))
@@ -672,14 +672,6 @@ def _forget_look(loader: weakref.ref[Loader], look: _EpochPlace, begun_at: _Epoc
 _PLACE = ("epoch", "batches_done")
 # What an order by units, or by blocks, of a pack that is not all here consists of.
 _ARRIVING = ("unit_order", "units", "window_units", "together")
-
-
-def _is_same(given: object, own: object) -> bool:
-    try:
-        return bool(given == own)
-    # An array has no single answer.
-    except ValueError:
-        return False
 
 
 def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) -> str:
