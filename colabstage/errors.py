@@ -29,6 +29,7 @@
     ├── TargetNotWritableError (PermissionError)
     ├── TargetExistsError      (FileExistsError)       something that is not ours stands in the way
     ├── PackFormatError        (ValueError)            the file is not a pack that this version reads
+    │   ├── ExternalFileError                          it leads to a file that did not come with it
     │   └── NewerFormatError
     ├── DamagedPackError       (OSError)               the file is a pack, but not whole
     ├── SplitNotFoundError     (KeyError)
@@ -141,12 +142,21 @@ def _escaped(match: re.Match[str]) -> str:
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
+# Characters of a message, and how many of them are its end.
+_LONGEST = 8000
+_ENDING = 1000
+
+
 class ColabstageError(Exception):
     """Base of every error raised on purpose by colabstage."""
 
     def __str__(self) -> str:
         # KeyError shows its argument quoted; a sentence reads better plain.
-        return printable(str(self.args[0])) if self.args else ""
+        text = str(self.args[0]) if self.args else ""
+        # A name or a line of somebody's file may be of any length; what to do about it is at the end.
+        if len(text) > _LONGEST:
+            text = f"{text[: -_ENDING + _LONGEST]} … {text[-_ENDING:]}"
+        return printable(text)
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks for this: in a cell, what is below the caller's own line explains nothing to the caller.
@@ -270,6 +280,10 @@ class TargetExistsError(ColabstageError, FileExistsError):
 
 class PackFormatError(ColabstageError, ValueError):
     """The file is not a pack, or not one that can be read."""
+
+
+class ExternalFileError(PackFormatError):
+    """An HDF5 file leads to a file that did not come with it; the message names that, and what allows it."""
 
 
 class NewerFormatError(PackFormatError):

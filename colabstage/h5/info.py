@@ -9,6 +9,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colabstage.errors import (
@@ -39,6 +40,7 @@ from colabstage.h5.schema import (
 )
 from colabstage.h5.untrusted import (
     HeapReferences,
+    check_extent,
     check_heaps,
     check_type,
     element_dtype,
@@ -56,7 +58,6 @@ from colabstage.trees.tree import HEAD_BYTES, describe_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     import numpy as np
 
@@ -173,17 +174,18 @@ def format_splits(info: PackInfo) -> str:
     return f"Take one of {', '.join(found)}."
 
 
-def read_info(path: Path, fields: NamedFields | None = None) -> PackInfo:
-    """Read what a file holds: all its splits, or the one of `fields`.
+def read_info(path: Path, fields: NamedFields | None = None, *, allow_external: bool = False) -> PackInfo:
+    """Read what a file holds: all its splits, or the one of `fields`; `allow_external`: as of `dataset_h5`.
 
     Raises:
+        ExternalFileError: it leads to files that did not come with it.
         SourceNotFoundError: there is no such file.
         PackFormatError: it is not HDF5, has no `X_<split>`, or lacks a name in `fields`.
         NewerFormatError: a newer colabstage wrote it.
         DamagedPackError: it is HDF5, but cut off or broken.
     """
     # Only headers are read: a pack of terabytes on a mount opens in a few small reads.
-    with open_fields(path, fields) as file, reading_contents(path):
+    with open_fields(path, fields, allow_external=allow_external) as file, reading_contents(path):
         return info_of(file, path, fields)
 
 
@@ -223,7 +225,7 @@ def size_of_file(path: Path) -> int:
 
     Raises:
         SourceNotFoundError: there is no such file.
-        PackFormatError: it is a folder.
+        PackFormatError: it is a folder, or a pipe or a device.
     """
     try:
         size = path.stat().st_size
@@ -234,14 +236,19 @@ def size_of_file(path: Path) -> int:
     if path.is_dir():
         msg = f"'{path}' is a folder; expected an HDF5 file, for example the .path of a staged dataset."
         raise PackFormatError(msg)
+    # Opening a pipe would wait for somebody to write into it.
+    if not path.is_file():
+        msg = f"'{path}' is not a regular file; expected an HDF5 file, for example the .path of a staged dataset."
+        raise PackFormatError(msg)
     return size
 
 
-def open_h5(path: Path) -> Any:
+def open_h5(path: Path, *, allow_external: bool = False) -> Any:
     """Open a file with h5py for reading; without HDF5's file lock where the lock is refused.
 
     Returns:
-        An `h5py.File`; the caller closes it.
+        An `h5py.File`, whose names lead to files of its own folder, or with `allow_external` to any; the caller closes
+        it.
 
     Raises:
         SourceNotFoundError, PackFormatError, DamagedPackError: as for `read_info`.
@@ -251,27 +258,27 @@ def open_h5(path: Path) -> Any:
     try:
         # Before HDF5 follows anything: a damaged heap in a file from elsewhere can crash the process.
         check_heaps(path)
-        return open_with_any_locking(path)
+        return open_with_any_locking(path, allow_external=allow_external)
     except ColabstageError:
         raise
     except OSError as error:
         raise _open_error(path, size, error) from error
 
 
-def open_fields(path: Path, fields: NamedFields | None) -> Any:
+def open_fields(path: Path, fields: NamedFields | None, *, allow_external: bool = False) -> Any:
     """Open a file as `open_h5` does, so that the names in `fields` are found, also where targets lie beside it.
 
     Raises:
         As `open_h5`.
     """
-    file = open_h5(path)
+    file = open_h5(path, allow_external=allow_external)
     y = None if fields is None else fields.y
     # `labels.h5/y` is the dataset y in a file beside this one.
     found = _IN_FILE.fullmatch(y or "")
     if y is None or found is None:
         return file
     try:
-        return _FileBeside(file, open_h5(path.parent / found[1]), y, found[2])
+        return _FileBeside(file, open_h5(path.parent / found[1], allow_external=allow_external), y, found[2])
     except BaseException:
         file.close()
         raise
@@ -408,6 +415,7 @@ def _read_field(file: Any, name: str, path: Path) -> FieldInfo:
     # Before anything else asks for the dtype, which fails without saying which dataset it is.
     if isinstance(node, h5py.Dataset):
         check_type(node, name, path)
+        check_extent(node, name, path)
     if isinstance(node, h5py.Group) and BOXES in node and OFFSETS in node:
         return _read_boxes(node, name)
     if isinstance(node, h5py.Group):
@@ -505,6 +513,7 @@ def _texts(file: Any, name: str) -> tuple[str, ...]:
     if name not in file:
         return ()
     # Files from other tools may hold strings of variable length, whose references HDF5 follows unchecked.
+    check_extent(file[name], name, Path(file.filename))
     HeapReferences(file[name], name).check()
     return tuple(raw.decode() if isinstance(raw, bytes) else str(raw) for raw in file[name][()].tolist())
 

@@ -13,12 +13,12 @@ memory, or allocate gigabytes.
 from __future__ import annotations
 
 import functools
-import os
+import math
 import struct
 import threading
 import uuid
-from collections import OrderedDict, deque
-from contextlib import contextmanager, nullcontext
+from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ import numpy as np
 
 from colabstage.errors import ColabstageError, DamagedPackError, PackFormatError
 from colabstage.io.files import translate_read_error
+from colabstage.io.units import format_bytes
 from colabstage.trees.tree import LocalBytes
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 
     HeadReader = Callable[[int], tuple[int, ...]]
     from collections.abc import Sequence
+
+# A file of a few bytes may claim a dataset of any length.
+_FEW = 1 << 27
+_MOST_ELSEWHERE = 1 << 40
+_MOST_PACKED = 2000
 
 # A heap begins with its signature, version 1 and three zeros.
 HEAP = b"GCOL\x01\0\0\0"
@@ -55,24 +61,24 @@ _REFERENCES_READ = 65_536
 # Where rows are further apart than this, on average, their references are read one by one.
 _DENSE = 64
 
-# Virtual datasets may refer to virtual datasets; nobody nests them this deep, so this is a cycle.
-_MAX_DEPTH = 16
+
+def open_with_any_locking(path: Path, *, allow_external: bool = False) -> Any:
+    """Open with the default locking; where that is refused, without.
+
+    What the file leads to is read if it is in its folder, or below that; with `allow_external` wherever it is.
+    """
+    # h5py is imported only by what opens a file.
+    from colabstage.h5.confined import ConfinedFile, Reach, with_any_locking
+
+    reach = Reach(path, str(path), anywhere=allow_external)
+    return with_any_locking(functools.partial(ConfinedFile, path, reach))
 
 
-def open_with_any_locking(path: Path) -> Any:
-    """Open with the default locking; where that is refused, without."""
-    import h5py
+def open_alone(file: Any, label: str) -> Any:
+    """Open an object that has the bytes of an HDF5 file, which may lead to no other."""
+    from colabstage.h5.confined import ConfinedFile, Reach
 
-    # Not without locks from the start: HDF5 opens a file a second time in one process only with the same choice, and
-    # the user's own code has the default. Network file systems refuse locks, and so does a file that is being written.
-    for locking in (None, False):
-        try:
-            return h5py.File(path, "r", locking=locking)
-        except OSError as error:
-            if "lock" not in str(error):
-                raise
-    # The process may have it open with `locking=True`, and HDF5 then accepts nothing else.
-    return h5py.File(path, "r", locking=True)
+    return ConfinedFile(file, Reach(None, label))
 
 
 def follow(file: Any, name: str, path: Path) -> Any:
@@ -123,29 +129,25 @@ def check_type(dataset: Any, name: str, path: Path) -> None:
         raise PackFormatError(msg) from error
 
 
-def leads_elsewhere(file: Any, name: str) -> bool:
-    """Return whether a path in a file goes through an external link, without opening what it leads to."""
-    import h5py
+def check_extent(dataset: Any, name: str, path: Path) -> None:
+    """Make sure that an open dataset of very many, or very long, rows has been written: reading them takes memory.
 
-    group, parts, links = file["/"], deque(name.split("/")), 0
-    while parts and links <= _MAX_DEPTH:
-        part = parts.popleft()
-        if part in ("", "."):
-            continue
-        link = group.get(part, getlink=True)
-        if isinstance(link, h5py.ExternalLink):
-            return True
-        if isinstance(link, h5py.SoftLink):
-            # It may go on through other links, an external one among them.
-            links += 1
-            parts.extendleft(reversed(link.path.split("/")))
-            group = file["/"] if link.path.startswith("/") else group
-            continue
-        node = None if link is None else group[part]
-        if not isinstance(node, h5py.Group):
-            return False
-        group = node
-    return False
+    Raises:
+        PackFormatError: it claims more than its file can hold.
+    """
+    rows = dataset.shape[0] if dataset.shape else 0
+    # Neither many rows nor long ones.
+    if max(rows, math.prod(dataset.shape[1:])) <= _FEW:
+        return
+    # Those of virtual ones and in external storage have no bytes of their own; no filter packs as much as this.
+    held = _MOST_ELSEWHERE if dataset.is_virtual or dataset.external else _MOST_PACKED * dataset.id.get_storage_size()
+    if math.prod(dataset.shape) * dataset.dtype.itemsize > held:
+        msg = (
+            f"{name} in '{path}' claims to be of the shape {dataset.shape}, which was not written: it has "
+            f"{format_bytes(dataset.id.get_storage_size())} in the file. Write it first, or copy what was written into "
+            "another file."
+        )
+        raise PackFormatError(msg)
 
 
 def is_elsewhere(dataset: Any, file: Any) -> bool:
@@ -162,66 +164,17 @@ def home_of(dataset: Any, path: Path) -> Path | None:
     return None if home == path or home.samefile(path) else home
 
 
-def check_parts(dataset: Any, name: str, path: Path, *, depth: int = 0) -> None:
+def check_parts(dataset: Any, name: str, path: Path) -> None:
     """Make sure that all files exist that hold values of an open dataset.
 
     Raises:
         PackFormatError: one is missing or too short; HDF5 would make up its values.
     """
-    if dataset.is_virtual:
-        # With a prefix HDF5 searches where the user told it to, which cannot be predicted here.
-        if "HDF5_VDS_PREFIX" not in os.environ:
-            _check_sources(dataset, name, path, depth)
-    elif dataset.external and "HDF5_EXTFILE_PREFIX" not in os.environ:
-        _check_external(dataset, name, path)
+    from colabstage.h5.confined import Reach
 
-
-def _check_sources(dataset: Any, name: str, path: Path, depth: int) -> None:
-    own = Path(dataset.file.filename)
-    wanted: dict[str, set[str]] = {}
-    # Not `dataset.virtual_sources()`, which fails where the selection of a source is empty.
-    properties = dataset.id.get_create_plist()
-    for number in range(properties.get_virtual_count()):
-        written, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
-        # %b is a pattern: the dataset is as long as the files that HDF5 finds, so none of them can be missing.
-        if "%b" not in written and "%b" not in part:
-            wanted.setdefault(written, set()).add(part)
-    for written, parts in wanted.items():
-        found = (
-            own if written == "." else next((place for place in _source_paths(written, own) if place.is_file()), None)
-        )
-        if found is None:
-            raise _missing(name, path, f"is put together from '{written}', which is not there")
-        if depth > _MAX_DEPTH:
-            raise _missing(name, path, "is put together from itself")
-        with nullcontext(dataset.file) if written == "." else open_with_any_locking(found) as file:
-            for part in sorted(parts):
-                source = file.get(part)
-                if source is None:
-                    raise _missing(name, path, f"is put together from '{part}' in '{found}', which is not there")
-                check_parts(source, name, path, depth=depth + 1)
-
-
-def _source_paths(written: str, own: Path) -> Iterable[Path]:
-    """Return where HDF5 looks for the source of a virtual dataset, in HDF5's order."""
-    given = Path(written)
-    bare = Path(given.name) if given.is_absolute() else given
-    return [*([given] if given.is_absolute() else []), own.parent / bare, bare]
-
-
-def _check_external(dataset: Any, name: str, path: Path) -> None:
-    left = int(dataset.nbytes)
-    for written, offset, size in dataset.external:
-        # The last file may have no limit, which h5py gives as a very large size.
-        wanted = min(left, int(size))
-        try:
-            there = Path(os.fsdecode(written)).stat().st_size
-        except OSError as error:
-            raise _missing(name, path, f"is in '{written}', which cannot be read ({error})") from error
-        if there < int(offset) + wanted:
-            needed = int(offset) + wanted
-            raise _missing(name, path, f"needs {needed:,} bytes of '{written}', which has {there:,}")
-        left -= wanted
+    # Whether they may be read was decided when the dataset was opened.
+    reach = Reach(path, str(path), anywhere=True)
+    reach.check_sources(dataset.id, lambda what: _missing(name, path, what))
 
 
 def _missing(name: str, path: Path, what: str) -> PackFormatError:

@@ -11,25 +11,72 @@ from typing import Any
 from colabstage.io.redaction import hide_secrets
 
 _LONGEST = 80
-_MOST_PARTS = 20
-_SCALARS = (str, bytes, Number, os.PathLike, type(None))
-_CONTAINERS = (list, tuple, dict, set, frozenset)
+# Of a text so much is looked at before it is cut, so that no secret is left because its end is missing.
+_LOOKED_AT = 4000
+# Beyond that Python refuses to write a whole number, and nobody would read it.
+_MOST_BITS = 1024
+_DEEPEST = 40
 
 
 def show_value(value: object) -> str:
     """Write a value as Python does where that is one short line, and else what it is: `DataFrame(…)`."""
-    # The representation of a table, an array or a dataset of others is as long as they like, and may take as long.
-    parts = [value]
-    if isinstance(value, _CONTAINERS) and len(value) <= _MOST_PARTS:
-        items = [part for pair in value.items() for part in pair] if isinstance(value, dict) else [*value]
-        parts = [part for item in items for part in (item if isinstance(item, list | tuple) else (item,))]
-    if all(isinstance(part, _SCALARS) for part in parts):
-        text = hide_secrets(repr(value))
-        if len(text) <= _LONGEST:
-            return text
-        if isinstance(value, str | bytes):
-            return f"{text[: _LONGEST - 1]}…"
+    text = show_content(value)
+    if isinstance(value, str | bytes | int) or "…" not in text:
+        return text
     return f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__}(…)"
+
+
+def show_content(value: object, most: int = _LONGEST) -> str:
+    """Write the beginning of a value as Python does, in at most `most` characters.
+
+    The time is bounded, whatever the value is: a few hundred bytes of YAML may be a list that takes a terabyte to
+    write, in which one list occurs nine times, nine levels deep.
+
+    >>> show_content({"a": [1, "b"]})
+    "{'a': [1, 'b']}"
+    >>> show_content(["car"] * 1_000_000, 20)
+    "['car', 'car', 'car…"
+    """
+    text = ""
+    for piece in _pieces(value):
+        text += piece
+        if len(text) > most + _LOOKED_AT:
+            break
+    text = hide_secrets(text)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _pieces(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield what `repr` joins, from the front; of what is neither a container nor a plain value, its type."""
+    kind: Any = type(value)
+    if depth > _DEEPEST:
+        # A list may hold itself.
+        yield "…"
+    elif kind in (list, tuple, set, frozenset) and value:
+        marks = {list: "[]", tuple: "()"}.get(kind, "{}")
+        yield marks[0]
+        for number, item in enumerate(value):
+            if number:
+                yield ", "
+            yield from _pieces(item, depth + 1)
+        yield ("," if kind is tuple and len(value) == 1 else "") + marks[1]
+    elif kind is dict:
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            if number:
+                yield ", "
+            yield from _pieces(key, depth + 1)
+            yield ": "
+            yield from _pieces(item, depth + 1)
+        yield "}"
+    elif isinstance(value, str | bytes):
+        yield repr(value[:_LOOKED_AT])
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        yield f"a number of {int(value.bit_length() * 0.30103) + 1:,} digits…"
+    elif isinstance(value, Number | os.PathLike | type(None)) or kind in (set, frozenset, list, tuple):
+        yield repr(value)
+    else:
+        yield f"{kind.__name__}(…)"
 
 
 def is_frame(value: object) -> bool:

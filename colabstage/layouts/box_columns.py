@@ -138,6 +138,14 @@ def _are_runs(cells: Sequence[str]) -> bool:
     return longest > 2
 
 
+def _order_of_name(name: str) -> tuple[int, int, str, str]:
+    """Return by what classes are sorted: numbers by their size, whatever that is, before words."""
+    if not (name.isascii() and name.isdecimal()):
+        return 1, 0, name, name
+    digits = name.lstrip("0")
+    return 0, len(digits), digits, name
+
+
 def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumns) -> PlacedBoxes:
     """Collect the boxes of every file, in the order of its rows.
 
@@ -156,7 +164,7 @@ def make_boxes(rows: Sequence[tuple[str, Mapping[str, str]]], columns: BoxColumn
     boxes: list[list[list[float]]] = []
     classes = sorted(
         {label for _, cells in rows if (label := cells[columns.label])},
-        key=lambda name: (0, int(name), name) if name.isascii() and name.isdecimal() else (1, 0, name),
+        key=_order_of_name,
     )
     index = {name: number for number, name in enumerate(classes)}
     for row, (file, cells) in enumerate(rows):

@@ -9,6 +9,7 @@ data.yaml is read by PyYAML, because people use all of YAML there (quotes, apost
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import math
@@ -21,7 +22,8 @@ from xml.parsers import expat
 import numpy as np
 
 from colabstage.errors import LayoutError
-from colabstage.layouts.image_boxes import LabelledImage, check_images, detection_table
+from colabstage.io.given import show_content
+from colabstage.layouts.image_boxes import LabelledImage, check_images, detection_table, numbers_as_names
 from colabstage.layouts.names import IMAGE_EXTENSIONS, FileLookup, is_image, split_name, split_of_path, stem_of
 from colabstage.layouts.reading import decode_text, read_file, read_files
 from colabstage.layouts.table import BrokenDatasetError, left_out_notes
@@ -176,7 +178,7 @@ def _names_of_numbers(tree: Tree, form: _Format, words: set[str]) -> list[str]:
     if names and count > len(names):
         msg = f"{form.name}'s annotations have the class {count - 1}; {len(names)} are named ({names[0]}, …)."
         raise BrokenDatasetError(msg)
-    return names or [str(number) for number in range(count)]
+    return names or numbers_as_names(count, f"'{tree.label}'")
 
 
 def _around(file: str, shape: Shape) -> tuple[float, float, float, float]:
@@ -268,7 +270,7 @@ def _via(_: str, content: bytes) -> list[Annotated]:
             elif "width" in at:
                 points = _box(at["x"], at["y"], at["width"], at["height"])
             else:
-                msg = f"a region is a {at.get('name')!r}; expected polygons and rectangles"
+                msg = f"a region is a {show_content(at.get('name'))}; expected polygons and rectangles"
                 raise ValueError(msg)
             shapes.append(Shape(said[0] if said else "object", points))
         every.append(Annotated(str(one["filename"]), shapes))
@@ -323,7 +325,7 @@ def _label_studio(_: str, content: bytes) -> list[Annotated]:
             value, kind = region.get("value") or {}, str(region.get("type"))
             if kind not in ("rectanglelabels", "polygonlabels"):
                 if kind.endswith("labels"):
-                    msg = f"a region is of the type {kind!r}; expected rectanglelabels and polygonlabels"
+                    msg = f"a region is of the type {show_content(kind)}; expected rectanglelabels and polygonlabels"
                     raise ValueError(msg)
                 continue
             size = (int(region["original_height"]), int(region["original_width"]))
@@ -380,6 +382,39 @@ def xml_parser(refuse: Callable[[str], NoReturn]) -> expat.XMLParserType:
     return parser
 
 
+_XML_ENCODING = re.compile(rb"""<\?xml[^>]{0,200}?\sencoding\s*=\s*["']([A-Za-z0-9._-]{1,40})["']""")
+# What Python calls the encodings whose characters have several bytes, which expat does not know.
+_MULTI_BYTE = (
+    "gb",
+    "big5",
+    "shift_jis",
+    "euc_",
+    "iso2022_",
+    "cp932",
+    "cp949",
+    "cp950",
+    "johab",
+    "hz",
+    "utf-7",
+    "utf-32",
+)
+
+
+def xml_text(content: bytes) -> bytes | str:
+    """Return XML as expat takes it: decoded, if it declares one of the encodings of Chinese, Japanese and Korean.
+
+    Raises:
+        ValueError: it is not in the encoding that it declares.
+    """
+    found = _XML_ENCODING.match(content)
+    try:
+        name = codecs.lookup(found[1].decode()).name if found else ""
+    except LookupError:
+        # Expat says so too.
+        return content
+    return content.decode(name) if name.startswith(_MULTI_BYTE) else content
+
+
 def _cvat(_: str, content: bytes) -> list[Annotated]:
     """Read CVAT's XML for images."""
     every: list[Annotated] = []
@@ -423,7 +458,7 @@ def _cvat(_: str, content: bytes) -> list[Annotated]:
     # Expat, not ElementTree, so that files with millions of boxes are read without a tree in memory.
     parser = xml_parser(refuse)
     parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.Parse(content, True)
+    parser.Parse(xml_text(content), True)
     return every
 
 
@@ -540,8 +575,8 @@ def parse_class_file(text: str, name: str) -> ClassFile:
     shape = found.get("kpt_shape")
     try:
         count, width = (0, 0) if shape is None else (int(part) for part in shape)
-    except (TypeError, ValueError) as error:
-        raise _odd_names(name, f"kpt_shape is {shape!r}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _odd_names(name, f"kpt_shape is {show_content(shape)}") from error
     return ClassFile(_in_order(names, name), (count, width))
 
 
@@ -549,12 +584,17 @@ def _in_order(names: Any, file: str) -> tuple[str, ...]:
     if isinstance(names, list):
         found = dict(enumerate(names))
     elif isinstance(names, dict) and all(isinstance(key, str) and key.isdecimal() for key in names):
-        found = {int(key): value for key, value in names.items()}
+        found = {_number(key): value for key, value in names.items()}
     else:
-        raise _odd_names(file, f"names are {str(names)[:60]!r}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     if sorted(found) != list(range(len(found))) or not all(isinstance(value, str) for value in found.values()):
-        raise _odd_names(file, f"names are {str(names)[:60]}")
+        raise _odd_names(file, f"names are {show_content(names)}")
     return tuple(found[number] for number in range(len(found)))
+
+
+def _number(key: str) -> int:
+    # Python refuses to read a number of more than 4,300 digits.
+    return int(key) if len(key) < 20 else -1
 
 
 def _odd_names(name: str, what: str) -> BrokenDatasetError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.given import show_content
 from colabstage.io.units import listed
 from colabstage.layouts.image_boxes import Column, LabelledImage, MissingImagesError, check_images, detection_table
 from colabstage.layouts.names import (
@@ -93,7 +94,7 @@ class _CocoFile(NamedTuple):
             named = bool(name) and _is_id(image.get("id"))
             if not named or image["id"] in seen:
                 trouble = "an id that another one has" if named else "no id, a number or a word, or no file_name"
-                msg = f"'{self.entry.name}' has an image with {trouble}: {str(image)[:80]}."
+                msg = f"'{self.entry.name}' has an image with {trouble}: {show_content(image)}."
                 raise BrokenDatasetError(msg)
             # Annotations refer to their image by this id.
             seen.add(image["id"])
@@ -122,16 +123,16 @@ class _CocoFile(NamedTuple):
         for place, one in enumerate(self.boxes):
             if not _is_class(one) or one["image_id"] not in known or one["category_id"] not in numbers:
                 msg = (
-                    f"'{self.entry.name}': annotation {place} is {str(one)[:80]}; expected the image_id of an image "
-                    "and the category_id of a category that are listed, and no box, like the others."
+                    f"'{self.entry.name}': annotation {place} is {show_content(one)}; expected the image_id of an "
+                    "image and the category_id of a category that are listed, and no box, like the others."
                 )
                 raise BrokenDatasetError(msg)
             # Two annotations that agree are the same label twice, as in exports with several annotators.
             label = numbers[one["category_id"]]
             if labels.setdefault(one["image_id"], label) != label:
                 msg = (
-                    f"'{self.entry.name}' gives the image {one['image_id']!r} two categories; expected one for each. "
-                    "Give layout= a function that makes several labels of them."
+                    f"'{self.entry.name}' gives the image {show_content(one['image_id'])} two categories; expected one "
+                    "for each. Give layout= a function that makes several labels of them."
                 )
                 raise BrokenDatasetError(msg)
         return labels
@@ -151,30 +152,33 @@ class _CocoFile(NamedTuple):
                     place, box.number, "has an image_id or category_id that is neither a number nor a word"
                 )
             if box.image not in known:
-                raise self.broken(place, box.number, f"is of the image {box.image!r}, which is not listed")
+                raise self.broken(place, box.number, f"is of the image {show_content(box.image)}, which is not listed")
             if box.category not in numbers:
-                raise self.broken(place, box.number, f"is of the category {box.category!r}, which is not listed")
+                raise self.broken(
+                    place, box.number, f"is of the category {show_content(box.category)}, which is not listed"
+                )
             try:
                 x, y, width, height = (float(value) for value in box.bbox)
                 # Most exports omit the area; in COCO itself it is that of the outline, which is smaller than the box.
                 area = float(width * height if box.area is None else box.area)
                 # Some tools write numbers as texts, and a text that is not empty would count as true.
                 crowd = bool(float(box.iscrowd or 0))
-            except (TypeError, ValueError) as error:
-                said = f"has a bbox {str(box.bbox)[:60]}, area {box.area!r:.20} and iscrowd {box.iscrowd!r:.20}"
+            except (TypeError, ValueError, OverflowError) as error:
+                area_said, crowd_said = show_content(box.area, 20), show_content(box.iscrowd, 20)
+                said = f"has a bbox {show_content(box.bbox)}, area {area_said} and iscrowd {crowd_said}"
                 raise self.broken(place, box.number, said) from error
             # COCO itself has boxes without width, which are kept; negative sizes mean corners instead of width and
             # height.
             if not (np.isfinite([x, y, width, height]).all() and width >= 0 and height >= 0):
-                raise self.broken(place, box.number, f"has a bbox {box.bbox}")
+                raise self.broken(place, box.number, f"has a bbox {show_content(box.bbox)}")
             row = [x, y, x + width, y + height, float(numbers[box.category]), float(crowd), area]
             rows.setdefault(box.image, []).append(row)
         return rows
 
     def broken(self, place: int, number: Any, what: str) -> BrokenDatasetError:
         return BrokenDatasetError(
-            f"'{self.entry.name}': annotation {place} (id {number!r}) {what}; expected image_id, category_id and "
-            "bbox [x, y, width, height] in pixels."
+            f"'{self.entry.name}': annotation {place} (id {show_content(number)}) {what}; expected image_id, "
+            "category_id and bbox [x, y, width, height] in pixels."
         )
 
 
@@ -301,11 +305,12 @@ def _categories(found: list[_CocoFile]) -> tuple[list[str], dict[Any, int]]:
     for one in found:
         for category in one.categories:
             if not isinstance(category, dict) or not {"id", "name"} <= category.keys():
-                msg = f"'{one.entry.name}' has a category without id or name: {str(category)[:80]}."
+                msg = f"'{one.entry.name}' has a category without id or name: {show_content(category)}."
                 raise BrokenDatasetError(msg)
             number, name = category["id"], str(category["name"])
             if not _is_id(number):
-                msg = f"'{one.entry.name}' has a category with the id {str(number)[:60]}; expected a number or a word."
+                shown = show_content(number)
+                msg = f"'{one.entry.name}' has a category with the id {shown}; expected a number or a word."
                 raise BrokenDatasetError(msg)
             # Splits that were exported separately may number categories differently, which would mix up classes.
             if names.setdefault(number, name) != name:

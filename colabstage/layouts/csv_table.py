@@ -48,6 +48,7 @@ from colabstage.layouts.table import (
     left_out_notes,
 )
 from colabstage.trees.entries import files_ending_in
+from colabstage.trees.strings import first_repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,8 +113,9 @@ class _LeadingTable(NamedTuple):
         stem = stem_of(self.name)
         return split_name(stem).split or split_of_path(self.name)
 
-    def column(self, name: str) -> list[str]:
-        place = self.header.index(name)
+    def column(self, name: str, place: int | None = None) -> list[str]:
+        """Return the cells of a column; `place`: its number, where that is known."""
+        place = self.header.index(name) if place is None else place
         return [row[place] for row in self.rows]
 
     def rows_with_files(self, files: FileEntries, roles: ColumnRoles, *, several: bool) -> list[_FoundRow]:
@@ -219,14 +221,14 @@ class TableSearch:
         if faulty:
             raise LayoutError(faulty)
         for table in found:
-            twice = next((name for name in table.header if name and table.header.count(name) > 1), None)
+            twice = first_repeated([name for name in table.header if name])
             if twice is not None:
                 msg = f"'{table.name}' has two columns called '{twice}'. Give them different names."
                 raise LayoutError(msg)
         first = found[0]
         # The first table determines the roles for all: test.csv may have too few rows to distinguish a class from a
         # number.
-        columns = {name: first.column(name) for i, name in enumerate(first.header) if i != first.path}
+        columns = {name: first.column(name, i) for i, name in enumerate(first.header) if i != first.path}
         # Four columns of corners are boxes, unless the user named them as labels or the files are audio clips.
         boxes = box_columns(columns) if self.labels is None and self.kind.layout == NAME else None
         roles = find_roles(columns, labels=[boxes.label]) if boxes is not None else self._roles(columns, notes)

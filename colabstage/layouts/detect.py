@@ -10,10 +10,19 @@ import difflib
 import functools
 import re
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from colabstage.errors import EmptySourceError, LayoutError, MissingDependencyError, OptionError
+from colabstage.errors import (
+    ColabstageError,
+    EmptySourceError,
+    LayoutError,
+    MissingDependencyError,
+    OptionError,
+    ended,
+    said_by,
+)
 from colabstage.io.units import NAMES_SHOWN
 from colabstage.layouts import (
     arrow,
@@ -54,7 +63,7 @@ from colabstage.trees.folder import FolderTree
 from colabstage.trees.tree import PartOfTree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from colabstage.layouts.audio import SoundDtype
@@ -133,7 +142,8 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     if layout != "auto":
         asked = layout if isinstance(layout, TableFile) else next(one.read for one in READERS if one.name == layout)
         try:
-            return asked(tree)
+            with _typed(tree):
+                return asked(tree)
         except EmptySourceError as error:
             # The requested samples may be in the archives of the tree.
             hints = _how_to_open(tree, _files_called(tree, _ARCHIVES)) or _what_a_table_needs(tree)
@@ -145,7 +155,8 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
     # A layout that was not tried cannot explain a failure: the tree has no files of it.
     for reader in (one for one in READERS if one.may_fit(tree)):
         try:
-            table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
+            with _typed(tree):
+                table = reader.read(tree) if reader.guess is None else reader.guess(tree, is_more)
         except BrokenDatasetError:
             raise
         except MissingDependencyError as error:
@@ -163,6 +174,26 @@ def detect_layout(tree: Tree, layout: str | LayoutFunction = "auto", *, is_more:
             evidence.check_split_names(table)
             return table
     raise _nothing_fits(tree, declined)
+
+
+@contextmanager
+def _typed(tree: Tree) -> Iterator[None]:
+    """Raise a typed error for a number, a nesting or a size that the files of a tree cannot mean.
+
+    Raises:
+        BrokenDatasetError: in place of Python's own error.
+    """
+    try:
+        yield
+    except ColabstageError:
+        raise
+    # Labels are of any size, in any format, and become numbers in many places.
+    except (ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        msg = (
+            f"The labels or arrays of '{tree.label}' hold what cannot be read: {ended(said_by(error))} Correct or "
+            "leave out the file that has it."
+        )
+        raise BrokenDatasetError(msg) from error
 
 
 _KINDS = "images, arrays, clips of sound, text, shards (tar, TFRecord, LMDB, Arrow)"

@@ -18,9 +18,15 @@ import numpy as np
 
 from colabstage.errors import LayoutError
 from colabstage.io.units import counted, format_count
-from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file, xml_parser
+from colabstage.layouts.box_tools import FORMATS, read_box_tools, read_class_file, xml_parser, xml_text
 from colabstage.layouts.coco import read_coco
-from colabstage.layouts.image_boxes import Column, LabelledImage, detection_table, without_boxes_note
+from colabstage.layouts.image_boxes import (
+    Column,
+    LabelledImage,
+    detection_table,
+    numbers_as_names,
+    without_boxes_note,
+)
 from colabstage.layouts.names import (
     IMAGE_EXTENSIONS,
     SPLIT_NAMES,
@@ -225,7 +231,7 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
                     _FLAGS[text.lower()] if text.lower() in _FLAGS else float(int(text))
                     for text in (said.get("difficult", ""), said.get("truncated", ""))
                 ]
-            except (KeyError, ValueError) as error:
+            except (KeyError, ValueError, OverflowError) as error:
                 fail(f"an object has no readable bndbox or flags ({error})", cause=error)
             if not np.isfinite([x0, y0, x1, y1]).all():
                 fail("an edge of an object's bndbox is not a number")
@@ -238,9 +244,11 @@ def _parse_voc(name: str, content: bytes) -> _VocAnnotation:
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = builder.data
     try:
-        parser.Parse(content, True)
+        parser.Parse(xml_text(content), True)
     except expat.ExpatError as error:
         fail(f"it is not XML ({expat.ErrorString(error.code)})", error.lineno, error)
+    except (UnicodeError, LookupError) as error:
+        fail(f"it is not text in the encoding that it declares ({error})", 1, error)
     root = builder.close()
     try:
         height, width = (int(float((root.findtext(f"size/{side}") or "").strip() or 0)) for side in ("height", "width"))
@@ -444,7 +452,9 @@ def read_yolo(tree: Tree) -> SampleTable:
             "outlines of four points, as oriented boxes have," if all(row[5] == 4 for row in polygons) else "polygons"
         )
         notes.append(f"Boxes around {four} are kept without these: {len(polygons):,}.")
-    return detection_table(tree, samples, names or [str(number) for number in range(count)], relative=True, notes=notes)
+    return detection_table(
+        tree, samples, names or numbers_as_names(count, f"'{tree.label}'"), relative=True, notes=notes
+    )
 
 
 def _label_file_of(image: str, texts: dict[str, FileEntry]) -> FileEntry | None:
@@ -532,7 +542,7 @@ def _is_box(values: Sequence[float]) -> bool:
     places = np.array(values[1:])
     # Pixels instead of fractions are another format, and would give boxes far outside the image.
     inside = bool(np.all((places >= -_SLACK) & (places <= 1 + _SLACK)))
-    return inside and values[0] >= 0 and values[0] == int(values[0])
+    return inside and values[0] >= 0 and float(values[0]).is_integer()
 
 
 def _holds_rest(values: Sequence[float]) -> bool:

@@ -112,7 +112,7 @@ def _spoken(name: str) -> str:
     # Single letters are kept: "a" and "A" are two classes.
     if len(composed) == 1:
         return composed
-    return str(int(composed)) if composed.isascii() and composed.isdecimal() else composed.casefold()
+    return composed.lstrip("0") or "0" if composed.isascii() and composed.isdecimal() else composed.casefold()
 
 
 def guess_table(tree: Tree, is_more: bool) -> SampleTable:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from colabstage.errors import DecodeError, LayoutError, ended
+from colabstage.io.given import show_content
 from colabstage.io.units import counted
 from colabstage.layouts.table import (
     Boxes,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from colabstage.trees.tree import FileEntry, Tree
 
 NAME = "detection"
+# No image has a side as long; and no dataset as many classes without their names.
+_MOST_PIXELS = 2**31
+_MOST_NUMBERS = 100_000
 
 
 class Column(NamedTuple):
@@ -86,12 +90,20 @@ def detection_table(
     # Boxes of all images are in one array, because most images have a few and numpy has no rows of different lengths.
     offsets = offsets_of([len(image.rows) for image in images])
     rows = np.array([row for image in images for row in image.rows], np.float64).reshape(-1, width)
-    sizes = np.array([image.size for image in images], np.int64).reshape(-1, 2)
-    found: dict[str, NDArray[Any]] = {"labels": rows[:, 4].astype(np.int64)}
+    sizes = np.array([_size_of(image) for image in images], np.int64).reshape(-1, 2)
+
+    def fitting(name: str, values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[Any]:
+        odd = np.flatnonzero(~_fits(values, dtype).all(axis=1))
+        if len(odd):
+            file = images[int(np.searchsorted(offsets, odd[0], side="right")) - 1].file.name
+            msg = f"A box of '{file}' has {values[odd[0]].tolist()} as {name}, which does not fit. Correct its number."
+            raise BrokenDatasetError(msg)
+        return np.ascontiguousarray((values[:, 0] if values.shape[1] == 1 else values).astype(dtype))
+
+    found: dict[str, NDArray[Any]] = {"labels": fitting("the label", rows[:, 4:5], np.int64)}
     start = 5
     for further in columns:
-        values = rows[:, start : start + further.width].astype(further.dtype)
-        found[further.name] = np.ascontiguousarray(values[:, 0] if further.width == 1 else values)
+        found[further.name] = fitting(further.name, rows[:, start : start + further.width], further.dtype)
         start += further.width
     boxes = Boxes(
         offsets,
@@ -109,6 +121,39 @@ def detection_table(
         classes=tuple(classes),
         notes=tuple(notes),
     )
+
+
+def _fits(values: NDArray[np.float64], dtype: type[np.generic]) -> NDArray[np.bool_]:
+    """Tell of each value whether it is one of a type, rounded; what no number is has to stay so."""
+    kind: Any = dtype
+    if np.issubdtype(kind, np.floating):
+        return np.asarray(~np.isfinite(values) | (np.abs(values) <= float(np.finfo(kind).max)))
+    limits = np.iinfo(kind)
+    # As floats, the largest of 64 bits is one too many.
+    return np.asarray((values >= float(limits.min)) & (values < float(limits.max) + 1))
+
+
+def _size_of(image: LabelledImage) -> tuple[int, int]:
+    if max(image.size) > _MOST_PIXELS:
+        sides = " x ".join(show_content(side) for side in image.size)
+        msg = f"The labels of '{image.file.name}' say that it has {sides} pixels. Correct that, or leave it out."
+        raise BrokenDatasetError(msg)
+    return image.size
+
+
+def numbers_as_names(count: int, what: str) -> list[str]:
+    """Return names of classes that only have numbers.
+
+    Raises:
+        BrokenDatasetError: they are so many that no one of them can be meant.
+    """
+    if count > _MOST_NUMBERS:
+        msg = (
+            f"{what} has the class {show_content(count - 1)}, and nothing names so many. Number the classes from 0, "
+            "and give their names in data.yaml."
+        )
+        raise BrokenDatasetError(msg)
+    return [str(number) for number in range(count)]
 
 
 class MissingImagesError(BrokenDatasetError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colabstage.errors import LayoutError
+from colabstage.io.given import show_content
 from colabstage.io.units import format_count, listed
 from colabstage.layouts.columns import (
     CODE,
@@ -39,6 +40,7 @@ _CELL_SHOWN = 60
 # What programs write into an empty cell. "None" and "NA" may be words: a wall without damage, Namibia.
 _MISSING = frozenset({"", "nan", "<na>", "#n/a", "n/a", "nat", "null"})
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_MOST_DIGITS = 30
 # Cells in which Python, pandas or JSON wrote a list; and a list of words.
 _WRITTEN_LIST = re.compile(r"\[.*\]|\(.*\)|\{.*\}", re.DOTALL)
 _QUOTED = r"""(?:'[^']*'|"[^"]*")"""
@@ -139,14 +141,21 @@ def _as_numbers(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
 
 def _whole_cells(cells: Sequence[str]) -> list[int] | None:
     """Return the numbers of a column whose cells contain only digits; `None` for any other."""
-    return list(map(int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
+    return list(map(_to_int, cells)) if all(map(_WHOLE.fullmatch, cells)) else None
+
+
+def _to_int(cell: str) -> int:
+    # Python refuses to read a number of more than 4,300 digits. None of so many fits anyway.
+    digits = cell.lstrip("+-0")
+    return int(cell) if len(digits) < _MOST_DIGITS else 10**_MOST_DIGITS
 
 
 def _exact(name: str, cells: Sequence[str]) -> NDArray[np.int64]:
     whole = _whole_cells(cells) or []
-    large = next((number for number in whole if not -(2**63) <= number < 2**63), None)
+    large = next((cell for cell, number in zip(cells, whole, strict=True) if not -(2**63) <= number < 2**63), None)
     if large is not None:
-        msg = f"'{name}' has the label {large}, which does not fit into 64 bits. Write such labels as words."
+        shown = show_content(large)
+        msg = f"'{name}' has the label {shown}, which does not fit into 64 bits. Write such labels as words."
         raise LayoutError(msg)
     return np.array(whole, np.int64)
 
@@ -186,13 +195,11 @@ def _as_classes(name: str, cells: Sequence[str], samples: Sequence[str]) -> tupl
     _check_filled(name, cells, samples)
     values, classes = class_indices(cells)
     # Some programs take 01 and 1 as two classes, others as one.
-    seen: dict[int, str] = {}
+    seen: dict[str, str] = {}
     for word in classes:
-        if word.isascii() and word.isdecimal() and seen.setdefault(int(word), word) != word:
-            msg = (
-                f"'{name}' has the labels '{seen[int(word)]}' and '{word}', which are the same number. Write it in one "
-                "way."
-            )
+        if word.isascii() and word.isdecimal() and seen.setdefault(word.lstrip("0"), word) != word:
+            other = seen[word.lstrip("0")]
+            msg = f"'{name}' has the labels '{other}' and '{word}', which are the same number. Write it in one way."
             raise LayoutError(msg)
     return values, classes
 

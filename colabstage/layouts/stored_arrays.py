@@ -25,11 +25,12 @@ from colabstage.errors import DecodeError, LayoutError, PackFormatError, SourceR
 from colabstage.h5.schema import FORMAT_ATTRIBUTE
 from colabstage.h5.untrusted import (
     HeapReferences,
+    check_extent,
     check_parts,
     check_type,
     follow,
     is_elsewhere,
-    leads_elsewhere,
+    open_alone,
     open_with_any_locking,
 )
 from colabstage.io.files import read_with_retry
@@ -440,14 +441,12 @@ class _Hdf5File:
         )
 
     def _open(self) -> Any:
-        import h5py
-
         try:
             path = self.tree.path_of(self.entry)
             if path is not None:
                 # The file may be open in this process already, and HDF5 wants the same choice of locking then.
                 return open_with_any_locking(Path(path))
-            return h5py.File(SourceFile(open_member(self.tree, self.entry)), "r")
+            return open_alone(SourceFile(open_member(self.tree, self.entry)), self.entry.name)
         except OSError as error:
             old = " A .mat file has to be saved with '-v7.3'." if self.entry.name.lower().endswith(".mat") else ""
             msg = f"'{self.entry.name}' cannot be opened as an HDF5 file: {error}.{old}"
@@ -513,45 +512,35 @@ def _datasets(file: Any, label: str, *, alone: bool) -> Iterator[tuple[str, Any]
     """Yield every dataset of a file with its name, each once: first those of the file itself, then what links lead to;
     in place of what cannot be read, the error that says why. `alone`: whether there are no other files beside it."""
     import h5py
+    from h5py import h5l
 
     # Without a path of its own, h5py calls a file by the object that reads it.
     path = Path(label) if alone else Path(file.filename)
     seen: set[tuple[int, int]] = set()
-    waiting, links = deque([""]), deque[str]()
+    # Each name with the group that has it: from the root, the way to a group a thousand deep is a thousand steps.
+    waiting, links = deque([(file, "/", "")]), deque[tuple[Any, str, str]]()
     while waiting or links:
-        key = (waiting or links).popleft()
+        group, name, key = (waiting or links).popleft()
         try:
-            if alone and leads_elsewhere(file, key):
-                raise _apart(key, label)
-            node = follow(file, key or "/", path)
+            node = follow(group, name, path)
             info = h5py.h5o.get_info(node.id)
             if (info.fileno, info.addr) in seen:
                 continue
             # A group may link to one above it, and one dataset may have several names.
             seen.add((info.fileno, info.addr))
             if isinstance(node, h5py.Dataset):
-                if alone and (node.is_virtual or node.external):
-                    raise _apart(key, label)
                 check_type(node, key, path)
+                check_extent(node, key, path)
                 check_parts(node, key, path)
         except PackFormatError as error:
             yield key, error
             continue
         if isinstance(node, h5py.Group):
-            for name in node:
-                is_hard = isinstance(node.get(name, getlink=True), h5py.HardLink)
-                (waiting if is_hard else links).append(f"{key}/{name}".lstrip("/"))
+            for inner in node:
+                is_hard = node.id.links.get_info(inner.encode(errors="surrogateescape")).type == h5l.TYPE_HARD
+                (waiting if is_hard else links).append((node, inner, f"{key}/{inner}".lstrip("/")))
         elif isinstance(node, h5py.Dataset):
             yield key, node
-
-
-def _apart(key: str, label: str) -> PackFormatError:
-    """Refuse values in another file: without files by names, HDF5 would look for the other file's values in this
-    one."""
-    return PackFormatError(
-        f"{key} in '{label}' is in another file, and files are found beside each other only in a folder. Stage the "
-        "folder that has both, unpacked, or copy all of it into one file."
-    )
 
 
 def _unreadable(name: str, trouble: str) -> StoredArray:

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colabstage.errors import DecodeError, EmptySourceError, LayoutError, MissingDependencyError
+from colabstage.io.given import show_content
 from colabstage.io.units import left_out
 from colabstage.io.whole_imports import whole_imports
 from colabstage.layouts.audio import SOUND_EXTENSIONS, AudioOptions, clip_rows
@@ -245,8 +246,8 @@ def _document_label(address: str, content: bytes, *, needed: bool) -> tuple[Labe
     odd = next((key for key in called if found[key] is not None and plain_name(key) in _LABELS_IN_JSON), None)
     if needed and label is None and odd is not None:
         msg = (
-            f"'{address}.json' has {str(found[odd])[:60]} under '{odd}', which is not a label; expected one number or "
-            "word. Give layout= a function that reads it."
+            f"'{address}.json' has {show_content(found[odd])} under '{odd}', which is not a label; expected one number "
+            "or word. Give layout= a function that reads it."
         )
         raise BrokenDatasetError(msg)
     text = next((found[key] for key in _NAMES_IN_JSON if isinstance(found.get(key), str)), None)

@@ -76,6 +76,7 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
         arrival: Arrival | None = None,
         disk_limit: int | str | None = None,
         local_dir: str | os.PathLike[str] | None = None,
+        allow_external: bool = False,
     ) -> None:
         """Look at the file; no sample is read, except with `in_memory`.
 
@@ -104,12 +105,15 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
                 fetched as they are needed, and verified. Datasets of the same files, and processes, share what is here;
                 the limit that was given last holds.
             local_dir: where on the local disk the part is kept; by default in the platform's fast folder.
+            allow_external: also read values in files that are not in the folder of `in_file`, or below that: HDF5
+                files can lead anywhere, by links, virtual datasets and external storage. Only for files that you trust.
 
         Raises:
             OptionError: `y` without `x`.
             SourceNotFoundError, PackFormatError, NewerFormatError, DamagedPackError: the file cannot be read, or with
                 `decode` holds no image files; several are not alike (the message names the difference), or shards of
                 them are missing.
+            ExternalFileError: values are in a file that did not come with it, and `allow_external` is not set.
             SplitNotFoundError: it has no such split; the message lists those it has.
             NotEnoughSpaceError: with `in_memory`, when the inputs do not fit.
         """
@@ -129,7 +133,14 @@ class dataset_h5(_Base):  # noqa: N801 - the name that people know from the reci
             in_file, arrival = pack.paths, pack
         # Torch is imported anyway.
         self.reader = SplitReader(
-            in_file, split, in_memory=in_memory, decode=decode, arrival=arrival, fields=fields, resizer="torch"
+            in_file,
+            split,
+            in_memory=in_memory,
+            decode=decode,
+            arrival=arrival,
+            fields=fields,
+            resizer="torch",
+            allow_external=allow_external,
         )
         self.transform = transform
         self.target_transform = target_transform

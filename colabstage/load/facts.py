@@ -59,7 +59,9 @@ def gather_facts(
     # Rows of `train` are in random order where colabstage packed them. Only what reads row by row asks, because looking
     # means opening the file.
     asks = reader.engine.name == "read" and reader.split == "train"
-    are_random = asks and read_info(reader.path, reader.fields).format_version is not None
+    are_random = asks and (
+        read_info(reader.path, reader.fields, allow_external=reader.allow_external).format_version is not None
+    )
     return LoaderFacts(
         rows=len(reader),
         row_bytes=reader.estimate_row_bytes(),

@@ -24,6 +24,7 @@ except ImportError as error:
 
 from colabstage.io.arguments import ONE_SPLIT, check_argument, read_options, refuse_argument, takes
 from colabstage.io.boundary import typed
+from colabstage.io.given import show_content
 from colabstage.io.page import facts_table, notes, page
 from colabstage.io.progress import Demand
 from colabstage.io.units import format_count, parse_bytes
@@ -587,7 +588,7 @@ class Loader(Iterated, _Base):
         """
         given: object = state
         if not isinstance(given, Mapping):
-            msg = f"The state is {given!r:.60}; expected what state_dict() of a loader returned."
+            msg = f"The state is {show_content(given)}; expected what state_dict() of a loader returned."
             raise OptionError(msg)
         shared_alike = self._machine is not None and self._machine.schedule.steps_as(state)
         epoch = _whole_number("epoch", state.get("epoch"))
@@ -595,7 +596,9 @@ class Loader(Iterated, _Base):
         # Refused rather than resumed a little off: the samples left would be others. Also where the state has what this
         # loader has not: its rows came in an order of which this one knows nothing.
         for name in sorted({**ours, **theirs}, key=lambda name: name not in _ARRIVING):
-            if theirs.get(name) != ours.get(name) and not (shared_alike and name in ("batch_size", "world_size")):
+            if not np.array_equal(theirs.get(name), ours.get(name)) and not (
+                shared_alike and name in ("batch_size", "world_size")
+            ):
                 raise OptionError(_why_refused(name, theirs.get(name), ours.get(name), epoch))
         done = _whole_number("batches_done", state.get("batches_done"))
         if done > len(self):
@@ -682,12 +685,12 @@ def _why_refused(name: str, theirs: int | None, ours: int | None, epoch: int) ->
             "packed or copied, or of one that is read under a disk_limit=. Which samples are left is not known here. "
             f"Begin that epoch again, loader.set_epoch({epoch}), or the next, loader.set_epoch({epoch + 1})."
         )
-    return f"This state has {name}={theirs!r}, the loader has {ours!r}; both must be the same."
+    return f"This state has {name}={show_content(theirs)}, the loader has {ours!r}; both must be the same."
 
 
 def _whole_number(name: str, value: object) -> int:
     # Numpy's too, but as Python's own: a state is saved as JSON as well.
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 0:
         return int(value)
-    msg = f"{name}={value!r} cannot work; expected a whole number, 0 or more."
+    msg = f"{name}={show_content(value)} cannot work; expected a whole number, 0 or more."
     raise OptionError(msg)

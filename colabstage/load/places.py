@@ -12,7 +12,7 @@ import numpy as np
 from colabstage.errors import PackFormatError
 from colabstage.h5.info import open_h5
 from colabstage.h5.schema import BYTES, OFFSETS, split_of, y_name
-from colabstage.h5.untrusted import reading_contents
+from colabstage.h5.untrusted import open_alone, reading_contents
 from colabstage.sources.partial.local import Edges
 
 if TYPE_CHECKING:
@@ -178,11 +178,9 @@ def find_fields(file: BlockwiseFile | WholeFile) -> tuple[PackField, ...]:
         NotEnoughSpaceError: what is not rows leaves no room for them.
         PackFormatError, DamagedPackError: a file cannot be read.
     """
-    import h5py
-
     found: list[PackField] = []
     for number, path in enumerate(file.paths):
-        with reading_contents(path), h5py.File(_Bytes(file, number), "r") as pack:
+        with reading_contents(path), open_alone(_Bytes(file, number), str(path)) as pack:
             for name in pack:
                 split = split_of(name)
                 if split is None:

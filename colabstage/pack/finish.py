@@ -35,6 +35,7 @@ from colabstage.h5.schema import (
     x_name,
     y_name,
 )
+from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions, fit_boxes
 from colabstage.io.files import TargetFile, block_ranges, pread_exactly, typed_write_errors
 from colabstage.io.units import counted
@@ -340,11 +341,9 @@ def place_joined(
 
 def splits_in_order(shards: Sequence[Path]) -> list[str]:
     """Return the splits of a set in the order in which its shards have them, which that of manifests is not."""
-    import h5py
-
     orders: list[list[str]] = []
     for path in shards:
-        with h5py.File(path, "r", locking=False) as file:
+        with open_with_any_locking(path) as file:
             # Each was reserved before those that come after it.
             places = {split: _first_byte(file[name]) for name in file if (split := split_of(name)) is not None}
         orders.append(sorted(places, key=places.__getitem__))
@@ -368,11 +367,8 @@ def join_shards(shards: Sequence[Path], out: Path, *, splits: Iterable[str], att
         splits: in the order of the file.
         attributes: of its root, in place of the shards' own.
     """
-    import h5py
-
     with contextlib.ExitStack() as stack:
-        # They are finished and nobody writes them, and file systems of clusters often know no locks.
-        files = [stack.enter_context(h5py.File(path, "r", locking=False)) for path in shards]
+        files = [stack.enter_context(open_with_any_locking(path)) for path in shards]
         parts = [_Joined.of(split, files) for split in splits]
         content = _joined_content(files, parts, attributes)
         offsets = create_pack(out, content)

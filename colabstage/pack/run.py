@@ -31,6 +31,7 @@ from colabstage.h5.parts import (
     shards_beside,
 )
 from colabstage.h5.schema import IMAGE_OPTIONS_ATTRIBUTE, MASK_OPTIONS_ATTRIBUTE
+from colabstage.h5.untrusted import open_with_any_locking
 from colabstage.images.geometry import ImageOptions
 from colabstage.io.arguments import GOES_ON, read_options, stops_with, takes
 from colabstage.io.boundary import typed
@@ -133,13 +134,11 @@ def check_fits(base: PackInfo, table: SampleTable, plan: PackPlan, options: Pack
 
 def repeated_names(base: Path, table: SampleTable, *, but: Path) -> int:
     """Return how many of the samples have the name of a sample in the dataset, `but` left out."""
-    import h5py
-
     # As bytes, the way they are stored, so that millions of names need not be decoded.
     there: set[bytes] = set()
     for part in (base, *shards_beside(base), *appended_beside(base)):
         if part.is_file() and part != but:
-            with h5py.File(part, "r", locking=False) as file:
+            with open_with_any_locking(part) as file:
                 there.update(*(file[name][()].tolist() for name in file if name.startswith("key_")))
     return sum(key.encode(errors="backslashreplace") in there for key in table.keys)
 

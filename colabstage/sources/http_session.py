@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 # More than are ever in flight at once, so that no connection is discarded after use.
 _POOL_CONNECTIONS = 64
 _CONNECT_TIMEOUT_S = 15.0
+# http.client takes no longer line of a head.
+_LINE_BYTES = 65_537
 # The statuses with which services answer an expired signed address.
 _EXPIRED = frozenset({400, 401, 403, 404, 410})
 
 
 class _TimedLines:
-    """A socket's stream with a time limit for lines, however slowly their bytes arrive.
+    """A socket's stream with a time limit for lines, however slowly their bytes arrive, and however many there are.
 
     A socket's own timeout starts over with every byte, so a server that sends one every twenty seconds would hold its
-    reader for as long as it likes. `deadline`: for all lines of a head; each line has its own where there is none.
+    reader for as long as it likes; so would one whose head, or trailers after a body in chunks, have no end. Lines that
+    follow each other share one limit; `restart` and reading anything else begin a new one.
     """
 
     def __init__(self, stream: Any, sock: socket.socket) -> None:
@@ -42,29 +45,42 @@ class _TimedLines:
         self._sock = sock
         self._timeout_s = sock.gettimeout()
         self._buffered = 0
-        self.deadline: float | None = None
+        self._deadline: float | None = None
+
+    def restart(self) -> None:
+        """Give the next line a time limit of its own."""
+        self._buffered, self._deadline = 0, None
+
+    def read(self, *amount: int) -> bytes:
+        """Read bytes, like the stream."""
+        self.restart()
+        return bytes(self._stream.read(*amount))
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes into `buffer`, like the stream."""
+        self.restart()
+        return int(self._stream.readinto(buffer))
 
     def readline(self, limit: int = -1) -> bytes:
-        """Read a line, like the stream.
+        """Read a line, like the stream, or its beginning where it is longer than any line of a protocol.
 
         Raises:
-            TimeoutError: it does not end in time.
+            TimeoutError: it, or the lines before it, do not end in time.
         """
         if self._timeout_s is None:
             return bytes(self._stream.readline(limit))
-        deadline = time.monotonic() + self._timeout_s if self.deadline is None else self.deadline
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._timeout_s
+        limit = min(limit, _LINE_BYTES) if limit >= 0 else _LINE_BYTES
         # A head comes in one piece as a rule, and what has come is not asked of the socket: most lines need no clock.
-        buffered = self._buffered if self.deadline is not None else 0
         line = b""
-        while not line.endswith(b"\n") and len(line) != limit:
-            there = self._stream.peek(1) if buffered else self._wait(deadline)
+        while not line.endswith(b"\n") and len(line) < limit:
+            there = self._stream.peek(1) if self._buffered else self._wait(self._deadline)
             if not there:
                 break
-            wanted = there.find(b"\n") + 1 or len(there)
-            part = self._stream.read(wanted if limit < 0 else min(wanted, limit - len(line)))
-            buffered = len(there) - len(part)
+            part = self._stream.read(min(there.find(b"\n") + 1 or len(there), limit - len(line)))
+            self._buffered = len(there) - len(part)
             line += part
-        self._buffered = buffered
         return line
 
     def _wait(self, deadline: float) -> bytes:
@@ -85,7 +101,7 @@ class _TimedLines:
 
 
 class _PromptResponse(http.client.HTTPResponse):
-    """An answer whose head comes as a whole in the time that the socket gives a single read."""
+    """An answer whose head, and whose trailers, come as a whole in the time that the socket gives a single read."""
 
     def __init__(
         self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
@@ -95,12 +111,9 @@ class _PromptResponse(http.client.HTTPResponse):
         self.fp = cast("Any", self._lines)
 
     def begin(self) -> None:
-        timeout_s = self._lines._timeout_s
-        self._lines.deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            super().begin()
-        finally:
-            self._lines.deadline = None
+        super().begin()
+        # The body may be read much later.
+        self._lines.restart()
 
 
 class HttpSession:

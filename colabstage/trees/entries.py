@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from colabstage.errors import UnsafeArchiveError
+from colabstage.io.given import show_content
 from colabstage.io.units import format_bytes
 from colabstage.io.workspace import is_our_name
 from colabstage.trees.strings import StringArray, StringColumn, first_repeated, folders_of, narrowed
@@ -415,9 +416,13 @@ def check_limits(archive: str, members: int, total_bytes: int, archive_bytes: in
 def refuse_member(archive: str, name: str, reason: str) -> UnsafeArchiveError:
     """Return the error for one member that no archive should have."""
     return UnsafeArchiveError(
-        f"'{archive}' is refused because of its member {name!r}: {reason}. Nothing was read or written. "
-        "Make the archive again from a folder that holds the dataset's files only."
+        f"'{archive}' is refused because of its member {show_content(name, 300)}: {reason}. Nothing was read or "
+        "written. Make the archive again from a folder that holds the dataset's files only."
     )
+
+
+# Each folder of a name is known by its whole name, so a name of many is much more in memory than in the archive.
+MOST_FOLDERS = 200
 
 
 def clean_member_name(archive: str, raw: str) -> str:
@@ -440,7 +445,8 @@ def _needs_a_closer_look(raw: str) -> bool:
     """Tell whether a name may break a rule or have parts to drop. Ten times as fast as a regular expression of the
     rules."""
     return (
-        raw[:1] in ("", "/", ".")
+        len(raw) > MOST_FOLDERS
+        or raw[:1] in ("", "/", ".")
         or raw[1:2] == ":"
         or raw[-1] == "/"
         or "/." in raw
@@ -471,6 +477,7 @@ def _name_fault(raw: str, *, folder: bool = False) -> str | None:
         (raw.startswith("/"), "its name is absolute"),
         (".." in raw.split("/"), "its name climbs out of the archive's folder with '..'"),
         (not folder and posixpath.normpath(raw) == ".", "it is a file without a name"),
+        (raw.count("/") > MOST_FOLDERS, f"it is in more than {MOST_FOLDERS} folders, one in the other"),
         (not folder and raw.endswith("/"), "it is a file, but its name ends in a slash like a folder's"),
     )
     return next((reason for broken, reason in faults if broken), None)

@@ -22,6 +22,7 @@ from colabstage.trees.entries import (
     DEFAULT_LIMITS,
     JUNK_FILES,
     JUNK_FOLDERS,
+    MOST_FOLDERS,
     ArchiveLimits,
     check_collisions,
     check_limits,
@@ -444,7 +445,7 @@ def _needs_a_look(directory: ZipDirectory) -> NDArray[np.bool_]:
     found = names.containing(b"/.", b"//", b"\\", b"\0", *(folder.encode() for folder in JUNK_FOLDERS))
     found |= names.containing(*(file.encode() for file in JUNK_FILES), any_case=True)
     found |= np.isin(names.bytes_at(0), (0, *b"/.")) | (names.bytes_at(1) == ord(":"))
-    found |= names.bytes_at(-1) == ord("/")
+    found |= (names.bytes_at(-1) == ord("/")) | (names.lengths > MOST_FOLDERS)
     return found | ~np.isin(directory.facts["mode"] & np.uint16(0o170000), (0, stat.S_IFREG, stat.S_IFLNK))
 
 

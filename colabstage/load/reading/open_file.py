@@ -117,12 +117,19 @@ class OpenFile:
     raises is translated where it is asked; files that are mapped or read raise typed errors of their own."""
 
     def __init__(
-        self, path: Path, stamps: Mapping[Path, FileStamp], fields: NamedFields | None = None, beside_bytes: int = 0
+        self,
+        path: Path,
+        stamps: Mapping[Path, FileStamp],
+        fields: NamedFields | None = None,
+        beside_bytes: int = 0,
+        *,
+        allow_external: bool = False,
     ) -> None:
         """Take `stamps`, the state of `path`, and of each file it links to, when the fields were described; another one
-        is refused on opening. `fields` and `beside_bytes`: as of `SplitPart`."""
+        is refused on opening. `fields`, `beside_bytes` and `allow_external`: as of `SplitPart`."""
         self._beside_bytes = beside_bytes
         self._fields = fields
+        self._allow_external = allow_external
         self._path = path
         self._stamps = stamps
         self._mappings: dict[Path, MappedFile] = {}
@@ -324,4 +331,4 @@ class OpenFile:
         # Also those that links lead to, because HDF5 follows them by itself.
         for path, stamp in self._stamps.items():
             check_stamp(path, path.stat(), stamp)
-        return open_fields(self._path, self._fields)
+        return open_fields(self._path, self._fields, allow_external=self._allow_external)

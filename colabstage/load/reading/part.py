@@ -86,11 +86,12 @@ class SplitPart:
         fields: NamedFields | None,
         resizer: Resizer,
         number: int,
+        allow_external: bool,
     ) -> None:
         """Look at the file; no sample is read.
 
         Args:
-            path, split, decode, fields, resizer: as of `SplitReader`.
+            path, split, decode, fields, resizer, allow_external: as of `SplitReader`.
             beside_bytes: length of what is read at random beside this file, which the system's cache has to hold too.
             arrival: brings rows that are not here yet, so that the file is written while it is read; `None` where all
                 rows are here.
@@ -104,6 +105,7 @@ class SplitPart:
         # Absolute, because a worker process may be in another folder.
         self.path = Path(path).expanduser().absolute()
         self._fields = fields
+        self._allow_external = allow_external
         self._resizer = resizer
         self.split = split
         # When all rows are here, an arrival only changes the order of an epoch.
@@ -115,7 +117,7 @@ class SplitPart:
         with suppress(FileNotFoundError, NotADirectoryError):
             self._stamps[self.path] = FileStamp.of(self.path.stat(), arriving=self._arrival is not None)
         # Once, because a look at its heaps takes as long as all else.
-        with open_fields(self.path, fields) as file, reading_contents(self.path):
+        with open_fields(self.path, fields, allow_external=allow_external) as file, reading_contents(self.path):
             info = info_of(file, self.path, fields)
             self.info: SplitInfo = info.split(split)
             self.classes = info.classes
@@ -236,7 +238,7 @@ class SplitPart:
         path = self._path_now()
         # Keys of another file would name the wrong sources, without an error.
         check_stamp(path, path.stat(), self._stamps[self.path])
-        with open_h5(path) as file, reading_contents(path):
+        with open_h5(path, allow_external=self._allow_external) as file, reading_contents(path):
             return read_keys(file[self.info.keys], rows)
 
     def into_memory(self) -> SplitPart:
@@ -254,7 +256,7 @@ class SplitPart:
         # Rows that are still to arrive cannot be read beforehand.
         if self.in_memory or self._arrival is not None or self._x.choice.name != "mapped":
             return
-        file = OpenFile(self.path, self._stamps, self._fields)
+        file = self._open_file(self.path)
         # First, because each epoch asks, and what memory is free takes as long to find out.
         if is_warm(file.resident_part(self._x.facts)):
             return
@@ -319,7 +321,7 @@ class SplitPart:
         if self._arrival is not None:
             why = f"{field.choice.reason}, whose rows are waited for as they are needed"
             return replace(field, choice=replace(field.choice, reason=why))
-        cache = self._cache_state(OpenFile(self.path, self._stamps, self._fields), field.facts)
+        cache = self._cache_state(self._open_file(self.path), field.facts)
         return replace(field, choice=choose_engine(field.facts, cache=cache))
 
     def _cache_state(self, file: OpenFile, facts: StorageFacts) -> CacheState:
@@ -333,11 +335,20 @@ class SplitPart:
         # Two threads may both find it closed; one opening is dropped then, and a fork finds no lock that is held.
         if opened is None or opened.pid != os.getpid():
             path = self._path_now()
-            file = OpenFile(path, {**self._stamps, path: self._stamps[self.path]}, self._fields, self._beside_bytes)
+            file = self._open_file(path)
             x = self._loaded or self._open_x(file)
             y = None if self._y is None else self._open_y(file, self._y, x)
             opened = self._opened = _ProcessState(os.getpid(), x, y)
         return opened
+
+    def _open_file(self, path: Path) -> OpenFile:
+        return OpenFile(
+            path,
+            {**self._stamps, path: self._stamps[self.path]},
+            self._fields,
+            self._beside_bytes,
+            allow_external=self._allow_external,
+        )
 
     def _path_now(self) -> Path:
         """Return where the file is; one that is being packed gets its final name at the end."""

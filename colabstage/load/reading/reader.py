@@ -49,6 +49,7 @@ class SplitReader:
         paths: all files.
         arrival: brings rows that are not here yet; `None` if all are here.
         fields: names of inputs and targets, in files with names of their own.
+        allow_external: whether files may lead to files that did not come with them.
         classes: names of the classes in label order.
         slow_mount: why reading from the mount of a file is slow; `None` for local disks.
         encoded: whether inputs are image files that are decoded when they are read.
@@ -79,6 +80,7 @@ class SplitReader:
         arrival: Arrival | None = None,
         fields: NamedFields | None = None,
         resizer: Resizer = "pillow",
+        allow_external: bool = False,
     ) -> None:
         """Open the files and read their headers; samples are read only with `in_memory`.
 
@@ -92,6 +94,7 @@ class SplitReader:
             fields: names of inputs and targets, in files with names of their own.
             resizer: resizes images that are resized when they are read. `"torch"` is faster, has to be imported, and
                 is within one grey level of `"pillow"`; images that torch cannot resize fall back to Pillow.
+            allow_external: also read files that are not in the folder of the one that leads to them.
 
         Raises:
             OptionError: `in_memory` with an `arrival` that does not have all rows.
@@ -106,8 +109,9 @@ class SplitReader:
         require_answer(*((files,) if isinstance(files, str | os.PathLike) else files))
         paths = find_parts(files)
         self.arrival, self.fields, self.split = arrival, fields, split
+        self.allow_external = allow_external
         # A single file raises its own errors, in `SplitPart`.
-        with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields)
+        with_split = [(paths[0], 0)] if len(paths) == 1 else _files_of_one_set(paths, split, fields, allow_external)
         parts = tuple(
             SplitPart(
                 path,
@@ -118,6 +122,7 @@ class SplitReader:
                 fields=fields,
                 resizer=resizer,
                 number=number,
+                allow_external=allow_external,
             )
             for number, (path, beside) in enumerate(with_split)
         )
@@ -423,7 +428,9 @@ class SplitReader:
             yield part, rows[places] - (int(self._ends[number]) - len(part)), places
 
 
-def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields | None) -> list[tuple[Path, int]]:
+def _files_of_one_set(
+    paths: tuple[Path, ...], split: str, fields: NamedFields | None, allow_external: bool
+) -> list[tuple[Path, int]]:
     """Return the files that have a split, each with the length of the other files' inputs, after a check that they can
     be read as one.
 
@@ -433,7 +440,7 @@ def _files_of_one_set(paths: tuple[Path, ...], split: str, fields: NamedFields |
         SplitNotFoundError: no file has the split.
     """
     # All headers are read before any engine is made, so that a difference is reported at once.
-    infos = [read_info(path, fields) for path in paths]
+    infos = [read_info(path, fields, allow_external=allow_external) for path in paths]
     _check_one_set(infos)
     having = [info for info in infos if split in info.splits]
     if not having:

@@ -1,0 +1,337 @@
+"""HDF5 files that lead only to files of their own folder, however they are asked.
+
+External links, virtual datasets and external storage name other files, and HDF5 opens whatever they name: a file from a
+stranger could have a private key read as samples, or a pipe that never answers. So every name is followed here first,
+link by link, up to the datasets and what those are put together from, and every file on the way is judged before HDF5
+opens it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+from h5py import h5d, h5f, h5g, h5i, h5l, h5o
+
+from colabstage.errors import ExternalFileError, PackFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    Report = Callable[[str], Exception]
+
+# As many links as HDF5 follows by default. Nobody nests virtual datasets as deep.
+_MAX_STEPS = 16
+# In the name of a virtual dataset's source: a block's number, and a percent sign.
+_PATTERN = re.compile("%[b%]")
+
+
+class Reach:
+    """Which files an HDF5 file may lead to: those of its folder, all, or none."""
+
+    def __init__(self, path: Path | None, label: str, *, anywhere: bool = False) -> None:
+        """Take the file; `None` for bytes without a path, which lead nowhere. `anywhere`: to any file.
+
+        `label`: what messages call it.
+        """
+        self._path = path
+        self._label = label
+        self._anywhere = anywhere
+        self._folder: Path | None = None
+        # Sources are shared and nested; each needs one look.
+        self._seen: set[tuple[bytes, object]] = set()
+
+    def check(self, group: Any, name: str) -> None:
+        """Follow `name` from an open group, and judge every file on the way and behind it.
+
+        Args:
+            group: h5py's low-level `GroupID`.
+            name: a path in the file, as h5py takes it.
+
+        Raises:
+            ExternalFileError: it leads to a file that is out of reach.
+            PackFormatError: it leads through more links, or virtual datasets, than HDF5 follows.
+        """
+        self._follow(group, name.encode(errors="surrogateescape"), 0, self.check_sources)
+
+    def check_sources(self, node: Any, report: Report | None = None, above: tuple[object, ...] = ()) -> None:
+        """Judge the files that an open object, a `DatasetID` of h5py's low level, is put together from.
+
+        With `report`, which makes an error of what is wrong, all of them also have to exist and be long enough.
+        `above`: the virtual datasets that it is a source of.
+        """
+        # Neither opening it so far nor this makes HDF5 look for a source; asking for the shape does.
+        properties = node.get_create_plist() if isinstance(node, h5d.DatasetID) else None
+        if properties is None:
+            return
+        if properties.get_layout() == h5d.VIRTUAL:
+            place = (h5f.get_name(node), h5o.get_info(node).addr)
+            if place in above or len(above) > _MAX_STEPS:
+                name = os.fsdecode(h5i.get_name(node) or b"?")
+                msg = f"{name} in '{self._label}' is put together from itself, by way of {len(above)} others."
+                raise PackFormatError(msg)
+            if place not in self._seen:
+                self._seen.add(place)
+                self._check_virtual(node, properties, report, (*above, place))
+        elif properties.get_layout() == h5d.CONTIGUOUS and properties.get_external_count():
+            self._check_storage(node, properties, report)
+
+    def _follow(self, group: Any, name: bytes, links: int, arrive: Callable[[Any], None]) -> bool:
+        """Go from link to link, and call `arrive` with the object at the end. Tell whether there is one."""
+        node = h5g.open(group, b"/") if name.startswith(b"/") else group
+        parts = _parts(name)
+        while parts:
+            part = parts.pop()
+            if not isinstance(node, h5g.GroupID) or not node.links.exists(part):
+                return False
+            kind = node.links.get_info(part).type
+            if kind == h5l.TYPE_HARD:
+                node = h5o.open(node, part)
+                continue
+            links += 1
+            if links > _MAX_STEPS:
+                msg = f"'{os.fsdecode(name)}' in '{self._label}' leads through more than {_MAX_STEPS} links."
+                raise PackFormatError(msg)
+            if kind == h5l.TYPE_SOFT:
+                target = node.links.get_val(part)
+                parts += _parts(target)
+                node = h5g.open(node, b"/") if target.startswith(b"/") else node
+                continue
+            written, inner = node.links.get_val(part)
+            other = self._open(os.fsdecode(written), node, "HDF5_EXT_PREFIX")
+            if other is None:
+                return False
+            with other:
+                # From the root, whatever the link says.
+                return self._follow(other.id, b"/".join([b"", inner, *reversed(parts)]), links, arrive)
+        arrive(node)
+        return True
+
+    def _check_virtual(self, node: Any, properties: Any, report: Report | None, above: tuple[object, ...]) -> None:
+        wanted: dict[str, dict[str, None]] = {}
+        for number in range(properties.get_virtual_count()):
+            file, part = properties.get_virtual_filename(number), properties.get_virtual_dsetname(number)
+            wanted.setdefault(file, {})[part] = None
+        for written, parts in wanted.items():
+            # A dataset with a pattern is as long as the files that HDF5 finds: it ends with the first that is missing.
+            for number, file in enumerate(_numbered(written)):
+                other = self._open(file, node, "HDF5_VDS_PREFIX")
+                if other is None:
+                    if report is not None and not _is_pattern(written):
+                        what = f"is put together from '{file}', which is not there"
+                        raise report(what)
+                    break
+                with other:
+                    for part in parts:
+                        names = [_fill(part, number)] if _is_pattern(written) else _numbered(part)
+                        missing = self._check_parts(other, names, report, above)
+                        if missing is not None and report is not None and not _is_pattern(written + part):
+                            what = f"is put together from '{missing}' in '{file}', which is not there"
+                            raise report(what)
+
+    def _check_parts(
+        self, file: Any, names: Iterable[str], report: Report | None, above: tuple[object, ...]
+    ) -> str | None:
+        """Check the sources of those names, up to the first that is missing, which is returned."""
+        for name in names:
+            encoded = name.encode(errors="surrogateescape")
+            if not self._follow(file.id, encoded, 0, lambda node: self.check_sources(node, report, above)):
+                return name
+        return None
+
+    def _check_storage(self, node: Any, properties: Any, report: Report | None) -> None:
+        left = node.get_space().get_simple_extent_npoints() * node.get_type().get_size()
+        # Unlike the files of links and sources, these are looked for in the current folder.
+        prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", str(_home(node).parent))
+        for number in range(properties.get_external_count()):
+            name, offset, size = properties.get_external(number)
+            written = os.fsdecode(name)
+            there = self._judge(Path(prefix, written), written, node)
+            # The last file may have no limit, which h5py gives as a very large size.
+            wanted = min(left, int(size))
+            left -= wanted
+            if report is not None and there is None:
+                what = f"is in '{written}', which is not there"
+                raise report(what)
+            if report is not None and there is not None and there < int(offset) + wanted:
+                needed = int(offset) + wanted
+                what = f"needs {needed:,} bytes of '{written}', which has {there:,}"
+                raise report(what)
+
+    def _open(self, written: str, node: Any, prefix: str) -> Any:
+        """Open the file that HDF5 would open for what is written in `node`'s; `None` where it finds none."""
+        if written == "." and prefix == "HDF5_VDS_PREFIX":
+            return _Same(node)
+        if self._path is None:
+            raise self._refusal(written)
+        for place in _candidates(written, _home(node), os.environ.get(prefix, "")):
+            if self._judge(place, written, node) is not None:
+                try:
+                    return with_any_locking(functools.partial(h5py.File, place, "r"))
+                except OSError:
+                    # HDF5 goes on to the next place too, where it cannot open what is in one.
+                    continue
+        return None
+
+    def _judge(self, place: Path, written: str, node: Any) -> int | None:
+        """Return the length of a file that may be read; `None` where there is none.
+
+        Raises:
+            ExternalFileError: it is out of reach.
+        """
+        if self._path is None:
+            raise self._refusal(written)
+        try:
+            facts = place.stat()
+        except (OSError, ValueError):
+            return None
+        if stat.S_ISDIR(facts.st_mode):
+            return None
+        # A pipe would be waited for, and a device is no file of a dataset.
+        if not stat.S_ISREG(facts.st_mode):
+            msg = f"'{self._label}' leads to '{place}', which is not a regular file. Copy its values into one file."
+            raise ExternalFileError(msg)
+        if not self._anywhere and not self._is_inside(place, written, node):
+            raise self._refusal(str(place))
+        return facts.st_size
+
+    def _is_inside(self, place: Path, written: str, node: Any) -> bool:
+        assert self._path is not None
+        if self._folder is None:
+            self._folder = self._path.resolve().parent
+        found = place.resolve()
+        if not found.is_relative_to(self._folder):
+            return False
+        # The folder may be the one of all the user's files. A full path inside it names one that did not come with the
+        # dataset, unless it is beside the file, where writers give full paths for short ones.
+        home = _home(node)
+        beside = {(folder / place.name).resolve() for folder in (home.parent, home.resolve().parent)}
+        return not Path(written).is_absolute() or found in beside
+
+    def _refusal(self, target: str) -> ExternalFileError:
+        if self._path is None:
+            return ExternalFileError(
+                f"'{self._label}' leads to another file, '{target}', and files are found beside each other only in a "
+                "folder. Stage the folder that has both, unpacked, or copy all of it into one file."
+            )
+        return ExternalFileError(
+            f"'{self._label}' leads to '{target}', which did not come with it: only files in its own folder, and in "
+            f"folders below that, are read. If you trust the file: dataset_h5('{self._path}', allow_external=True)."
+        )
+
+
+class _Same:
+    """The file of an open object, where h5py's would be a second handle to close."""
+
+    def __init__(self, node: Any) -> None:
+        self.id = h5g.open(node, b"/")
+        self.filename = os.fsdecode(h5f.get_name(node))
+
+    def __enter__(self) -> _Same:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _home(node: Any) -> Path:
+    """Return the file that an open object is stored in."""
+    return Path(os.fsdecode(h5f.get_name(node)))
+
+
+def _candidates(written: str, home: Path, prefixes: str) -> Iterator[Path]:
+    """Return where HDF5 looks for another file, in HDF5's order. `prefixes`: what the environment says."""
+    given = Path(written)
+    bare = Path(given.name) if given.is_absolute() else given
+    if given.is_absolute():
+        yield given
+    for prefix in filter(None, prefixes.split(os.pathsep)):
+        yield Path(prefix.replace("${ORIGIN}", str(home.parent))) / bare
+    yield home.parent / bare
+    yield bare
+    yield home.resolve().parent / bare
+
+
+def _parts(name: bytes) -> list[bytes]:
+    """Return the names in a path, last first."""
+    return [part for part in reversed(name.split(b"/")) if part not in (b"", b".")]
+
+
+def _is_pattern(written: str) -> bool:
+    return "%b" in _PATTERN.findall(written)
+
+
+def _fill(written: str, number: int) -> str:
+    return _PATTERN.sub(lambda found: str(number) if found[0] == "%b" else "%", written)
+
+
+def _numbered(written: str) -> Iterator[str]:
+    """Return the names that HDF5 makes of a source's: one for each block of a pattern, without end."""
+    if not _is_pattern(written):
+        return iter([_fill(written, 0)])
+    return (_fill(written, number) for number in itertools.count())
+
+
+class _Confined:
+    """What a group and a file have in common: names are judged before h5py follows them."""
+
+    id: Any
+    reach: Reach
+
+    def __getitem__(self, name: Any) -> Any:
+        if isinstance(name, str):
+            self.reach.check(self.id, name)
+        node = super().__getitem__(name)  # type: ignore[misc]
+        return ConfinedGroup(node.id, self.reach) if isinstance(node, h5py.Group) else node
+
+    def get(self, name: str, default: Any = None, getclass: bool = False, getlink: bool = False) -> Any:
+        """Return the object, its class or its link, as h5py does; `default` where there is none."""
+        if getclass or getlink:
+            self.reach.check(self.id, name)
+            return super().get(name, default, getclass, getlink)  # type: ignore[misc]
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, str):
+            self.reach.check(self.id, name)
+        return bool(super().__contains__(name))  # type: ignore[misc]
+
+
+class ConfinedGroup(_Confined, h5py.Group):  # type: ignore[misc]
+    """A group whose names lead to what is in reach of its file."""
+
+    def __init__(self, bound: Any, reach: Reach) -> None:
+        super().__init__(bound)
+        self.reach = reach
+
+
+class ConfinedFile(_Confined, h5py.File):  # type: ignore[misc]
+    """A file, open for reading, whose names lead to what is in its reach."""
+
+    def __init__(self, file: Any, reach: Reach, *, locking: bool | None = None) -> None:
+        """Open a path, or an object with `readinto` and `seek`."""
+        super().__init__(file, "r", locking=locking)
+        self.reach = reach
+
+
+def with_any_locking(opener: Callable[..., Any]) -> Any:
+    """Return what `opener` opens with the default locking; where that is refused, without."""
+    # Not without locks from the start: HDF5 opens a file a second time in one process only with the same choice, and
+    # the user's own code has the default. Network file systems refuse locks, and so does a file that is being written.
+    for locking in (None, False):
+        try:
+            return opener(locking=locking)
+        except OSError as error:
+            if "lock" not in str(error):
+                raise
+    # The process may have it open with `locking=True`, and HDF5 then accepts nothing else.
+    return opener(locking=True)

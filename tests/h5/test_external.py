@@ -1,0 +1,224 @@
+"""An HDF5 file of a stranger reads only files that came with it: in or below its own folder."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage import dataset_h5, fetch_files, pack_dataset, stage_dataset
+from colabstage.errors import ColabstageError, ExternalFileError, LayoutError, PackFormatError
+from colabstage.h5.info import read_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = np.arange(500, dtype=np.uint8).reshape(5, 100)
+LIMIT_S = 20
+
+
+def storage(file: Any, name: str, target: str) -> None:
+    file.create_dataset(name, ROWS.shape, ROWS.dtype, external=[(target, 0, ROWS.nbytes)])
+
+
+def link(file: Any, name: str, target: str) -> None:
+    file[name] = h5py.ExternalLink(target, "/x")
+
+
+def virtual(file: Any, name: str, target: str) -> None:
+    layout = h5py.VirtualLayout(ROWS.shape, ROWS.dtype)
+    layout[:] = h5py.VirtualSource(target, "x", ROWS.shape)
+    file.create_virtual_dataset(name, layout)
+
+
+def through_a_group(file: Any, name: str, target: str) -> None:
+    file["group"] = h5py.ExternalLink(target, "/")
+    file[name] = h5py.SoftLink("/group/x")
+
+
+def virtual_behind_a_link(file: Any, name: str, target: str) -> None:
+    virtual(file, "inner", target)
+    file[name] = h5py.SoftLink("inner")
+
+
+def pattern(file: Any, name: str, target: str) -> None:
+    """A virtual dataset whose sources are numbered: `%b` is 0, 1, 2, …"""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    shape, most = ROWS.shape, (h5py.h5s.UNLIMITED, ROWS.shape[1])
+    space = h5py.h5s.create_simple(shape, most)
+    space.select_hyperslab((0, 0), (h5py.h5s.UNLIMITED, 1), shape, shape)
+    written = target.replace("0.h5", "%b.h5").encode()
+    properties.set_virtual(space, written, b"x", h5py.h5s.create_simple(shape))
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.STD_U8LE, h5py.h5s.create_simple(shape, most), properties)
+
+
+BY_NAME: list[Callable[[Any, str, str], None]] = [link, virtual, through_a_group, virtual_behind_a_link, pattern]
+WAYS = [storage, *BY_NAME]
+
+
+def write_target(path: Path, *, raw: bool) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if raw:
+        path.write_bytes(ROWS.tobytes())
+    else:
+        with h5py.File(path, "w") as file:
+            file["x"] = ROWS
+    return path
+
+
+def write_file(path: Path, way: Callable[[Any, str, str], None], target: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        way(file, "X_train", target)
+        file["Y_train"] = np.arange(5)
+    return path
+
+
+def rows_of(dataset: Any) -> Any:
+    with_rows = np.asarray(dataset.read_batch(range(5))[0])
+    dataset.close()
+    return with_rows
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.__name__)
+def way(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_a_file_outside_of_the_folder_is_refused_by_name(tmp_path: Path, way: Any) -> None:
+    """The message names the file and the argument, and the argument works."""
+    target = write_target(tmp_path / "home" / "key0.h5", raw=way is storage)
+    path = write_file(tmp_path / "downloads" / "data.h5", way, str(target))
+    for given in (path, [path]):
+        with pytest.raises(ExternalFileError, match="allow_external=True") as caught:
+            dataset_h5(given)
+        assert str(target) in str(caught.value)
+    with pytest.raises(ExternalFileError):
+        read_info(path)
+    dataset = dataset_h5(path, allow_external=True)
+    assert np.array_equal(rows_of(pickle.loads(pickle.dumps(dataset))), ROWS)
+
+
+@pytest.mark.parametrize("kind", ["up", "symlink", "below, by its full path"])
+def test_no_other_way_leads_outside(tmp_path: Path, way: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`..`, a link of the file system, and a full path to a file that did not come with this one."""
+    below = kind.startswith("below")
+    folder = tmp_path / "downloads"
+    target = write_target((folder if below else tmp_path) / "home" / "key0.h5", raw=way is storage)
+    written = str(target) if below else "../home/key0.h5"
+    if kind == "symlink":
+        folder.mkdir()
+        (folder / "part0.h5").symlink_to(target)
+        written = "part0.h5"
+    path = write_file(folder / "data.h5", way, written)
+    # External storage is looked for in the current folder.
+    monkeypatch.chdir(folder)
+    with pytest.raises(ExternalFileError):
+        dataset_h5(path)
+    monkeypatch.chdir(tmp_path)
+    fetched = fetch_files(path, tmp_path / "copy" / "data.h5", progress=False)
+    with pytest.raises(PackFormatError):
+        rows_of(dataset_h5(tmp_path / "copy" / "data.h5"))
+    assert fetched
+
+
+def test_files_that_came_with_it_are_read(tmp_path: Path, way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the file, in a folder below, and beside it by a full path, as h5py's own writers do it."""
+    folder = tmp_path / "data"
+    for written in ("part0.h5", "below/part0.h5", str(folder / "part0.h5")):
+        write_target(folder / written, raw=way is storage)
+        path = write_file(folder / "data.h5", way, written)
+        monkeypatch.chdir(folder)
+        assert np.array_equal(rows_of(dataset_h5(path)), ROWS)
+    # A link to the file is opened in the folder that the file is in.
+    (tmp_path / "shortcut.h5").symlink_to(path)
+    assert np.array_equal(rows_of(dataset_h5(tmp_path / "shortcut.h5")), ROWS)
+
+
+def test_a_second_file_leads_no_further(tmp_path: Path) -> None:
+    """What an allowed file leads to has to be in the folder of the first."""
+    target = write_target(tmp_path / "home" / "key.h5", raw=False)
+    for number, way in enumerate(BY_NAME[:3]):
+        folder = tmp_path / f"downloads{number}"
+        with h5py.File(write_file(folder / "middle.h5", way, str(target)), "a") as file:
+            file["x"] = file.get("X_train", getlink=True) if way is link else h5py.SoftLink("/X_train")
+        for outer in (link, virtual):
+            with pytest.raises(ExternalFileError):
+                dataset_h5(write_file(folder / f"{outer.__name__}.h5", outer, "middle.h5"))
+
+
+def test_parts_of_a_pack_are_checked_too(tmp_path: Path) -> None:
+    """Members of groups, names of classes and keys; and a pack with a manifest."""
+    target = write_target(tmp_path / "home" / "key.h5", raw=False)
+    source = tmp_path / "source.npz"
+    np.savez(source, x=np.zeros((20, 4), np.uint8), y=np.arange(20) % 2)
+    pack = tmp_path / "downloads" / "pack.h5"
+    pack.parent.mkdir()
+    pack_dataset(source, pack, progress=False)
+    split = next(iter(read_info(pack).splits))
+    for name in (f"X_{split}", f"Y_{split}", "classes"):
+        with h5py.File(pack, "a") as file:
+            kept = file.pop(name) if name in file else None
+            shape = None if kept is None else kept.shape
+            file[name] = h5py.ExternalLink(str(target), "/x")
+        with pytest.raises(ExternalFileError):
+            dataset_h5(pack, split=split)
+        with h5py.File(pack, "a") as file:
+            del file[name]
+            if shape is not None:
+                file[name] = np.zeros(shape, np.uint8)
+    with h5py.File(pack, "a") as file:
+        group = file.create_group("X_other")
+        group["offsets"] = np.arange(6)
+        group["bytes"] = h5py.ExternalLink(str(target), "/x")
+    with pytest.raises(ExternalFileError):
+        dataset_h5(pack, split="other")
+
+
+@pytest.mark.parametrize("verb", ["pack", "stage"])
+def test_packing_reads_no_other_file(tmp_path: Path, way: Any, verb: str) -> None:
+    """Rows come out of files of the folder or there is an error; what `dataset_h5` may read can be packed."""
+    target = write_target(tmp_path / "home" / "key0.h5", raw=way is storage)
+    path = write_file(tmp_path / "downloads" / "data.h5", way, str(target))
+    made: Callable[[], object] = {
+        "pack": lambda: pack_dataset(path, tmp_path / "out.h5", progress=False),
+        "stage": lambda: stage_dataset(path, local_dir=tmp_path / "local", cache_dir=None, progress=False),
+    }[verb]
+    with pytest.raises(LayoutError) as caught:
+        made()
+    # Of several arrays that cannot be read, the first question is which is meant.
+    assert str(target) in str(caught.value) or way in (through_a_group, virtual_behind_a_link)
+    assert not (tmp_path / "out.h5").exists()
+    pack_dataset(dataset_h5(path, allow_external=True), tmp_path / "out.h5", progress=False)
+    packed = rows_of(dataset_h5(tmp_path / "out.h5"))
+    assert sorted(packed.tolist()) == sorted(ROWS.tolist())
+
+
+def _open(path: str, *, allow_external: bool) -> None:
+    try:
+        dataset_h5(path, allow_external=allow_external)
+    except ColabstageError:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("allow_external", [False, True])
+def test_what_is_no_regular_file_is_never_opened(tmp_path: Path, way: Any, *, allow_external: bool) -> None:
+    """A pipe would be waited for, for ever."""
+    os.mkfifo(tmp_path / "pipe0.h5")
+    path = write_file(tmp_path / "data.h5", way, str(tmp_path / "pipe0.h5"))
+    for given in (path, tmp_path / "pipe0.h5"):
+        child = multiprocessing.get_context("fork").Process(
+            target=_open, args=(str(given),), kwargs={"allow_external": allow_external}
+        )
+        child.start()
+        child.join(LIMIT_S)
+        hangs = child.is_alive()
+        child.kill()
+        assert not hangs
+        assert child.exitcode == 3

@@ -1,0 +1,445 @@
+"""No small input of a stranger hangs, runs for minutes or fills the memory; and what cannot be read is a typed error.
+
+Every call runs in a process of its own with a limit of time and memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import resource
+import socket
+import tarfile
+import threading
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+import colabstage
+from colabstage.errors import ColabstageError, NotStagedError, OptionError
+from colabstage.io.given import show_content
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LIMIT_S = 40
+
+
+def _answer(call: str, arguments: list[str], answers: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30,) * 2)
+    try:
+        exec(call, VERBS | {"given": arguments})
+        answers.send(("fine", 0))
+    except ColabstageError as error:
+        answers.send((type(error).__name__, len(str(error))))
+    except BaseException as error:  # noqa: BLE001 - what is to be found
+        answers.send((f"untyped: {error!r:.200}", 0))
+
+
+# Here, so that they are imported once.
+VERBS = {
+    "pack_dataset": colabstage.pack_dataset,
+    "fetch_files": colabstage.fetch_files,
+    "dataset_h5": colabstage.dataset_h5,
+    "make_loader": colabstage.make_loader,
+}
+
+
+def outcome(call: str, *arguments: object, limit_s: float = LIMIT_S) -> str:
+    """Run a call, whose arguments are `given`, in a fork; return "fine", or the name of its typed error."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    fork: Any = multiprocessing.get_context("fork")
+    child = fork.Process(target=_answer, args=(call, [str(one) for one in arguments], theirs))
+    child.start()
+    theirs.close()
+    try:
+        assert ours.poll(limit_s), "it is still at it"
+        name, length = ours.recv()
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+    # A message shows a piece of what is wrong, however long that is.
+    assert length < 10_000
+    return str(name)
+
+
+def pack(source: Path, out: Path, **options: object) -> str:
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    return outcome(f"pack_dataset(given[0], given[1], overwrite=True, progress=False{given})", source, out)
+
+
+def image(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16)).save(path)
+
+
+def images(folder: Path) -> Path:
+    for number in range(6):
+        image(folder / f"a{number}.png")
+    return folder
+
+
+LAUGHS = 'a: &a ["x","x","x","x","x","x","x","x","x"]\n' + "".join(
+    f"{chr(98 + level)}: &{chr(98 + level)} [{','.join(['*' + chr(97 + level)] * 9)}]\n" for level in range(8)
+)
+YAML = {
+    "a list of names": (LAUGHS + "names: *i\n", "BrokenDatasetError"),
+    "names in a mapping": (LAUGHS + "names: {x: *i}\n", "BrokenDatasetError"),
+    "a name": (LAUGHS + "names: {0: *i}\n", "BrokenDatasetError"),
+    "the shape of poses": (LAUGHS + "names: [car]\nkpt_shape: *i\n", "BrokenDatasetError"),
+    "numbers of poses": (LAUGHS + "names: [car]\nkpt_shape: [*i, *i]\n", "BrokenDatasetError"),
+    "a list in itself": ("names: &a [*a]\n", "BrokenDatasetError"),
+    "deep": ("names: " + "[" * 100_000, "BrokenDatasetError"),
+    "a long number": (f"names: {{{'9' * 5000}: car}}\n", "BrokenDatasetError"),
+}
+
+
+def yolo(folder: Path, line: str) -> None:
+    for number in range(4):
+        image(folder / "images" / "train" / f"{number}.png")
+        label = folder / "labels" / "train" / f"{number}.txt"
+        label.parent.mkdir(parents=True, exist_ok=True)
+        label.write_text(line if number == 0 else "0 .5 .5 .2 .2\n")
+
+
+@pytest.mark.parametrize("kind", YAML)
+def test_yaml(tmp_path: Path, kind: str) -> None:
+    """A few hundred bytes, which would be gigabytes when they are written out."""
+    yolo(tmp_path / "d", "0 .5 .5 .2 .2\n")
+    text, expected = YAML[kind]
+    (tmp_path / "d" / "data.yaml").write_text(text)
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == expected
+
+
+LARGE = 10**400
+
+
+@pytest.mark.parametrize("line", ["9" * 5000, "1e400", "inf", "nan", "1e300", "1000000000", "-1e300"])
+def test_classes_of_yolo(tmp_path: Path, line: str) -> None:
+    """Classes that are no index."""
+    yolo(tmp_path / "d", f"{line} .5 .5 .2 .2\n")
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
+
+
+COCO: dict[str, dict[str, Any]] = {
+    "width": {"images": {"width": 10**30}},
+    "height": {"images": {"height": LARGE}},
+    "bbox": {"annotations": {"bbox": [LARGE, 0, 1, 1]}},
+    "area": {"annotations": {"area": LARGE}},
+    "area beyond its type": {"annotations": {"area": 1e300}},
+    "id": {"annotations": {"image_id": [[[LARGE]]]}},
+    "category": {"categories": {"id": {"deep": [1] * 100_000}}},
+}
+
+
+@pytest.mark.parametrize("kind", COCO)
+def test_numbers_of_coco(tmp_path: Path, kind: str) -> None:
+    """Numbers that fit into no array, and other things in their places."""
+    found: dict[str, list[dict[str, Any]]] = {
+        "images": [{"id": n, "file_name": f"a{n}.png", "width": 16, "height": 16} for n in range(6)],
+        "annotations": [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 3, 4]} for n in range(6)],
+        "categories": [{"id": 1, "name": "x"}],
+    }
+    for part, changes in COCO[kind].items():
+        found[part][0] |= changes
+    (images(tmp_path / "d") / "annotations.json").write_text(json.dumps(found))
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
+
+
+def test_nested_json(tmp_path: Path) -> None:
+    """Deeper than Python goes."""
+    deep = "[" * 200_000 + "]" * 200_000
+    text = f'{{"images": [], "categories": [], "annotations": {deep}}}'
+    (images(tmp_path / "d") / "annotations.json").write_text(text)
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
+
+
+BOX = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+OBJECT = f"<object><name>c</name>{BOX}</object>"
+ENTITIES = "".join(f'<!ENTITY {chr(98 + n)} "{("&" + chr(97 + n) + ";") * 10}">' for n in range(9))
+SIZE = "<size><width>{}</width><height>16</height><depth>3</depth></size>"
+VOC = {
+    "entities": f'<!DOCTYPE l [<!ENTITY a "aaaaaaaaaa">{ENTITIES}]><annotation><filename>&j;</filename></annotation>',
+    "another file": '<!DOCTYPE l [<!ENTITY a SYSTEM "file:///dev/zero">]><annotation>&a;</annotation>',
+    "deep": "<annotation>" + "<a>" * 200_000 + "</a>" * 200_000 + "</annotation>",
+    "width": f"<annotation>{SIZE.format('9' * 30)}{OBJECT}</annotation>",
+    "a flag": f"<annotation><object><name>c</name><difficult>{'9' * 400}</difficult>{BOX}</object></annotation>",
+    "a long flag": f"<annotation><object><name>c</name><difficult>{'9' * 5000}</difficult>{BOX}</object></annotation>",
+    "an unknown encoding": f'<?xml version="1.0" encoding="klingon"?><annotation>{OBJECT}</annotation>',
+    "a codec of no text": f'<?xml version="1.0" encoding="zip"?><annotation>{OBJECT}</annotation>',
+    "bytes that gbk has not": '<?xml version="1.0" encoding="gbk"?><annotation>\udcff</annotation>',
+}
+
+
+def voc(folder: Path, content: bytes) -> None:
+    for number in range(4):
+        image(folder / "JPEGImages" / f"{number}.png")
+        path = folder / "Annotations" / f"{number}.xml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(f"<annotation>{OBJECT}</annotation>".encode() if number else content)
+
+
+@pytest.mark.parametrize("kind", VOC)
+def test_xml(tmp_path: Path, kind: str) -> None:
+    """Entities, depth, numbers and encodings."""
+    voc(tmp_path / "d", VOC[kind].encode(errors="surrogateescape"))
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "BrokenDatasetError"
+
+
+@pytest.mark.parametrize("encoding", ["gb2312", "gb18030", "shift_jis", "euc-kr", "big5", "utf-16", "iso-8859-1"])
+def test_xml_in_the_encodings_that_people_use(tmp_path: Path, encoding: str) -> None:
+    """Expat knows few of them."""
+    word = {"euc-kr": "한국", "iso-8859-1": "été"}.get(encoding, "山")
+    labels = f"<annotation><object><name>{word}</name>{BOX}</object></annotation>"
+    text = f'<?xml version="1.0" encoding="{encoding}"?>{labels}'
+    voc(tmp_path / "d", text.encode(encoding))
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) == "fine"
+    with h5py.File(tmp_path / "o.h5") as file:
+        assert word in [name.decode() for name in file["classes"][()].tolist()]
+
+
+CSV = {
+    "labels": "".join(f"a{n}.png,{'9' * 5000}\n" for n in range(6)),
+    "different labels": "".join(f"a{n}.png,{n}{'9' * 5000}\n" for n in range(6)),
+    "one long label": "".join(f"a{n}.png,{'9' * 5000 if n == 3 else n % 2}\n" for n in range(6)),
+    "a cell of a megabyte": "".join(f"a{n}.png,{'x ' * 500_000}\n" for n in range(6)),
+}
+
+
+@pytest.mark.parametrize("kind", CSV)
+def test_cells_of_tables(tmp_path: Path, kind: str) -> None:
+    """Numbers of more digits than Python reads."""
+    (images(tmp_path / "d") / "labels.csv").write_text(f"image,label\n{CSV[kind]}")
+    assert pack(tmp_path / "d", tmp_path / "o.h5", image_size=(8, 8)) in ("fine", "LayoutError", "BrokenDatasetError")
+
+
+def nested_groups(path: Path, count: int) -> None:
+    with h5py.File(path / "x.h5", "w") as file:
+        group = file
+        for _ in range(count):
+            group = group.create_group("a")
+        file["X_train"], file["Y_train"] = np.zeros((10, 4), "u1"), np.arange(10)
+
+
+def wide_table(path: Path, count: int) -> None:
+    header = ",".join(f"c{number}" for number in range(count))
+    cells = ",".join(["0.5"] * count)
+    (images(path) / "labels.csv").write_text(
+        f"image,label,{header}\n" + "".join(f"a{number}.png,{number % 2},{cells}\n" for number in range(6))
+    )
+
+
+def wide_archive(path: Path, count: int) -> None:
+    data = io.BytesIO()
+    np.save(data, np.zeros(4, "u1"))
+    with zipfile.ZipFile(path / "x.npz", "w") as file:
+        for number in range(count):
+            file.writestr(f"k{number}.npy", data.getvalue())
+
+
+def wide_parquet(path: Path, count: int) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    columns: dict[str, list[Any]] = {"image": [f"a{n}.png" for n in range(6)], "label": ["x", "y"] * 3}
+    columns |= {f"c{number}": [0.5] * 6 for number in range(count)}
+    parquet.write_table(pyarrow.table(columns), images(path) / "labels.parquet")
+
+
+GROWING = {"groups": (nested_groups, 1000), "table": (wide_table, 16_000), "npz": (wide_archive, 2000)}
+GROWING |= {"parquet": (wide_parquet, 4000)}
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_structure_takes_linear_time(tmp_path: Path, kind: str) -> None:
+    """Many groups one in the other, and many columns."""
+    make, count = GROWING[kind]
+    source = tmp_path / "d"
+    source.mkdir()
+    make(source, count)
+    found = source / "x.h5" if kind == "groups" else source
+    begun = time.monotonic()
+    pack(found, tmp_path / "o.h5", **({"image_size": (8, 8)} if kind in ("table", "parquet") else {}))
+    # Of which about three seconds are the start of Python; the square of the count took 7 to 24.
+    assert time.monotonic() - begun < 20
+
+
+def zip_of_deep_names(path: Path) -> None:
+    with zipfile.ZipFile(path / "x.zip", "w") as file:
+        for number in range(200):
+            file.writestr("d/" * 15_000 + f"{number}.png", b"")
+
+
+def tar_of_long_names(path: Path) -> None:
+    name = b"d/" * 500_000 + b"x"
+    long = tarfile.TarInfo("././@LongLink")
+    long.type, long.size = b"L", len(name)
+    member = long.tobuf(tarfile.GNU_FORMAT) + name.ljust(-(-len(name) // 512) * 512, b"\0")
+    (path / "x.tar").write_bytes((member + tarfile.TarInfo("x").tobuf()) * 5 + b"\0" * 1024)
+
+
+def tar_of_headers(path: Path) -> None:
+    record = b"11 path=ab\n"
+    header = tarfile.TarInfo("p")
+    header.type, header.size = b"x", len(record)
+    one = header.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
+    (path / "x.tar").write_bytes(one * 20_000 + tarfile.TarInfo("x").tobuf() + b"\0" * 1024)
+
+
+def deep_folders(path: Path) -> None:
+    (path / "/".join("d" * 900)).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("make", [zip_of_deep_names, tar_of_long_names, tar_of_headers, deep_folders])
+def test_names_and_headers_of_archives(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """Names of thousands of folders, and headers that have no member."""
+    source = tmp_path / "d"
+    source.mkdir()
+    make(source)
+    found = next((path for path in source.iterdir() if path.is_file()), source)
+    assert pack(found, tmp_path / "o.h5") in ("UnsafeArchiveError", "LayoutError", "EmptySourceError")
+
+
+def claimed(shape: tuple[int, ...], **options: Any) -> Callable[[Any], None]:
+    def make(file: Any) -> None:
+        file.create_dataset("X_train", shape, "u1", **options)
+        file.create_dataset("Y_train", shape[:1], "u1")
+
+    return make
+
+
+def self_made(file: Any) -> None:
+    layout = h5py.VirtualLayout((10, 4), "f8")
+    layout[:] = h5py.VirtualSource(".", "X_train", (10, 4))
+    file.create_virtual_dataset("X_train", layout)
+
+
+def virtual_rows(file: Any) -> None:
+    file["x"] = np.zeros(4)
+    layout = h5py.VirtualLayout((1 << 44,), "f8")
+    layout[:4] = h5py.VirtualSource(".", "x", (4,))
+    file.create_virtual_dataset("X_train", layout)
+
+
+def chain_of_links(file: Any) -> None:
+    file["s0"] = np.zeros((10, 4))
+    for number in range(1, 1000):
+        file[f"s{number}"] = h5py.SoftLink(f"/s{number - 1}")
+    file["X_train"] = h5py.SoftLink("/s999")
+
+
+def tree_of_links(file: Any) -> None:
+    file.create_group("s0")
+    for number in range(1, 12):
+        file[f"s{number}"] = h5py.SoftLink("/".join([f"s{number - 1}"] * 50))
+    file["X_train"] = h5py.SoftLink("/s11")
+
+
+def many_classes(file: Any) -> None:
+    file["X_train"] = np.zeros((10, 4))
+    file.create_dataset("classes", (1 << 34,), "S4")
+
+
+HDF5 = {
+    "rows": claimed((1 << 44,)),
+    "rows in chunks": claimed((1 << 40, 8), chunks=(1, 8)),
+    "long rows": claimed((4, 1 << 40)),
+    "long rows in chunks": claimed((4, 1 << 40), chunks=(1, 1024)),
+    "virtual rows": virtual_rows,
+    "made of itself": self_made,
+    "a chain of links": chain_of_links,
+    "a tree of links": tree_of_links,
+    "classes": many_classes,
+}
+
+
+@pytest.mark.parametrize("kind", HDF5)
+def test_hdf5(tmp_path: Path, kind: str) -> None:
+    """Shapes that nobody wrote, and links without end: for a loader, and to pack."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        HDF5[kind](file)
+    read = "next(iter(make_loader(dataset_h5(given[0]), 4)))"
+    assert outcome(read, path) in ("PackFormatError", "DamagedPackError")
+    assert pack(path, tmp_path / "o.h5") in ("fine", "LayoutError", "NotEnoughSpaceError", "BrokenDatasetError")
+
+
+HEAD = b'HTTP/1.1 200 OK\r\nETag: "a"\r\nTransfer-Encoding: chunked\r\n\r\n'
+CHUNK = b"10000\r\n" + b"a" * 65536 + b"\r\n"
+ENDLESS = {
+    "trailers": (HEAD + CHUNK + b"0\r\n", b"X-T: a\r\n", 0.2),
+    "trailers at once": (HEAD + CHUNK + b"0\r\n", b"X-T: a\r\n" * 4096, 0),
+    "a trailer": (HEAD + CHUNK + b"0\r\nX-T: ", b"a" * 65536, 0),
+    "the length of a chunk": (HEAD + CHUNK, b"0" * 65536, 0),
+    "a head": (b"HTTP/1.1 200 OK\r\n", b"X-T: a\r\n", 0.2),
+    "interim answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100, 0.2),
+}
+
+
+def serve(connection: socket.socket) -> None:
+    """Send what is in the address."""
+    try:
+        begin, again, pause_s = ENDLESS[connection.recv(65536).split()[1].decode().strip("/").replace("%20", " ")]
+        connection.sendall(begin)
+        while True:
+            connection.sendall(again)
+            time.sleep(pause_s)
+    except OSError:
+        pass
+
+
+def accept(server: socket.socket) -> None:
+    while True:
+        try:
+            connection = server.accept()[0]
+        except OSError:
+            return
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+@pytest.mark.timeout(300)
+def test_answers_without_end(tmp_path: Path) -> None:
+    """Before, inside and after a body: all at once, because each waits for the time limit of a head, 30 s."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(len(ENDLESS)) as pool:
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+
+        def fetch(kind: str) -> str:
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/{kind}"
+            call = "fetch_files(given[0], given[1], progress=False)"
+            return outcome(call, url, tmp_path / kind, limit_s=240)
+
+        found = dict(zip(ENDLESS, pool.map(fetch, ENDLESS), strict=True))
+    assert set(found.values()) <= {"SourceReadError", "TransientError", "SourceChangedError"}, found
+
+
+def test_values_in_messages_are_short() -> None:
+    """Whatever a value is, its beginning is written as Python does."""
+    bomb: list[Any] = ["x"] * 9
+    for _ in range(9):
+        bomb = [bomb] * 9
+    own: list[Any] = []
+    own.append(own)
+    for value in (bomb, own, {1: bomb}, (bomb,), "x" * 10**7, b"x" * 10**7, 10**100_000, -(10**5000), [10**5000]):
+        begun = time.monotonic()
+        assert 0 < len(show_content(value)) <= 80
+        assert time.monotonic() - begun < 1
+    plain: tuple[Any, ...] = ([1, "a", None], {"a": (1,)}, (), {}, set(), {1}, [1.5, True], b"\0", "it's", ((),))
+    for one in plain:
+        assert show_content(one) == repr(one)
+    assert "hunter2" not in show_content(["https://me:hunter2@example.org/a.zip"])
+
+
+def test_messages_are_short() -> None:
+    """A name or a line of a megabyte is cut, and what to do stays."""
+    for kind in (ColabstageError, OptionError, NotStagedError):
+        text = str(kind(f"'{'x' * 10**6}' cannot be read. Correct it."))
+        assert len(text) < 10_000
+        assert text.endswith("Correct it.")
