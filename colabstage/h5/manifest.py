@@ -348,7 +348,7 @@ def check_replaceable_pack(file: Path) -> None:
     """Refuse to stage over a file that is not the pack that colabstage wrote there.
 
     Raises:
-        TargetExistsError: it was changed, or is another file. Nothing has changed.
+        TargetExistsError: it, or its manifest, was changed, or is another file. Nothing has changed.
     """
 
     def check() -> None:
@@ -360,6 +360,7 @@ def check_replaceable_pack(file: Path) -> None:
             raise TargetExistsError(msg)
 
     among_others(check, file, manifest_path(file))
+    check_place_of_manifest(file)
 
 
 def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
@@ -376,7 +377,8 @@ def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
     """
     if staged:
         check_replaceable_pack(out)
-    check_place_of_manifest(out)
+    else:
+        check_place_of_manifest(out)
     if not os.path.lexists(out):
         # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
         put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
