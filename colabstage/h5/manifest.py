@@ -3,10 +3,15 @@
 A pack counts as complete only when there is a manifest beside it that agrees with it. The manifest is written last, and
 holds a hash for every block: a file whose tail is zeros opens without an error and returns wrong data, which only
 hashes detect, and blocks can be checked in parallel and repaired one by one.
+
+The manifest is also the evidence that a file is ours to replace or remove, as long as the file has the length and the
+time that are noted in it, or else its hashes (`is_as_written`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import stat
@@ -15,11 +20,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from colabstage.errors import DamagedPackError, NewerFormatError, SourceNotFoundError, TargetExistsError
-from colabstage.h5.schema import is_pack
 from colabstage.io.files import block_ranges, hash_ranges, json_text, read_json, write_json
 from colabstage.io.ownership import (
     among_others,
+    atomic_path,
     put_file,
+    remove_named,
     remove_vouched,
     sweep_orphans,
     sync_file,
@@ -27,10 +33,11 @@ from colabstage.io.ownership import (
 )
 from colabstage.io.records import read_fields
 from colabstage.io.units import format_count
+from colabstage.io.workspace import EXCHANGE, is_abandoned, is_made_here, owned_beside, owned_name
 from colabstage.machine.resources import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from colabstage.io.progress import Cancellation
@@ -99,6 +106,8 @@ class Manifest:
     """The version of colabstage that wrote it."""
     shard: str = ""
     """For a shard, which one it is and of which set; empty for other files."""
+    mtime_ns: int = field(default=0, compare=False)
+    """When the file was last written, as its disk had it then; 0 where nobody noted it."""
     version: int = MANIFEST_VERSION
     """The format of the manifest; it grows only when an older reader would be misled."""
 
@@ -117,8 +126,8 @@ class Manifest:
 
 
 _FIELDS = frozenset(one.name for one in fields(Manifest))
-# `shard` was added later; everything else is in the manifests of the first version too.
-_NEEDED = _FIELDS - {"shard"}
+# These were added later; everything else is in the manifests of the first version too.
+_NEEDED = _FIELDS - {"shard", "mtime_ns"}
 
 
 def manifest_path(file: Path) -> Path:
@@ -127,30 +136,71 @@ def manifest_path(file: Path) -> Path:
 
 
 def is_manifest(path: Path) -> bool:
-    """Tell whether a file is a manifest that colabstage wrote, of whatever version, or the first part of one."""
+    """Tell whether a file is a manifest that colabstage wrote for this user, of whatever version, or the first part of
+    one."""
+    if not is_made_here(path) or not path.is_file():
+        return False
     raw = read_json(path)
     if raw is not None:
         return isinstance(raw, dict) and {"version", "block_bytes", "hashes"} <= raw.keys()
-    with path.open("rb") as file:
-        return _BEGINNING.startswith(file.read(len(_BEGINNING)))
+    try:
+        with path.open("rb") as file:
+            return _BEGINNING.startswith(file.read(len(_BEGINNING)))
+    # A mount may list for seconds what another machine has removed.
+    except FileNotFoundError:
+        return False
+
+
+# Units of the times of file systems, in nanoseconds: Windows shares, microseconds, Google Drive, NFS and FAT.
+_TIME_UNITS = (1, 100, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+
+
+def is_time_as_noted(noted_ns: int, found_ns: int, beside_ns: int) -> bool:
+    """Tell whether the time of a file is the one that was noted for it, or that time as its disk rounds it.
+
+    `beside_ns`: the time of its manifest, which a disk that rounds times has rounded as well.
+    """
+    return noted_ns > 0 and any(
+        found_ns % unit == 0 and beside_ns % unit == 0 and abs(found_ns - noted_ns) < unit for unit in _TIME_UNITS
+    )
 
 
 def is_as_written(file: Path) -> bool:
-    """Tell whether a file is a pack that nobody has written to since, by its length and by its time or hashes."""
+    """Tell whether a file is one that colabstage wrote for this user, and as it was written.
+
+    That is so if the length and the time are those that its manifest notes. Another time asks the hashes: a copy or a
+    remount may change times, and a file that somebody has put there may have any time. Reading all of a file is worth
+    it only before it is replaced or removed, so nothing else asks this.
+    """
+    beside = manifest_path(file)
     try:
-        found = file.lstat()
-        manifest = read_manifest(file)
-        # A link is somebody's decision about where the file is kept, and not ours to replace.
-        if not stat.S_ISREG(found.st_mode) or manifest is None or manifest.size != found.st_size:
-            return False
-        # The manifest is written after the file, so a file that was written to since then is the later of the two. A
-        # copy may not keep times, so a later file is not yet a changed one: its hashes decide.
-        if found.st_mtime_ns <= manifest_path(file).stat().st_mtime_ns:
-            return True
-        return not damaged_blocks(file, manifest)
+        manifest = read_manifest(file) if is_made_here(beside) else None
+        return manifest is not None and _describes(manifest, beside, file)
     # Another process may have cleared it away meanwhile.
     except (FileNotFoundError, NotADirectoryError, NewerFormatError):
         return False
+
+
+def _describes(manifest: Manifest, beside: Path, file: Path) -> bool:
+    """Tell whether a file is what a manifest describes, as `is_as_written`; `beside`: what the manifest was read from.
+
+    Raises:
+        OSError: one of them is gone, or cannot be read.
+    """
+    found = file.lstat()
+    # A link is somebody's decision about where the file is kept, and not ours to replace.
+    if not is_made_here(file) or not stat.S_ISREG(found.st_mode) or manifest.size != found.st_size:
+        return False
+    if is_time_as_noted(manifest.mtime_ns, found.st_mtime_ns, beside.lstat().st_mtime_ns):
+        return True
+    state = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+    return _has_content(file, state, manifest.size, manifest.block_bytes, manifest.hashes)
+
+
+# A file is looked at before the work and again right before it is replaced; an answer is the answer for that state.
+@functools.lru_cache(maxsize=16)
+def _has_content(file: Path, _state: tuple[int, ...], size: int, block_bytes: int, hashes: tuple[str, ...]) -> bool:
+    return not damaged_blocks(file, Manifest(size, block_bytes, hashes))
 
 
 def remove_manifest(file: Path) -> None:
@@ -163,6 +213,7 @@ def sweep_pack_leftovers(file: Path, *, empty: bool = False) -> None:
     """Remove what dead processes left behind for a file and its manifest; `empty` as for `sweep_orphans`."""
     for path in (file, manifest_path(file)):
         sweep_orphans(file.parent, name=path.name, empty=empty)
+    sweep_exchanges(file)
 
 
 def check_place_of_manifest(file: Path) -> None:
@@ -185,8 +236,14 @@ def check_place_of_manifest(file: Path) -> None:
 
 
 def write_manifest(file: Path, manifest: Manifest) -> None:
-    """Write the manifest of `file` atomically; from then on the file counts as complete."""
-    write_json(manifest_path(file), asdict(manifest))
+    """Write the manifest of `file` atomically; from then on the file counts as complete.
+
+    Raises:
+        TargetExistsError: something else has its name.
+        OSError: as the disk answers.
+    """
+    with atomic_path(manifest_path(file), replaces=is_manifest) as temp:
+        temp.write_text(json_text(asdict(manifest)), encoding="utf-8")
 
 
 def claim_manifest(file: Path, manifest: Manifest) -> bool:
@@ -214,27 +271,84 @@ def claim_manifest(file: Path, manifest: Manifest) -> bool:
 
 
 def is_replaceable_pack(file: Path) -> bool:
-    """Tell whether a file in a dataset's own folder may make room: a pack as written, or one that lost its manifest.
+    """Tell whether a file in a dataset's own folder may make room: a pack as written, or none at all.
 
-    A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+    One that lost its manifest is recognised by what `exchanging` noted, or by the seal in the dataset's record.
     """
-    if is_as_written(file):
+    if not os.path.lexists(file) or is_as_written(file):
         return True
     try:
-        found = file.lstat()
-        # Who is killed between two renames leaves a pack without a manifest.
-        return stat.S_ISREG(found.st_mode) and read_manifest(file) is None and is_pack(file)
-    except FileNotFoundError:
-        return True
-    except (NotADirectoryError, NewerFormatError):
+        # A whole manifest that the file contradicts is of a pack that somebody wrote to, or put another file over.
+        return read_manifest(file) is None and (_was_exchanged(file) or _is_sealed(file))
+    except NewerFormatError:
         return False
+
+
+def _is_sealed(file: Path) -> bool:
+    """Tell whether a file that has no manifest is unchanged since the record of its dataset was written."""
+    if not is_made_here(file):
+        return False
+    record = read_json(file.with_name("stage.json"))
+    seal = record.get("seal") if isinstance(record, dict) else None
+    found = file.lstat()
+    now = {
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "ctime_ns": found.st_ctime_ns,
+    }
+    return isinstance(seal, dict) and now.items() <= seal.items()
+
+
+@contextlib.contextmanager
+def exchanging(file: Path, manifest: Manifest) -> Iterator[None]:
+    """Note in a file beside `file`, while a pack is put in its place, which pack is there and which one comes.
+
+    The manifest of the old pack is removed before it is replaced. So whoever is killed meanwhile leaves a pack without
+    a manifest, and the next call tells by this which of the two it is.
+    """
+    note = owned_name(file, EXCHANGE)
+    before = None
+    with contextlib.suppress(NewerFormatError):
+        before = read_manifest(file)
+    write_json(note, [asdict(pack) for pack in (manifest, before) if pack is not None])
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if before is not None and read_manifest(file) is None and _describes(before, note, file):
+                write_manifest(file, before)
+            # Without a manifest, this is the only evidence of what is there.
+            if not file.is_file() or manifest_path(file).exists():
+                remove_named(note)
+        raise
+    remove_named(note)
+
+
+def _was_exchanged(file: Path) -> bool:
+    """Tell whether a file that has no manifest is one of the two packs of an exchange that was interrupted, or is going
+    on."""
+    for note, _ in list(owned_beside(file, EXCHANGE)):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, NewerFormatError):
+            raw = read_json(note)
+            known = [parse_manifest(one, str(note)) for one in (raw if isinstance(raw, list) else ())]
+            if any(one is not None and _describes(one, note, file) for one in known):
+                return True
+    return False
+
+
+def sweep_exchanges(file: Path) -> None:
+    """Remove what dead processes noted of exchanges, unless the pack has no manifest: then it is the only evidence."""
+    for note, owner in list(owned_beside(file, EXCHANGE)) if manifest_path(file).exists() else ():
+        if is_abandoned(note, owner):
+            remove_named(note)
 
 
 def check_replaceable_pack(file: Path) -> None:
     """Refuse to stage over a file that is not the pack that colabstage wrote there.
 
     Raises:
-        TargetExistsError: it was changed, or is another file. Nothing has changed.
+        TargetExistsError: it, or its manifest, was changed, or is another file. Nothing has changed.
     """
 
     def check() -> None:
@@ -246,6 +360,7 @@ def check_replaceable_pack(file: Path) -> None:
             raise TargetExistsError(msg)
 
     among_others(check, file, manifest_path(file))
+    check_place_of_manifest(file)
 
 
 def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
@@ -262,19 +377,20 @@ def place_pack(file: Path, out: Path, *, staged: bool = False) -> None:
     """
     if staged:
         check_replaceable_pack(out)
-    # In a dataset's own folder there may be an incomplete manifest; elsewhere a file that is not a manifest stays.
-    replaces = whatever_is_there if (out.parent / "stage.json").exists() else is_manifest
-    if replaces is is_manifest:
+    else:
         check_place_of_manifest(out)
-    if not out.exists():
+    if not os.path.lexists(out):
         # Readers of a pattern take what they find, so a new file has to appear in one step, its manifest before it.
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+        put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
         put_file(file, out, replaces=whatever_is_there)
     else:
-        # A pack without its manifest does not count, so between these three steps there is either the old pack or none.
-        remove_manifest(out)
-        put_file(file, out, replaces=whatever_is_there)  # told to replace it, or seen to be ours
-        put_file(manifest_path(file), manifest_path(out), replaces=replaces)
+        manifest = read_manifest(file)
+        assert manifest is not None, "a finished pack has one"
+        with exchanging(out, manifest):
+            # A pack without its manifest does not count, so between these three there is either the old pack or none.
+            remove_manifest(out)
+            put_file(file, out, replaces=whatever_is_there)  # told to replace it, or seen to be ours
+            put_file(manifest_path(file), manifest_path(out), replaces=is_manifest)
     sweep_pack_leftovers(out)
 
 
@@ -315,14 +431,28 @@ def damaged_blocks(file: Path, manifest: Manifest, cancellation: Cancellation | 
 
 def is_whole(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> bool:
     """Tell whether a file has every byte of its manifest, and no more; raises `OSError` where it cannot be read."""
-    return file.stat().st_size == manifest.size and not damaged_blocks(file, manifest, cancellation)
+    return verified(file, manifest, cancellation) is not None
+
+
+def verified(file: Path, manifest: Manifest, cancellation: Cancellation | None = None) -> Manifest | None:
+    """Return the manifest with the time of a file that has every byte of it, and no more; `None` of any other.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    # Before it is read, so that a write meanwhile shows as another time.
+    found = file.stat()
+    if found.st_size != manifest.size or damaged_blocks(file, manifest, cancellation):
+        return None
+    return replace(manifest, mtime_ns=found.st_mtime_ns)
 
 
 def manifest_of_bytes(file: Path, cancellation: Cancellation | None = None) -> Manifest:
     """Hash every block of a finished file; the manifest says nothing about its contents."""
-    size = file.stat().st_size
-    hashes = hash_ranges(file, block_ranges(size, BLOCK_BYTES), threads=usable_cores(), cancellation=cancellation)
-    return Manifest(size, BLOCK_BYTES, tuple(hashes))
+    found = file.stat()  # as in `verified`
+    ranges = block_ranges(found.st_size, BLOCK_BYTES)
+    hashes = hash_ranges(file, ranges, threads=usable_cores(), cancellation=cancellation)
+    return Manifest(found.st_size, BLOCK_BYTES, tuple(hashes), mtime_ns=found.st_mtime_ns)
 
 
 def manifest_of_pack(

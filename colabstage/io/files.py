@@ -415,7 +415,8 @@ class TargetFile:
             # Not by a flag of `open`, which would empty any file of that name.
             if fresh and path.exists():
                 cut_own(path, 0)
-            self._file = io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = io.FileIO(os.open(path, flags, 0o644), "wb")
 
     def write(self, data: bytes | memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. May be called from any thread."""

@@ -2,13 +2,14 @@
 
 All code that does so calls this module. The evidence that colabstage made something:
 
-- **A temporary** says so in its name, with the process that owns it (see `workspace`).
+- **A temporary** says so in its name, with the process that owns it, and is a file or folder of this user (see
+  `workspace`).
 - Where names cannot be exchanged, what makes room for its successor is called `….was` for that moment: if nothing takes
   its place it is put back, never removed.
 - **A folder that was put in its place** has an inventory beside it: size and time of everything in it. If it holds
   anything else, or anything in it has changed, it is not replaced.
-- **A file** is vouched for by its caller, by a manifest or record of colabstage; a link never is, because it leads to
-  something else.
+- **A file** is vouched for by its caller, by a manifest or record of colabstage. A link never is, because it leads to
+  something else, nor is what another user made.
 
 Everything is made by the same rule: write beside, verify, rename.
 
@@ -24,7 +25,6 @@ import errno
 import hashlib
 import os
 import stat
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -32,14 +32,14 @@ from colabstage.errors import TargetExistsError
 from colabstage.io.units import listed
 from colabstage.io.workspace import (
     DRAFT,
-    FOREIGN_AGE_S,
     INVENTORY,
     OLD,
     WAS,
     check_own,
     find_owned,
+    is_abandoned,
+    is_made_here,
     is_our_name,
-    last_touched,
     name_and_owner,
     owned_beside,
     owned_name,
@@ -139,10 +139,7 @@ def _sweep_inventories(target: Path, inventories: list[Path]) -> list[Path]:
     removed = []
     for inventory in inventories:
         _, owner = name_and_owner(inventory) or ("", "")
-        alive = owner_is_alive(owner)
-        if inventory != best and (
-            alive is False or (alive is None and time.time() - last_touched(inventory) > FOREIGN_AGE_S)
-        ):
+        if inventory != best and is_abandoned(inventory, owner):
             remove_named(inventory)
             removed.append(inventory)
     return removed
@@ -155,7 +152,8 @@ def remove_empty(folder: Path) -> None:
 
 
 def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = False) -> bool:
-    """Remove a file or folder that `ours` vouches for; return whether it is gone. A link, or anything else, stays.
+    """Remove a file or folder that `ours` vouches for; return whether it is gone. A link stays, and so does what
+    another user made.
 
     `empty`: as for `remove_own`.
     """
@@ -163,7 +161,7 @@ def remove_vouched(path: Path, ours: Callable[[Path], bool], *, empty: bool = Fa
         return True
     # Where locks have no effect, another process may remove it between any two of these steps.
     with contextlib.suppress(FileNotFoundError):
-        if path.is_symlink() or not ours(path):
+        if not is_made_here(path) or not ours(path):
             return not os.path.lexists(path)
         # Renamed first, so that nobody opens a half-removed folder.
         going = owned_name(path, OLD)
@@ -208,7 +206,7 @@ def move_vouched(path: Path, to: Path, ours: Callable[[Path], bool]) -> None:
         TargetExistsError: `ours` does not vouch for it, or the name is in use. Nothing has changed.
         OSError: as the disk answers.
     """
-    if path.is_symlink() or not path.is_file() or not ours(path) or os.path.lexists(to):
+    if not is_made_here(path) or not path.is_file() or not ours(path) or os.path.lexists(to):
         msg = f"'{path}' cannot become '{to}': one of them is not as colabstage made it. Rename it, then try again."
         raise TargetExistsError(msg)
     path.rename(to)
@@ -330,6 +328,8 @@ def look_at(target: Path) -> Standing:
         return Standing("nothing")
     if not stat.S_ISDIR(found.st_mode):
         return Standing("file or link")
+    if not is_made_here(target):
+        return Standing("folder")
     there = _take_inventory(target)
     if not there:
         return Standing("empty folder")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, get_arg
 
 from colabstage.io.files import read_json, write_json
 from colabstage.io.ownership import remove_named, rename_named, sweep_orphans
-from colabstage.io.workspace import ANNOUNCED_SUFFIX, RECORD_SUFFIX
+from colabstage.io.workspace import ANNOUNCED_SUFFIX, RECORD_SUFFIX, is_made_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,8 @@ class RecordFile(Generic[Record]):
 
     def _load(self, path: Path) -> Record | None:
         key, number = self.version
-        raw = read_json(path)
+        # Another user may write anything, and what it describes would be taken for ours.
+        raw = read_json(path) if is_made_here(path) else None
         if not isinstance(raw, dict) or raw.pop(key, None) != number:
             return None
         return read_fields(self.kind, raw)

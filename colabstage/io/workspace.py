@@ -2,8 +2,11 @@
 
 `.colabstage-NAME.OWNER.N.tmp` stands for NAME until NAME is complete. The name tells the leftovers of a dead owner,
 which are taken over or removed, from the work of a living one, which is left alone. This needs no lock, because locks
-have no effect on many file systems that notebooks use. Everything in such a folder is ours. What is removed is first
-renamed to `….old`, so that nobody continues with half of it.
+have no effect on many file systems that notebooks use. What is removed is first renamed to `….old`, so that nobody
+continues with half of it.
+
+Anybody can give a file such a name, so what has it is looked at: only a regular file or a folder of this user counts,
+never a link (see `is_made_here`), and what is taken over has nothing else in it. It is left where it is otherwise.
 
 Long work (a copy, a download, an extracted folder, a pack) is done in a workspace, which is such a folder. The next
 call for the same target finds the workspace of a dead process, takes it over by one rename, which succeeds for only one
@@ -18,12 +21,14 @@ caller that cannot check what a line claims puts `current_world()` into the head
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import itertools
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import time
@@ -40,9 +45,11 @@ if TYPE_CHECKING:
 
 _MARK = ".colabstage-"
 # Work in progress; what is being removed; what made room for its successor; the inventory of a folder that was put in
-# its place, and its name until it is complete.
-TEMP, OLD, WAS, INVENTORY, DRAFT = ".tmp", ".old", ".was", ".deed", ".draft"
-_OWNED = (TEMP, OLD, WAS, INVENTORY, DRAFT)
+# its place, and its name until it is complete; the manifests of a pack that is being replaced.
+TEMP, OLD, WAS, INVENTORY, DRAFT, EXCHANGE = ".tmp", ".old", ".was", ".deed", ".draft", ".exchange"
+_OWNED = (TEMP, OLD, WAS, INVENTORY, DRAFT, EXCHANGE)
+# Evidence of something beside it, which is removed with what it describes and not by its age.
+EVIDENCE = (INVENTORY, EXCHANGE)
 # The records that `fetch_files` and `extract_archive` leave beside their results, and their names until the result is
 # in place.
 RECORD_SUFFIX, ANNOUNCED_SUFFIX = ".colabstage.json", ".coming"
@@ -114,7 +121,9 @@ def shortened(name: str) -> str:
 
 
 def owned_name(path: Path, suffix: str) -> Path:
-    return path.with_name(f"{_MARK}{shortened(path.name)}.{owner_token()}.{next(_counter)}{suffix}")
+    # Random digits, so that nobody can put a link under the name before it is used.
+    number = f"{next(_counter)}-{secrets.token_hex(4)}"
+    return path.with_name(f"{_MARK}{shortened(path.name)}.{owner_token()}.{number}{suffix}")
 
 
 def temp_beside(path: Path) -> Path:
@@ -163,9 +172,51 @@ def leave_for_next(temp: Path) -> None:
         remove_own(temp)
 
 
+def is_made_here(path: Path) -> bool:
+    """Return whether a path is a regular file or a folder that this user made; a link never is, nor a missing file."""
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return False
+    user = os.geteuid()
+    # Some mounts give all files one owner, whoever makes them.
+    return found.st_uid == user or found.st_uid == _owner_given(path.parent, found.st_dev, user)
+
+
+@functools.lru_cache(maxsize=256)
+def _owner_given(folder: Path, _device: int, _user: int) -> int:
+    """Return the owner that a new file of this user has in a folder; -1 where none can be created."""
+    probe = temp_beside(folder / "owner")
+    with contextlib.suppress(OSError):
+        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(handle).st_uid
+        finally:
+            os.close(handle)
+            probe.unlink()
+    return -1
+
+
+def _holds_only_ours(path: Path) -> bool:
+    """Return whether a file or folder, and all that is in it, was made by this user, and nothing in it is a link."""
+    return all(is_made_here(part) for part in walk_parts(path))
+
+
+def is_abandoned(path: Path, owner: str) -> bool:
+    """Return whether the owner of one of our names is dead.
+
+    One in another boot or container cannot be asked. It counts as dead when it has not touched anything for an hour.
+    """
+    alive = owner_is_alive(owner)
+    return alive is False or (alive is None and time.time() - last_touched(path) > FOREIGN_AGE_S)
+
+
 def find_orphans(path: Path) -> list[Path]:
-    """Return what dead processes of this boot and container left unfinished for `path`; others may still be alive."""
-    return [entry for entry, owner in owned_beside(path, TEMP) if owner_is_alive(owner) is False]
+    """Return what dead processes left unfinished for `path`, on this machine or another, as far as it is ours."""
+    found = owned_beside(path, TEMP)
+    return [entry for entry, owner in found if is_abandoned(entry, owner) and _holds_only_ours(entry)]
 
 
 def is_worked_in(folder: Path, *, but: Path) -> bool:
@@ -175,11 +226,11 @@ def is_worked_in(folder: Path, *, but: Path) -> bool:
 
 
 def owned_beside(path: Path, suffix: str) -> Iterator[tuple[Path, str]]:
-    """Return the paths with an owned name for `path`, each with its owner."""
+    """Return the paths with an owned name for `path` that this user made, each with its owner."""
     wanted = shortened(path.name)
     for entry in sorted(path.parent.glob(f"{_MARK}{glob.escape(wanted)}.*{suffix}")):
         parts = name_and_owner(entry)
-        if parts is not None and parts[0] == wanted:
+        if parts is not None and parts[0] == wanted and is_made_here(entry):
             yield entry, parts[1]
 
 
@@ -197,11 +248,14 @@ def take_orphan(orphan: Path, temp: Path) -> bool:
 
 
 def walk_parts(path: Path) -> Iterator[Path]:
-    """Return `path` itself and everything below it, even while others create and remove files there.
+    """Return `path` itself and everything below it, even while others create and remove files there; no link is
+    followed.
 
     Files that disappear meanwhile may or may not be included; `Path.rglob` would raise.
     """
     yield path
+    if path.is_symlink():
+        return
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             yield Path(folder, name)
@@ -245,9 +299,7 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
         found = path.lstat()
         for part in walk_parts(path) if empty else ():
             with contextlib.suppress(OSError):  # a full account may refuse even this
-                inside = part.lstat()
-                if stat.S_ISREG(inside.st_mode) and inside.st_nlink == 1:
-                    os.truncate(part, 0)
+                _set_length(part, 0, most_names=1)
         if not stat.S_ISDIR(found.st_mode):
             path.unlink()
             return
@@ -258,8 +310,28 @@ def remove_own(path: Path, *, empty: bool = False) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def _set_length(path: Path, size: int, *, most_names: int | None = None) -> None:
+    """Set the length of a regular file, which is no link and has at most so many names."""
+    # A FIFO is not waited for.
+    handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if most_names is None or os.fstat(handle).st_nlink <= most_names:
+            os.ftruncate(handle, size)
+    finally:
+        os.close(handle)
+
+
+def find_unproved(folder: Path) -> list[Path]:
+    """Return what has an owned name in a folder, but is a link, or another user's; no call takes it or removes it."""
+    try:
+        entries = sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [entry for entry in entries if name_and_owner(entry) and os.path.lexists(entry) and not is_made_here(entry)]
+
+
 def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[Path, Path, str]]:
-    """Return the owned names in a folder, each with what it stands for and its owner.
+    """Return the owned names in a folder that this user made, each with what it stands for and its owner.
 
     With `name`, only those that stand for a file or folder of that name; with `prefix`, for names that begin so.
     """
@@ -271,22 +343,21 @@ def find_owned(folder: Path, *, name: str = "", prefix: str = "") -> list[tuple[
     return [
         (entry, folder / (name or base), owner)
         for entry, (base, owner) in owned
-        if (not name or base == shortened(name)) and base.startswith(prefix)
+        if (not name or base == shortened(name)) and base.startswith(prefix) and is_made_here(entry)
     ]
 
 
 def sweep_temporaries(owned: Iterable[tuple[Path, Path, str]], *, empty: bool = False) -> list[Path]:
-    """Remove those of `find_owned` whose owners are dead, except inventories; return what was removed.
+    """Remove those of `find_owned` whose owners are dead, except evidence; return what was removed.
 
-    What made room for a successor that never came is put back. Leftovers of another boot or container, whose owner
-    cannot be checked, are removed once nothing has touched them for an hour. `empty`: as for `remove_own`.
+    What made room for a successor that never came is put back. `empty`: as for `remove_own`.
     """
     removed: list[Path] = []
     for entry, target, owner in owned:
-        if entry.suffix == INVENTORY:
+        if entry.suffix in EVIDENCE:
             continue
-        alive = owner_is_alive(owner) and not (entry.suffix == OLD and owner == owner_token())
-        if alive or (alive is None and time.time() - last_touched(entry) < FOREIGN_AGE_S):
+        # What this process is done with is no longer worked on.
+        if not is_abandoned(entry, owner) and not (entry.suffix == OLD and owner == owner_token()):
             continue
         if entry.suffix == WAS and (put_back(target) or not os.path.lexists(target)):
             continue
@@ -346,7 +417,7 @@ def cut_own(path: Path, size: int) -> None:
         ValueError: it is not a temporary of colabstage; a mistake in colabstage.
     """
     check_own(path)
-    os.truncate(path, size)
+    _set_length(path, size)
 
 
 def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
@@ -357,7 +428,7 @@ def begin_journal(path: Path, lines: Iterable[bytes]) -> int:
     """
     check_own(path)
     fresh = path.with_name(f"{path.name}.new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         for line in lines:
             os.write(handle, line)

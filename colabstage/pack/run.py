@@ -357,7 +357,7 @@ def _check_pack_target(target: Path, *, overwrite: bool, in_shards: bool) -> Non
     if target.is_dir():
         msg = f"'{target}' is a folder; expected the name of a file, for example '{target / 'pack.h5'}'."
         raise TargetExistsError(msg)
-    if target.exists() and not overwrite:
+    if os.path.lexists(target) and not overwrite:
         msg = f"'{target}' exists. Choose another name, or give overwrite=True to replace it."
         raise TargetExistsError(msg)
     # A pattern that matches the new files would match these too, and there is no telling whether they are still wanted.

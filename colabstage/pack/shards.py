@@ -8,6 +8,7 @@ agree; it writes into a folder beside the target. When all shards are finished, 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,13 @@ from colabstage.errors import (
     SourceChangedError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import is_as_written, place_pack, read_manifest, remove_manifest
+from colabstage.h5.manifest import (
+    is_as_written,
+    is_replaceable_pack,
+    place_pack,
+    read_manifest,
+    remove_manifest,
+)
 from colabstage.h5.parts import shard_path, shard_pattern, shards_beside
 from colabstage.images.resample import can_torch_resize
 from colabstage.io.files import make_folder
@@ -408,8 +415,8 @@ class SetPlan:
                     place_pack(file, shard_path(target, name.number, name.total))
             for other in others:
                 # Last, when the whole new set is in place: until then the old one is all there is.
-                remove_vouched(other, whatever_is_there)
-                remove_manifest(other)
+                if remove_vouched(other, whatever_is_there if other == target else is_as_written):
+                    remove_manifest(other)
         files = [shard_path(target, number, self.count) for number in range(self.count)]
         nbytes = sum(file.stat().st_size for file in files)
         return set_report(
@@ -425,18 +432,17 @@ class SetPlan:
         target = self.wanted.target
         # Shards of this very set were placed by a run that was interrupted while it put them there.
         own = {shard_path(target, name.number, name.total): name for name in names}
-        there = [path for path in (target, *shards_beside(target)) if path.exists()]
+        there = [path for path in (target, *shards_beside(target)) if os.path.lexists(path)]
         foreign = [path for path in there if path not in own or finished_shard(path, own[path]) is None]
         if foreign and not self.wanted.overwrite:
             msg = f"'{foreign[0]}' exists. Choose another name, or give overwrite=True to replace it."
             raise TargetExistsError(msg)
-        others = [path for path in foreign if path not in own]
-        for path in others:
+        for path in foreign:
             # The caller named `target` and gave overwrite=True for it; nobody named these.
-            if path != target and not is_as_written(path):
+            if path != target and not is_replaceable_pack(path):
                 msg = f"'{path}' has the name of a shard, and colabstage did not write it as it is now. Rename it."
                 raise TargetExistsError(msg)
-        return others
+        return [path for path in foreign if path not in own]
 
     def _write(self, folder: Path, names: list[ShardName], progress: Progress) -> list[ShardResult]:
         """Return the results of all shards, in order."""

@@ -131,7 +131,7 @@ def _open_leftover(target: Path, size: int) -> int:
         # A longer file may be left from another state, and its end would stay.
         if target.stat().st_size > size:
             cut_own(target, size)
-        return os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        return os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _hash_there(handle: int, block: tuple[int, int]) -> str | None:

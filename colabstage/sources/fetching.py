@@ -20,7 +20,7 @@ from colabstage.io.ownership import look_at, put_file, put_folder, sweep_orphans
 from colabstage.io.progress import Cancellation, Progress, cancellation_of, resolve_progress
 from colabstage.io.records import RecordFile
 from colabstage.io.units import format_bytes, format_count, format_duration, format_rate
-from colabstage.io.workspace import disk_use, find_orphans, put_back
+from colabstage.io.workspace import disk_use, find_orphans, is_made_here, put_back
 from colabstage.machine.mounts import drive_root, place_in, required_to_stay
 from colabstage.machine.resources import check_space, usable_cores
 from colabstage.machine.watched import run_with_one_remount
@@ -208,7 +208,7 @@ class FetchRecord:
             here = look_at(target)
             return here.is_as_made and here.inventory == self.seal["deed"]
         # A link belongs to somebody else, even if its target is unchanged.
-        if target.is_symlink() or not target.is_file():
+        if not is_made_here(target) or not target.is_file():
             return False
         sealed = bool(self.seal) and self.seal.items() <= file_seal(target).items()
         if sealed and not (thorough and self.hashes):

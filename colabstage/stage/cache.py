@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from colabstage.errors import (
     ColabstageError,
     DamagedPackError,
     DriveError,
+    NewerFormatError,
     NotEnoughSpaceError,
     SourceError,
     SourceNotFoundError,
@@ -23,9 +25,10 @@ from colabstage.h5.info import read_info
 from colabstage.h5.manifest import (
     Manifest,
     check_replaceable_pack,
-    manifest_path,
+    exchanging,
     read_manifest,
     remove_manifest,
+    verified,
     write_manifest,
 )
 from colabstage.h5.parts import PartName, joined_info
@@ -33,7 +36,7 @@ from colabstage.io.files import RetryPolicy, make_folder
 from colabstage.io.ownership import put_file, remove_empty, whatever_is_there
 from colabstage.io.progress import NullProgress
 from colabstage.io.units import format_bytes
-from colabstage.io.workspace import cut_own, disk_use, is_worked_in, link_own, only_for, open_workspace, remove_own
+from colabstage.io.workspace import cut_own, disk_use, is_made_here, only_for, open_workspace, remove_own
 from colabstage.load.partial import open_partial, open_restored
 from colabstage.machine.drive import ask_drives
 from colabstage.machine.platforms import detect_platform
@@ -256,6 +259,9 @@ def restore_pack(
     size = manifest.size
     # From a bucket, too, many blocks at once come faster than one after the other.
     by_blocks = not isinstance(cached.files[0].path, Path) or (let_in is not None and not cached.in_shards)
+    if not cached.in_shards and _is_here(target, manifest, cancellation):
+        confirm()
+        return size, size
     check_replaceable_pack(target)
     make_folder(request.folder)
     try:
@@ -266,26 +272,16 @@ def restore_pack(
         ) as workspace:
             local = [workspace.path / (one.name if cached.in_shards else target.name) for one in cached.files]
             # Of bytes that come in another way nothing is noted; they are hashed.
-            resumed, noted = workspace.resumed, by_blocks
-            if (
-                not cached.in_shards
-                and not manifest_path(target).exists()
-                and not is_worked_in(request.folder, but=workspace.path)
-                and link_own(target, local[0])
-            ):
-                # A run that died had put the file in place, but not its manifest: every block is compared again. One
-                # that lives is about to put the manifest there, and its readers must not see blocks of another pack.
-                resumed, noted = True, False
-            if not noted:
+            if not by_blocks:
                 remove_own(workspace.path / TABLE)
-            here = min(disk_use(workspace.path), size) if resumed else 0
+            here = min(disk_use(workspace.path), size) if workspace.resumed else 0
             # Whatever a mounted Drive caches, too; shards have the file that is made of them beside them.
             needed = cached.place.copies * (size - here) + (size if cached.in_shards else 0)
             remedy = less_room(request, free_space(request.folder))
             check_space(request.folder, needed, f"The packed copy of '{request.source.name}'", remedy=remedy)
             with progress.step("copy from cache", total=size, unit="B") as step:
                 if not by_blocks:
-                    kept = _copy_files(cached.files, local, step, cancellation, resume=resumed)
+                    kept = _copy_files(cached.files, local, step, cancellation, resume=workspace.resumed)
                 elif cached.in_shards:
                     kept = size - _bring_set(cached, workspace.path, step, cancellation)
                 else:
@@ -306,17 +302,28 @@ def restore_pack(
                     address=request.address,
                 )
             else:
-                # The old manifest is removed first: a kill at this point leaves a pack without one, which the next
-                # call takes up above.
                 check_replaceable_pack(target)  # again, because copying may have taken an hour
-                remove_manifest(target)
-                put_file(local[0], target, replaces=whatever_is_there)
-                # While readers still find the folder: those that come later look for the manifest.
-                write_manifest(target, manifest)
+                coming = replace(manifest, mtime_ns=local[0].stat().st_mtime_ns)
+                with exchanging(target, coming):
+                    remove_manifest(target)
+                    put_file(local[0], target, replaces=whatever_is_there)
+                    # While readers still find the folder: those that come later look for the manifest.
+                    write_manifest(target, coming)
     except BaseException:
         remove_empty(request.folder)  # unless it held something before, or work was kept for the next attempt
         raise
     return size, kept
+
+
+def _is_here(target: Path, manifest: Manifest, cancellation: Cancellation) -> bool:
+    """Tell whether the very pack is in its place, as after a kill before its manifest was written; then it has one."""
+    with contextlib.suppress(OSError, NewerFormatError):
+        if is_made_here(target) and read_manifest(target) in (None, manifest):
+            found = verified(target, manifest, cancellation)
+            if found is not None:
+                write_manifest(target, found)
+                return True
+    return False
 
 
 def _copy_files(

@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 import weakref
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from colabstage.errors import (
     SourceNotFoundError,
     TargetExistsError,
 )
-from colabstage.h5.manifest import Manifest, parse_manifest, read_manifest
+from colabstage.h5.manifest import Manifest, is_as_written, is_time_as_noted, parse_manifest, read_manifest
 from colabstage.h5.parts import PartName, shards_beside
 from colabstage.io.files import RetryPolicy, hash_block, json_text, parse_json
 from colabstage.io.pipeline import DaemonPool
@@ -123,7 +123,7 @@ class CachePlace(Protocol):
     def discard(self, one: CachedFile, *, ours: Callable[[CachedFile], bool] | None = None) -> bool:
         """Remove a file with its manifest; return whether it is gone.
 
-        Only one that is as it was written, or that `ours` recognises.
+        Only one that is as it was written, and that `ours` recognises where that is given.
         """
 
     def check_room(self, nbytes: int, what: str) -> None:
@@ -182,11 +182,11 @@ class FolderPlace(CachePlace):
         path = self.folder / one.name
 
         def is_ours(file: Path) -> bool:
-            assert ours is not None
             found = look_at_file(file)
-            return found is not None and ours(found)
+            # Its hashes last, which may read all of it.
+            return found is not None and (ours is None or ours(found)) and is_as_written(file)
 
-        gone = discard_version(path) if ours is None else discard_version(path, ours=is_ours)
+        gone = discard_version(path, ours=is_ours)
         if gone:
             # Uploads that were cut off take space under names of their own.
             sweep_leftovers_of(path)
@@ -297,8 +297,9 @@ class BucketPlace(CachePlace):
             (now,) = self._look([one.name], there)
             if now is None:
                 return one.name not in there
-            vouched = self.is_as_written(one.name, _MANIFEST, now.manifest, there) if ours is None else ours(now)
-            if not vouched:
+            if ours is not None and not ours(now):
+                return False
+            if not self.is_as_written(one.name, _MANIFEST, now.manifest, there):
                 return False
             # The file first: a manifest alone counts for nothing, and tells whose it is.
             self.remove(one.name)
@@ -362,8 +363,7 @@ class BucketPlace(CachePlace):
         found, sidecar = there.get(name), there.get(f"{name}{beside}")
         if found is None or sidecar is None or found.size != manifest.size:
             return False
-        # The manifest is written after the file. Copying a bucket may turn times around.
-        if beside == _MANIFEST and 0 < found.mtime_ns <= sidecar.mtime_ns:
+        if is_time_as_noted(manifest.mtime_ns, found.mtime_ns, sidecar.mtime_ns):
             return True
         return not self.damaged_blocks(name, manifest)
 
@@ -400,7 +400,7 @@ class _Publication:
         self._place, self._name, self._manifest, self._cancellation = place, name, manifest, cancellation
         self._store = place._store
         self._there = place._objects()
-        self._content = json_text(asdict(manifest)).encode()
+        self._written: StoredObject | None = None
 
     def is_there(self) -> bool:
         """Tell whether the very content is there already, as after a kill at the end, or from somebody else."""
@@ -411,6 +411,7 @@ class _Publication:
         # Other hashes mean another version, which need not be read.
         if any(one is not None and one.hashes != self._manifest.hashes for one in known):
             return False
+        self._written = found
         return not self._place.damaged_blocks(self._name, self._manifest, self._cancellation)
 
     def make_room(self) -> None:
@@ -437,14 +438,14 @@ class _Publication:
     def write(self, file: Path, step: ProgressStep) -> None:
         """Write the file, and compare what the service returns."""
         store, path = self._store, self._place.path(self._name)
-        store.put_bytes(self._content, f"{path}{_UNFINISHED}")
+        store.put_bytes(_content_of(replace(self._manifest, mtime_ns=0)), f"{path}{_UNFINISHED}")
 
         def advance(nbytes: int) -> None:
             self._cancellation.check()
             step.advance(nbytes)
 
         store.put(file, path, create=True, advance=advance)
-        written = store.look(path)
+        self._written = written = store.look(path)
         if not self._place.damaged_blocks(self._name, self._manifest, self._cancellation):
             return
         # Only what was written here a moment ago.
@@ -460,20 +461,29 @@ class _Publication:
             TargetExistsError: somebody else has published another version meanwhile.
         """
         path = f"{self._place.path(self._name)}{_MANIFEST}"
+        # The time as listings give it, which need not be what the service says of one object.
+        listed, mtime_ns = self._place._objects().get(self._name), 0
+        if listed is not None and self._written is not None and listed.version == self._written.version:
+            mtime_ns = listed.mtime_ns
+        content = _content_of(replace(self._manifest, mtime_ns=mtime_ns))
         with contextlib.suppress(TargetExistsError):  # who was faster is compared with
-            self._store.put_bytes(self._content, path, create=True)
+            self._store.put_bytes(content, path, create=True)
         there = self._store.content(path)
-        if there != self._content:
+        if there != content:
             known = None if there is None else parse_manifest(parse_json(there), path)
             if known is None or known.hashes != self._manifest.hashes:
                 raise self._occupied(beside=_MANIFEST, why="another process wrote it meanwhile")
             # The same pack, made of another state of the source.
-            self._store.put_bytes(self._content, path)
+            self._store.put_bytes(content, path)
         self._place.remove(f"{self._name}{_UNFINISHED}")
 
     def _occupied(self, *, beside: str, why: str) -> TargetExistsError:
         shown = show_address(self._place.at(f"{self._name}{beside}"))
         return TargetExistsError(f"'{shown}' exists, and {why}. Rename or delete it, or choose another cache_dir=.")
+
+
+def _content_of(manifest: Manifest) -> bytes:
+    return json_text(asdict(manifest)).encode()
 
 
 def _is_manifest(content: bytes | None) -> bool:

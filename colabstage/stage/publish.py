@@ -48,6 +48,7 @@ from colabstage.h5.manifest import (
     read_manifest,
     remove_manifest,
     sweep_pack_leftovers,
+    verified,
     write_manifest,
 )
 from colabstage.io.arguments import GOES_ON, stops_with, takes
@@ -245,7 +246,9 @@ def published_before(target: Path, nbytes: int) -> PublishReport[Path]:
     """Return the report of a file that was published and read back before; whether it was uploaded is unknown."""
     previous, on_drive = previous_path(target), drive_root(target) is not None
     proof: Proof = "written" if on_drive else "read back"
-    kept_version = previous if is_as_written(previous) else None
+    # By its length: nothing is replaced here, so nothing is read.
+    is_kept = previous.is_file() and _manifest_of(previous, previous.stat().st_size) is not None
+    kept_version = previous if is_kept else None
     return PublishReport(target, kept_version, nbytes, 0.0, on_drive, nbytes, proof)
 
 
@@ -357,6 +360,7 @@ def _check_replaceable(target: Path) -> None:
                 "again; or publish under another name."
             )
             raise TargetExistsError(msg)
+        check_place_of_manifest(file)
 
 
 def _versions(target: Path) -> tuple[Path, ...]:
@@ -377,7 +381,8 @@ def _manifest_of(file: Path, size: int) -> Manifest | None:
 def _find_published(
     source: Path, target: Path, state: FileState, known: Manifest | None, cancellation: Cancellation
 ) -> Manifest | None:
-    """Return the manifest of `target` if it has the content of `source`, as after a run that was killed at its end."""
+    """Return the manifest of `target`, with its time, if it has the content of `source`, as after a run that was killed
+    at its end."""
     with contextlib.suppress(OSError):  # a file that is not there, or cannot be read, is written
         if not target.is_file() or target.stat().st_size != state.nbytes:
             return None
@@ -387,8 +392,9 @@ def _find_published(
         # be compared.
         if there is not None and there.block_bytes == wanted.block_bytes and there.hashes != wanted.hashes:
             return None
-        if is_whole(target, wanted, cancellation) and _state(source) == state:
-            return wanted
+        found = verified(target, wanted, cancellation)
+        if _state(source) == state:
+            return found
     return None
 
 
@@ -432,9 +438,9 @@ def _copy(
                 policy=RetryPolicy(),
                 resume=workspace.resumed,
             )
-            manifest = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
+            written = known or Manifest(state.nbytes, block_bytes, tuple(hashes))
             # A mount may answer "written" for bytes that it could not keep.
-            read_with_retry(lambda: _read_back(temp, manifest, cancellation), str(temp), policy=RetryPolicy())
+            manifest = read_with_retry(lambda: _read_back(temp, written, cancellation), str(temp), policy=RetryPolicy())
             # Right before the first rename: a file that was written to meanwhile is a mixture of two states.
             check_unchanged(source, state)
             among_others(lambda: _replace(temp, target, manifest), *_versions(target))
@@ -461,34 +467,36 @@ def check_unchanged(source: Path, state: FileState) -> None:
     raise SourceChangedError(msg)
 
 
-def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> None:
-    """Compare what the storage returns with what was written."""
-    if not is_whole(temp, manifest, cancellation):
+def _read_back(temp: Path, manifest: Manifest, cancellation: Cancellation) -> Manifest:
+    """Compare what the storage returns with what was written; return the manifest with its time."""
+    found = verified(temp, manifest, cancellation)
+    if found is None:
         msg = (
             f"What was written to '{temp.parent}' reads back differently ({temp.stat().st_size:,} bytes of "
             f"{manifest.size:,}). Nothing there was replaced. Try again; if it happens again, mount the drive again "
             "first."
         )
         raise DamagedPackError(msg)
+    return found
 
 
 def _replace(temp: Path, target: Path, manifest: Manifest) -> None:
     """Put the new file in its place, keeping the old one complete under one of its two names at any moment."""
     # Each file gets its manifest before its name, so a file without one was never published by us.
     previous = previous_path(target)
+    found = target.lstat() if os.path.lexists(target) else None
     _check_replaceable(target)
-    there = _manifest_of(target, target.stat().st_size) if target.exists() else None
-    if (
-        there is not None
-        and (there.block_bytes, there.hashes) == (manifest.block_bytes, manifest.hashes)
-        and is_whole(target, manifest)
-    ):
-        # Another process published the same meanwhile. It stays, and so does the version before it.
-        write_manifest(target, manifest)
-        return
-    if there is not None:
+    there = None if found is None else _manifest_of(target, found.st_size)
+    if there is not None and (there.block_bytes, there.hashes) == (manifest.block_bytes, manifest.hashes):
+        same = verified(target, manifest)
+        if same is not None:
+            # Another process published the same meanwhile. It stays, and so does the version before it.
+            write_manifest(target, same)
+            return
+    if found is not None and there is not None:
         discard_version(previous)
-        write_manifest(previous, there)
+        # With the time that it has now: a remount may have changed it.
+        write_manifest(previous, replace(there, mtime_ns=found.st_mtime_ns))
         # Another process may have put its own version there meanwhile.
         move_vouched(target, previous, lambda file: is_as_written(file) and read_manifest(file) == there)
     try:

@@ -19,12 +19,13 @@ from colabstage.errors import (
     SourceError,
     TargetNotWritableError,
 )
+from colabstage.h5.manifest import is_manifest, is_replaceable_pack
 from colabstage.h5.parts import PartName, shard_pattern
 from colabstage.io.boundary import typed
 from colabstage.io.files import clear_lock, local_lock, read_json
 from colabstage.io.ownership import look_at, remove_vouched, sweep_orphans
 from colabstage.io.units import format_bytes, format_duration
-from colabstage.io.workspace import disk_use, is_our_name, last_touched
+from colabstage.io.workspace import disk_use, find_unproved, is_made_here, is_our_name, last_touched
 from colabstage.load.partial import PART_RECORD, PARTS
 from colabstage.machine.mounts import drive_root, require_answer, run_watched
 from colabstage.sources.parse import read_local_dir
@@ -36,7 +37,7 @@ from colabstage.stage.publish import PREVIOUS_SUFFIX
 from colabstage.stage.request import RECORD_NAME, lock_path, read_cache_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from colabstage.stage.places import CachedFile, CachePlace
 
@@ -356,11 +357,20 @@ def _purge_part(one: StoredDataset, path: Path) -> str | None:
 
 def _strangers(name: str, path: Path) -> list[str]:
     """Return what colabstage did not write to a dataset's folder, or what was changed since."""
-    ours = {RECORD_NAME, f"{name}.h5", f"{name}.h5.json", "files"}
-    strange = sorted(file.name for file in path.iterdir() if file.name not in ours and not is_our_name(file.name))
-    # The folder of images is compared file by file, because people put labels and notes there.
-    files = look_at(path / "files")
-    return strange if files.is_replaceable else [*strange, f"'files' {files}"]
+    evidence: dict[str, Callable[[Path], bool]] = {
+        RECORD_NAME: is_made_here,
+        f"{name}.h5": is_replaceable_pack,
+        f"{name}.h5.json": is_manifest,
+        # Compared file by file, because people put labels and notes there.
+        "files": lambda folder: look_at(folder).is_replaceable,
+    }
+
+    def is_ours(file: Path) -> bool:
+        proves = evidence.get(file.name)
+        return proves(file) if proves is not None else is_our_name(file.name) and is_made_here(file)
+
+    strange = sorted(file.name for file in path.iterdir() if not is_ours(file))
+    return [f"'files' {look_at(path / one)}" if one == "files" else one for one in strange]
 
 
 def _purge_cached(one: StoredDataset) -> str | None:
@@ -374,9 +384,9 @@ def _purge_cached(one: StoredDataset) -> str | None:
         for file in files:
             if file is None or PartName.of(Path(file.name)).count != count:
                 continue
-            # Recognised by its manifest alone, because people keep other files in the place of the cache.
+            # Recognised by its manifest, because people keep other files in the place of the cache.
             if not cache.discard(file, ours=lambda now: _is_ours(now) and _dataset_of(now.name) == one.name):
-                return f"'{file.source.label}' is not what colabstage put there"
+                return f"'{file.source.label}' is not what colabstage put there, or was changed since"
         return None
 
     return cache.ask(purge)
@@ -392,9 +402,7 @@ def sweep_leftovers(
         DriveNotMountedError: one of them is on Drive, and none is mounted there.
         DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
     """
-    base, cache = _places(local_dir, cache_dir)
-    # A bucket has no unfinished files: an object is there when all of it has arrived.
-    folder = cache.folder if isinstance(cache, FolderPlace) else None
+    base, folder = _folders(local_dir, cache_dir)
     places = [base, *([] if folder is None else [folder])]
 
     def sweep() -> list[Path]:
@@ -402,6 +410,37 @@ def sweep_leftovers(
         return _sweep(base, folder)
 
     return run_watched(sweep, *places)
+
+
+def find_left(
+    *, local_dir: str | os.PathLike[str] | None = None, cache_dir: str | os.PathLike[str] | None = "auto"
+) -> list[Path]:
+    """Return what has a name of unfinished work, and is not removed because it is a link, or another user's.
+
+    Raises:
+        DriveDisconnectedError: one of them is on a mount that is dead or does not answer.
+    """
+    base, folder = _folders(local_dir, cache_dir)
+    places = [base, *([] if folder is None else [folder])]
+
+    def find() -> list[Path]:
+        require_answer(*places)
+        return [left for place in (*places, *_own_folders(base)) for left in find_unproved(place)]
+
+    return run_watched(find, *places)
+
+
+def _folders(
+    local_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None
+) -> tuple[Path, Path | None]:
+    base, cache = _places(local_dir, cache_dir)
+    # A bucket has no unfinished files: an object is there when all of it has arrived.
+    return base, cache.folder if isinstance(cache, FolderPlace) else None
+
+
+def _own_folders(base: Path) -> list[Path]:
+    """Return the folders in a folder that this user made, and that are no links."""
+    return sorted(folder for folder in base.glob("*/") if is_made_here(folder))
 
 
 def _sweep(base: Path, cache: Path | None) -> list[Path]:
@@ -412,6 +451,6 @@ def _sweep(base: Path, cache: Path | None) -> list[Path]:
         clear_lock(lock)
         if not lock.exists():
             removed.append(lock)
-    for folder in sorted(base.glob("*/")):
+    for folder in _own_folders(base):
         removed += sweep_orphans(folder)
     return removed if cache is None else [*removed, *sweep_orphans(cache, empty=drive_root(cache) is not None)]

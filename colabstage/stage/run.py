@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
 from colabstage.errors import NotEnoughSpaceError
 from colabstage.h5.info import read_info
-from colabstage.h5.manifest import check_replaceable_pack, remove_manifest
+from colabstage.h5.manifest import check_replaceable_pack, sweep_exchanges
 from colabstage.io.arguments import GOES_ON, stops_with, takes
 from colabstage.io.boundary import typed, typed_errors
 from colabstage.io.files import check_own_folder, clear_lock, local_lock, make_folder, make_own_folder
@@ -51,6 +51,7 @@ from colabstage.stage.cache import (
     publish_pack,
 )
 from colabstage.stage.dataset import StagedDataset, StageReport, found_in
+from colabstage.stage.publish import discard_version
 from colabstage.stage.record import (
     Freshness,
     LocalRecord,
@@ -602,7 +603,7 @@ def _make_pack(call: StageCall, source: OpenSource, job: PackJob, stream: PackSt
             # first time.
             check_listing(source)
         except SourceListingError:
-            remove_manifest(request.pack_path)  # so that a pack of half a source does not count
+            discard_version(request.pack_path)  # so that a pack of half a source does not count
             raise
         step.amount = sum(done.samples.values()) - done.resumed
         said = [f"{done.encoding}: {done.reason}", format_count(done.readers, "readers")]
@@ -621,6 +622,7 @@ def _finish(
     request = call.request
     # Everything is here, so what a dead run left behind is no longer needed.
     sweep_orphans(request.folder)
+    sweep_exchanges(request.pack_path)
     # From the file and not from the plan, so that the report says what a loader will find.
     info = read_info(request.pack_path) if request.wants_pack else None
     if info is not None and request.options.encoding == "auto" and lacked_room(info):

@@ -18,6 +18,9 @@ from colabstage.load.reading.reader import SplitReader
 from colabstage.pack.run import pack_dataset
 from colabstage.sources.fetching import fetch_files
 from tests.sources.servers import BucketService, moto_service, use_login
+from tests.support.staged import timeless
+
+Files = dict[str, bytes | dict[str, Any]]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,29 +45,29 @@ def s3(moto_server: BucketService, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
-def expected(tmp_path: Path, photos: Path) -> dict[str, bytes]:
+def expected(tmp_path: Path, photos: Path) -> Files:
     """The shards, with their manifests, that are written to a folder."""
     (tmp_path / "alone").mkdir()
     pack_dataset(photos, tmp_path / "alone" / "set.h5", shards=2, progress=False)
     return _files(tmp_path / "alone")
 
 
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def _files(folder: Path) -> Files:
+    return timeless({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
 
 
-def _objects(service: BucketService) -> dict[str, bytes]:
-    return {key: found.value for key, found in service.backend.buckets[service.bucket].keys.items()}
+def _objects(service: BucketService) -> Files:
+    return timeless({key: found.value for key, found in service.backend.buckets[service.bucket].keys.items()})
 
 
-def _below(objects: dict[str, bytes], folder: str) -> dict[str, bytes]:
+def _below(objects: Files, folder: str) -> Files:
     return {key.removeprefix(f"{folder}/"): content for key, content in objects.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["alone", "threads", "processes"])
 def test_a_bucket_gets_the_same_bytes(
-    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService, workers: str
+    tmp_path: Path, photos: Path, expected: Files, s3: BucketService, workers: str
 ) -> None:
     """Whoever writes them; nothing but shards and manifests stays, and they come back as the dataset."""
     pools: dict[str, Any] = {"threads": ThreadPoolExecutor, "processes": ProcessPoolExecutor}
@@ -84,7 +87,7 @@ def _spawned(workers: str) -> dict[str, Any]:
     return {"mp_context": get_context("spawn")} if workers == "processes" else {}
 
 
-def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, expected: dict[str, bytes]) -> None:
+def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, expected: Files) -> None:
     """Folders that are not there yet are made, and the temporary one is gone."""
     import fsspec
 
@@ -95,7 +98,8 @@ def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, exp
     try:
         with ThreadPoolExecutor(2) as pool:
             pack_dataset(photos, "memory://sets/set.h5", shards=2, executor=pool, progress=False)
-        assert {path.rpartition("/")[2]: memory.cat_file(path) for path in memory.find("/")} == expected
+        found = {path.rpartition("/")[2]: memory.cat_file(path) for path in memory.find("/")}
+        assert timeless(found) == expected
     finally:
         memory.store.clear()
         memory.pseudo_dirs[:] = [""]
@@ -103,7 +107,7 @@ def test_file_addresses_and_memory_take_shards(tmp_path: Path, photos: Path, exp
 
 @pytest.mark.slow
 def test_what_is_there_is_replaced_only_when_asked(
-    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService
+    tmp_path: Path, photos: Path, expected: Files, s3: BucketService
 ) -> None:
     """The very set is taken for done; another one, or one file of that name, is refused and then goes."""
     pack_dataset(photos, "s3://data/set.h5", shards=2, progress=False)
@@ -123,7 +127,7 @@ def test_what_is_there_is_replaced_only_when_asked(
 
 
 def test_uploaded_shards_of_a_failed_run_are_used(
-    photos: Path, expected: dict[str, bytes], s3: BucketService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    photos: Path, expected: Files, s3: BucketService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing has its name before all are there; the next run writes what is missing."""
     (tmp_path / "tmp").mkdir()
@@ -262,7 +266,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_dask_cluster_uploads_to_a_bucket_and_loses_a_worker(
-    tmp_path: Path, photos: Path, expected: dict[str, bytes], s3: BucketService
+    tmp_path: Path, photos: Path, expected: Files, s3: BucketService
 ) -> None:
     """The shard of the dead one is written again, to the same bytes."""
     pytest.importorskip("distributed", reason="needs dask's distributed: pip install 'colabstage[dask]'")

@@ -21,7 +21,7 @@ from colabstage.stage.plan import plan_stage
 from colabstage.stage.purge import list_datasets, purge_datasets
 from colabstage.stage.request import read_cache_dir
 from colabstage.stage.run import stage_dataset
-from tests.support.staged import disk_sampled, use_small_blocks
+from tests.support.staged import disk_sampled, timeless, use_small_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,11 @@ def objects(service: BucketService) -> dict[str, bytes]:
     return {key: found.value for key, found in service.backend.buckets[service.bucket].keys.items()}
 
 
+def as_objects(key: str, pack: Path) -> dict[str, Any]:
+    """A pack and its manifest, as they are in the bucket."""
+    return timeless({key: pack.read_bytes(), f"{key}.json": manifest_path(pack).read_bytes()})
+
+
 def staged(source: Path, local: Path, **options: Any) -> Any:
     return stage_dataset(source, **{"local_dir": local, "cache_dir": CACHE, "progress": False, **options})
 
@@ -65,7 +70,7 @@ def test_a_pack_goes_to_the_bucket_and_comes_from_there(photos: Path, s3: Bucket
     published = first.wait_published()
     assert published.path == f"{CACHE}/{first.path.name}"
     assert published.proof == "read back"
-    assert objects(s3) == {f"cache/{path.name}": path.read_bytes() for path in (first.path, manifest_path(first.path))}
+    assert timeless(objects(s3)) == as_objects(f"cache/{first.path.name}", first.path)
     again = staged(photos, tmp_path / "two")
     assert again.report.origin == "cache"
     assert again.path.read_bytes() == first.path.read_bytes()
@@ -158,7 +163,7 @@ def test_a_kill_between_file_and_manifest_leaves_nothing_that_is_in_the_way(
     s3.put(f"{key}.unfinished", manifest)
     (photos / "cat" / "0000.png").write_bytes(image_bytes(99))
     other = staged(photos, tmp_path / "three")
-    assert objects(s3) == {key: other.path.read_bytes(), f"{key}.json": manifest_path(other.path).read_bytes()}
+    assert timeless(objects(s3)) == as_objects(key, other.path)
 
 
 def test_two_who_publish_at_once_leave_one_whole_version(photos: Path, s3: BucketService, tmp_path: Path) -> None:
@@ -209,7 +214,7 @@ def test_a_manifest_that_comes_before_ours(
         assert objects(s3)["cache/photos.h5.json"] == content
     else:
         place().publish(pack, "photos.h5", progress=NullProgress())
-        assert objects(s3)["cache/photos.h5.json"] == manifest_path(pack).read_bytes()
+        assert timeless(objects(s3)) == as_objects("cache/photos.h5", pack)
 
 
 def test_a_damaged_pack_in_the_bucket_is_not_used(photos: Path, s3: BucketService, tmp_path: Path) -> None:

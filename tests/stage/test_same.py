@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from colabstage.errors import NotEnoughSpaceError
+from colabstage.errors import NotEnoughSpaceError, TargetExistsError
 from colabstage.simulate.knobs import DriveFaults, DriveKnobs
 from colabstage.sources import look as looking
 from colabstage.sources.fetching import fetch_files
@@ -343,6 +343,10 @@ def test_a_manifest_that_cannot_be_is_none(colours: Path, change: dict[str, Any]
     spoil(first.path)
     place = first.path.with_name(f"{first.path.name}.json")
     place.write_text(json.dumps({**json.loads(place.read_text(encoding="utf-8")), **change}), encoding="utf-8")
+    # Nothing proves any more that colabstage wrote it.
+    with pytest.raises(TargetExistsError, match=first.path.name):
+        stage(colours)
+    first.path.unlink()
     again = stage(colours)
     assert again.report.origin == "source"
     assert colours_of(again) == COLOURS

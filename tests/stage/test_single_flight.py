@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colabstage.h5.manifest import check_whole, manifest_path, read_manifest
+from colabstage.h5.manifest import check_whole, exchanging, manifest_of_bytes, manifest_path, read_manifest
 from colabstage.io.workspace import open_workspace
 from colabstage.simulate.knobs import DriveFaults, OpFault
 from colabstage.stage.request import lock_path, make_request
@@ -128,7 +128,7 @@ def test_four_restore_at_once_without_locks(make_images: MakeImages, tmp_path: P
         if attempt == "after a dead run":
             pack = here / first.parent.name / first.name
             pack.parent.mkdir(parents=True)
-            pack.write_bytes(truth[:-1] + b"?")
+            pack.write_bytes(truth)
         found = stage_at_once(source, here, "none", cache)
         assert {answer["origin"] for answer in found} <= {"cache", "local"}
         (path,) = {Path(answer["path"]) for answer in found}
@@ -145,7 +145,8 @@ def test_a_pack_that_somebody_is_placing_is_left_to_it(make_images: MakeImages, 
     staged.write_bytes(truth[:-1] + bytes([truth[-1] ^ 1]))
     manifest_path(staged).unlink()
     theirs = staged.read_bytes()
-    with staged.open("rb") as placed, open_workspace(staged):
+    note = exchanging(staged, manifest_of_bytes(staged))
+    with staged.open("rb") as placed, open_workspace(staged), note:
         again = stage_dataset(source, local_dir=tmp_path / "fast", cache_dir=cache, progress=False)
         assert again.report.origin == "cache"
         assert placed.read() == theirs

@@ -12,7 +12,7 @@ from colabstage.h5.manifest import BLOCK_BYTES
 from colabstage.io.workspace import disk_use
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pytest
@@ -21,11 +21,17 @@ SMALL_BLOCK = 65536
 
 
 def contents(place: Path) -> dict[str, bytes | dict[str, Any]]:
-    """Return every file below a folder; of a record all but when and where it was written."""
+    """Return every file below a folder; of a record or a manifest all but when and where it was written."""
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    return timeless({str(path.relative_to(place)): path.read_bytes() for path in files})
+
+
+def timeless(files: Mapping[str, bytes]) -> dict[str, bytes | dict[str, Any]]:
+    """Return the content of files by name; of a record or a manifest all but when and where it was written."""
     found: dict[str, bytes | dict[str, Any]] = {}
-    for path in sorted(path for path in place.rglob("*") if path.is_file()):
-        name, data = str(path.relative_to(place)), path.read_bytes()
-        found[name] = data if path.name != "stage.json" else {**json.loads(data), "seal": None}
+    for name, data in files.items():
+        is_record = name.endswith(("stage.json", ".h5.json"))
+        found[name] = {**json.loads(data), "seal": None, "mtime_ns": None} if is_record else data
     return found
 
 

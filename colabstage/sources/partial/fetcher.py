@@ -23,7 +23,7 @@ import numpy as np
 from colabstage.errors import ColabstageError, DamagedPackError, SourceChangedError, error_to_json
 from colabstage.io.files import PATIENT, hash_block, pwrite_exactly, read_json, typed_write_errors, write_json
 from colabstage.io.pipeline import DaemonPool, in_thread
-from colabstage.io.workspace import name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
+from colabstage.io.workspace import is_made_here, name_and_owner, owner_is_alive, remove_own, rename_own, temp_beside
 from colabstage.sources.partial.local import CAPACITY, FETCHED, FETCHER, UNPROVED, WHOLE
 from colabstage.sources.partial.plan import NEVER, Pacer, Reader, Visits, look_ahead, plan_misses
 from colabstage.sources.transfer.connections import read_directly, stopped_error
@@ -118,7 +118,7 @@ class Readers:
 def _is_alive(path: Path) -> bool:
     """Tell whether a file is what a living process expects; what a dead one left is removed."""
     parts = name_and_owner(path)
-    if parts is None or parts[0] != _NAME:
+    if parts is None or parts[0] != _NAME or not is_made_here(path):
         return False
     if owner_is_alive(parts[1]) is True:
         return True

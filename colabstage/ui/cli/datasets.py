@@ -139,7 +139,7 @@ def purge(
       colabstage cache purge --all --yes
     """
     with exit_codes(debug=debug):
-        from colabstage.stage.purge import list_datasets, purge_datasets, select_datasets, sweep_leftovers
+        from colabstage.stage.purge import find_left, list_datasets, purge_datasets, select_datasets, sweep_leftovers
 
         places = {"local_dir": local_dir, "cache_dir": o.parse_cache_dir(cache_dir)}
         chosen = select_datasets(
@@ -154,11 +154,15 @@ def purge(
         if not yes:
             _show(chosen, "Would remove", as_json=as_json)
             return
-        # It removes only what carries our marks, whatever its name is.
+        # Only what is proved to be ours, whatever its name is.
         done = purge_datasets(chosen)
         # Afterwards, because a removed dataset may leave temporaries behind.
         sweep_leftovers(**places)
         _show(done.removed, "Removed", as_json=as_json)
+        left = find_left(**places)
+        if left and not as_json:
+            listed = ", ".join(f"'{path}'" for path in left)
+            show(f"Left, because they are links, or another user's: {listed}.")
         # A scheduled purge that removed only half must not look like one that removed everything.
         if done.kept:
             fail(f"Not removed: {'; '.join(done.reasons)}.")

@@ -1,0 +1,441 @@
+"""What nobody has proved to be colabstage's own stays as it is, whichever verb could replace or remove it.
+
+A scene is a verb that has done its work once, the names that the next call would replace or remove, and that call. A
+stranger is something that somebody puts under one of these names. After the call it is there, unchanged; and where
+nothing strange is there, the call does replace it, also if a copy or a remount has moved all times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import colabstage as cs
+from colabstage.errors import ColabstageError, TargetExistsError
+from colabstage.stage.purge import list_datasets, purge_datasets, sweep_leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from colabstage.pack.execute import PackReport
+
+IS_ROOT = os.geteuid() == 0
+# Another user, as `nobody` is.
+OTHER = 65534
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def images(folder: Path, count: int, *, first: int = 0) -> Path:
+    """Images of two classes, other ones for another `first`."""
+    for number in range(count):
+        place = folder / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(first + number).integers(0, 256, (8, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(place)
+    return folder
+
+
+def changed(file: Path, tag: bytes) -> Path:
+    """Another content of the same length for a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(tag.ljust(1000, b"."))
+    return file
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A verb that has done its work."""
+
+    places: tuple[Path, ...]
+    """What the next call would replace or remove."""
+    again: Callable[[], object]
+    """The next call."""
+    hashed: bool = True
+    """Whether hashes prove what is at the first place, so that its time does not matter."""
+    replaces: bool = True
+    """Whether the next call replaces or removes what is at the first place when it is ours."""
+
+
+def published(home: Path) -> Scene:
+    """Two versions of a checkpoint."""
+    target = home / "drive/model.pt"
+    for tag in (b"1", b"2"):
+        cs.publish_file(changed(home / "model.pt", tag), target, progress=False)
+
+    def again() -> None:
+        for tag in (b"3", b"4"):
+            cs.publish_file(changed(home / "model.pt", tag), target, progress=False)
+
+    previous = target.with_name("model.pt.previous")
+    beside = [one.with_name(f"{one.name}.json") for one in (target, previous)]
+    return Scene((target, previous, *beside), again)
+
+
+def restored(home: Path) -> Scene:
+    """A checkpoint that was brought back, and published anew."""
+    back, target = home / "back.pt", home / "drive/model.pt"
+    cs.publish_file(changed(home / "model.pt", b"1"), target, progress=False)
+    cs.restore_file(target, back, progress=False)
+    cs.publish_file(changed(home / "model.pt", b"2"), target, progress=False)
+    return Scene((back,), lambda: cs.restore_file(target, back, progress=False), replaces=False)
+
+
+def fetched_file(home: Path) -> Scene:
+    """A copy of a file whose source has changed."""
+    source, target = changed(home / "data.bin", b"1"), home / "copy.bin"
+    cs.fetch_files(source, target, progress=False)
+    changed(source, b"2")
+    return Scene((target,), lambda: cs.fetch_files(source, target, progress=False))
+
+
+def fetched_folder(home: Path) -> Scene:
+    """A copy of a folder whose source has changed."""
+    source, target = images(home / "source", 4), home / "copy"
+    cs.fetch_files(source, target, progress=False)
+    images(source, 4, first=10)
+    return Scene((target / "a/0.png", target), lambda: cs.fetch_files(source, target, progress=False), hashed=False)
+
+
+def extracted(home: Path) -> Scene:
+    """A folder from an archive that has changed."""
+    archive, target = home / "a.zip", home / "out"
+
+    def zipped(tag: str) -> None:
+        with zipfile.ZipFile(archive, "w") as file:
+            for number in range(4):
+                file.writestr(f"{number}.txt", tag * 50)
+
+    zipped("1")
+    cs.extract_archive(archive, target, progress=False)
+    zipped("2")
+    return Scene((target / "0.txt", target), lambda: cs.extract_archive(archive, target, progress=False), hashed=False)
+
+
+def packed_in_shards(home: Path) -> Scene:
+    """A set of shards, which as many others are to replace."""
+    return in_shards(home, 2)
+
+
+def packed_in_more_shards(home: Path) -> Scene:
+    """A set of shards, which more of them are to replace."""
+    return in_shards(home, 3)
+
+
+def in_shards(home: Path, count: int) -> Scene:
+    """A set of two shards, which so many others are to replace."""
+    source, target = images(home / "source", 8), home / "p.h5"
+
+    def pack(count: int, side: int) -> PackReport:
+        return cs.pack_dataset(source, target, shards=count, overwrite=True, image_size=(side, side), progress=False)
+
+    return Scene(tuple(map(Path, pack(2, 8).files)), lambda: pack(count, 9))
+
+
+def packed(home: Path) -> Scene:
+    """A pack that nobody said is to be replaced."""
+    source, target = images(home / "source", 8), home / "p.h5"
+    cs.pack_dataset(source, target, image_size=(8, 8), progress=False)
+    manifest = target.with_name("p.h5.json")
+    target.unlink()
+    return Scene(
+        (manifest, target), lambda: cs.pack_dataset(source, target, image_size=(8, 8), progress=False), hashed=False
+    )
+
+
+def staged(home: Path) -> Scene:
+    """A dataset here whose source has changed."""
+    source = images(home / "source", 8)
+
+    def stage() -> cs.StagedDataset:
+        return cs.stage_dataset(
+            source, image_size=(8, 8), local_dir=home / "fast", cache_dir=None, refresh=True, progress=False
+        )
+
+    path = stage().path
+    images(source, 8, first=20)
+    return Scene((path, path.with_name(f"{path.name}.json")), stage)
+
+
+def cached(home: Path) -> Scene:
+    """A dataset in the cache whose source has changed; what was published of it before, too."""
+    source = images(home / "source", 8)
+
+    def stage() -> cs.StagedDataset:
+        return cs.stage_dataset(
+            source, image_size=(8, 8), local_dir=home / "fast", cache_dir=home / "cache", refresh=True, progress=False
+        )
+
+    name = stage().path.name
+    images(source, 8, first=20)
+    return Scene((home / "cache" / name, home / "cache" / f"{name}.json"), stage)
+
+
+def restaged_from_cache(home: Path) -> Scene:
+    """A dataset whose pack here another state of the source, which is in the cache, is to replace."""
+    source = images(home / "source", 8)
+
+    def stage(fast: str) -> cs.StagedDataset:
+        return cs.stage_dataset(
+            source, image_size=(8, 8), local_dir=home / fast, cache_dir=home / "cache", progress=False
+        )
+
+    path = stage("fast").path
+    images(source, 8, first=20)
+    stage("another machine")
+    return Scene((path, path.with_name(f"{path.name}.json")), lambda: stage("fast"))
+
+
+def purged_here(home: Path) -> Scene:
+    """A dataset with plain files, which is to be removed."""
+    source = images(home / "source", 8)
+    found = cs.stage_dataset(
+        source, keep="both", image_size=(8, 8), local_dir=home / "fast", cache_dir=None, progress=False
+    )
+    assert found.files is not None
+
+    def purge() -> None:
+        purge_datasets(list_datasets(local_dir=home / "fast", cache_dir=None))
+
+    return Scene((found.path, found.path.with_name(f"{found.path.name}.json"), found.files / "a/0.png"), purge)
+
+
+def purged_cache(home: Path) -> Scene:
+    """A pack in the cache, which is to be removed."""
+    source = images(home / "source", 8)
+    found = cs.stage_dataset(
+        source, image_size=(8, 8), local_dir=home / "fast", cache_dir=home / "cache", progress=False
+    )
+    shutil.rmtree(home / "fast")
+
+    def purge() -> None:
+        purge_datasets(list_datasets(local_dir=home / "fast", cache_dir=home / "cache"))
+
+    return Scene((home / "cache" / found.path.name, home / "cache" / f"{found.path.name}.json"), purge)
+
+
+SCENES = {
+    make.__name__: make
+    for make in (
+        published,
+        restored,
+        fetched_file,
+        fetched_folder,
+        extracted,
+        packed,
+        packed_in_shards,
+        packed_in_more_shards,
+        staged,
+        cached,
+        restaged_from_cache,
+        purged_here,
+        purged_cache,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """Something that somebody puts under a name, and how."""
+
+    by: str
+    """How it comes there."""
+    same_size: bool
+    """Whether it has the length of what was there."""
+    time: str
+    """Its time, as compared with that of what was there."""
+    is_others: bool
+    """Whether another user made it."""
+    place: int
+    """Which of the names of the scene it gets."""
+
+
+STRANGERS = st.builds(
+    Stranger,
+    by=st.sampled_from(["write", "cp", "cp -p", "mv", "rsync -a", "cp -l", "link", "dangling link"]),
+    same_size=st.booleans(),
+    time=st.sampled_from(["a year older", "a moment older", "the same second", "of the manifest", "newer", "ahead"]),
+    is_others=st.booleans() if IS_ROOT else st.just(value=False),
+    place=st.integers(0, 3),
+)
+
+
+def time_ns(stranger: Stranger, was: os.stat_result, beside: Path) -> int:
+    """The time that a stranger gets."""
+    moved = {"a year older": -31_536_000_000_000_000, "a moment older": -1, "newer": 1_000_000, "ahead": 10**14}
+    if stranger.time == "of the manifest" and beside.exists() and beside.stat().st_mtime_ns != was.st_mtime_ns:
+        return beside.stat().st_mtime_ns
+    # Exactly the same time is the one thing that is not noticed.
+    second = (was.st_mtime_ns - 1) // 10**9 * 10**9
+    return was.st_mtime_ns + moved[stranger.time] if stranger.time in moved else second
+
+
+def put(stranger: Stranger, place: Path, home: Path) -> Path:
+    """Put a stranger in a place; return the file that holds its content."""
+    was = place.lstat()
+    is_folder = stat.S_ISDIR(was.st_mode)
+    content = b"yours" if is_folder else b"MINE".ljust(was.st_size, b"!")[: was.st_size]
+    mine = home / "elsewhere" / "mine"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_bytes(content if stranger.same_size else content + b"and more")
+    ns = time_ns(stranger, was, place.with_name(f"{place.name}.json"))
+    os.utime(mine, ns=(ns, ns))
+    if is_folder:
+        # A folder of the user's, with the file in it.
+        shutil.rmtree(place)
+        place.mkdir()
+        shutil.copy2(mine, place / "mine")
+    elif stranger.by == "write":
+        place.write_bytes(mine.read_bytes())
+        os.utime(place, ns=(ns, ns))
+    elif stranger.by == "cp":
+        shutil.copyfile(mine, place)
+    elif stranger.by == "cp -p":
+        shutil.copy2(mine, place)
+    elif stranger.by in ("mv", "rsync -a"):
+        coming = place.with_name("coming") if stranger.by == "rsync -a" else home / "elsewhere" / "coming"
+        shutil.copy2(mine, coming)
+        coming.replace(place)
+    else:
+        place.unlink()
+        if stranger.by == "cp -l":
+            place.hardlink_to(mine)
+        else:
+            place.symlink_to(mine if stranger.by == "link" else home / "nothing")
+    if stranger.is_others:
+        os.chown(place, OTHER, OTHER, follow_symlinks=False)
+    return mine
+
+
+def facts(path: Path) -> dict[str, object]:
+    """Everything that a call could change about a path and what is below it."""
+    if not os.path.lexists(path):
+        return {}
+    found = path.lstat()
+    known: dict[str, object] = {str(path): (found.st_mode, found.st_uid, found.st_size, found.st_ino)}
+    if stat.S_ISLNK(found.st_mode):
+        known["link"] = path.readlink()
+    elif stat.S_ISREG(found.st_mode):
+        known["content"] = path.read_bytes(), found.st_mtime_ns
+    else:
+        for inside in path.iterdir():
+            known |= facts(inside)
+    return known
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """A call may refuse, with an error that says so."""
+    with contextlib.suppress(ColabstageError):
+        yield
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of the test's own."""
+    monkeypatch.setenv("COLABSTAGE_SYSTEM_ROOT", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SCENES)
+@given(stranger=STRANGERS)
+@QUICK
+def test_what_is_not_proved_ours_stays(name: str, stranger: Stranger, base: Path) -> None:
+    """Whoever made it, however it was copied, of whatever size and time, and link or not."""
+    home = Path(tempfile.mkdtemp(dir=base))
+    scene = SCENES[name](home)
+    place = scene.places[stranger.place % len(scene.places)]
+    if not os.path.lexists(place):
+        changed(place, b"another")
+    mine = put(stranger, place, home)
+    before = facts(place), facts(mine)
+    with refusals():
+        scene.again()
+    assert (facts(place), facts(mine)) == before
+    shutil.rmtree(home)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("name", SCENES)
+def test_what_is_ours_is_replaced_or_removed(name: str, moved: bool, base: Path) -> None:
+    """Otherwise nothing would be tested above. Hashes prove it where a copy or a remount has moved the times."""
+    scene = SCENES[name](base)
+    if not scene.replaces:
+        with pytest.raises(TargetExistsError):
+            scene.again()
+        return
+    if moved and not scene.hashed:
+        pytest.skip("only sizes and times prove it")
+    place = scene.places[0]
+    if moved:
+        for file in place.parent.glob("*.h5*" if place.name.endswith(".h5") else "*"):
+            ns = file.stat().st_mtime_ns + 10**10
+            os.utime(file, ns=(ns, ns))
+    before = facts(place)
+    scene.again()
+    assert facts(place) != before
+
+
+LEFTOVERS = st.tuples(
+    st.sampled_from(["link to a folder", "link to a file", "another user's folder", "another user's file"]),
+    st.sampled_from([".tmp", ".old", ".was", ".deed", ".draft", ".exchange"]),
+    st.sampled_from(["deadbeef-12-34", "this boot"]),
+    st.integers(0, 3),
+)
+
+
+@pytest.mark.parametrize("name", SCENES)
+@given(leftover=LEFTOVERS)
+@QUICK
+def test_a_name_is_no_evidence(name: str, leftover: tuple[str, str, str, int], base: Path) -> None:
+    """A link, or what another user made, is not taken for unfinished work, followed, emptied or removed."""
+    kind, suffix, owner, number = leftover
+    if "another" in kind and not IS_ROOT:
+        return
+    home = Path(tempfile.mkdtemp(dir=base))
+    scene = SCENES[name](home)
+    place = scene.places[number % len(scene.places)]
+    if owner == "this boot":
+        owner = f"{_world()}-0-0"
+    planted = place.with_name(f".colabstage-{place.name}.{owner}.0{suffix}")
+    thesis = images(home / "thesis", 2)
+    if kind == "link to a folder":
+        planted.symlink_to(thesis)
+    elif kind == "link to a file":
+        planted.symlink_to(thesis / "a/0.png")
+    elif kind == "another user's file":
+        planted.write_bytes(b"[]")
+    else:
+        planted.mkdir()
+        (planted / place.name).symlink_to(thesis / "a/0.png")
+    long_ago = time.time() - 200_000
+    for path in (planted, thesis, *thesis.rglob("*")):
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
+    if "another" in kind:
+        for path in (planted, *planted.glob("*")) if planted.is_dir() else (planted,):
+            os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    before = facts(planted), facts(thesis)
+    with refusals():
+        scene.again()
+    sweep_leftovers(local_dir=home / "fast", cache_dir=home / "cache")
+    assert (facts(planted), facts(thesis)) == before
+    shutil.rmtree(home)
+
+
+def _world() -> str:
+    from colabstage.io.workspace import current_world
+
+    return current_world()
