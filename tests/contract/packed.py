@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
+import pytest
 
 from colabstage import ColabstageError, pack_dataset
 
@@ -83,3 +84,11 @@ def refused(pattern: str, *, but_not: str = "(?!)") -> Callable[[Packed], bool]:
 def noted(pattern: str) -> Callable[[Packed], bool]:
     """Right is a pack with a note that names this."""
     return lambda packed: any(re.search(pattern, note) for note in packed.notes)
+
+
+def row(
+    name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], wrong: str = "", **options: Any
+) -> Any:
+    """A row of a table of files. `wrong`: what happens today; `options`: of `pack_dataset`."""
+    marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=wrong)] if wrong else []
+    return pytest.param(made, right, options, id=name, marks=marks)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from colabstage.options import image_masks
-from tests.contract.packed import Packed, found, noted, pack, refused
+from tests.contract.packed import Packed, found, noted, pack, refused, row
 from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
 
 if TYPE_CHECKING:
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def row(
-    name: str, made: dict[str, bytes], *, right: list[Callable[[Packed], bool]], wrong: str = "", **options: Any
-) -> Any:
-    """A row of the table. `wrong`: what happens today; `options`: of `pack_dataset`."""
-    marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=wrong)] if wrong else []
-    return pytest.param(made, right, options, id=name, marks=marks)
 
 
 def first_of(*numbers: int) -> str:
