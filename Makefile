@@ -67,8 +67,8 @@ docs: $(VENV)/.site ## build the pages as a site, with the reference, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "Open site/index.html. For the search: $(VENV)/bin/python -m http.server -d site"
 
-libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm and ultralytics themselves, in an environment of 6 GB
-	$(VENV_LIBRARIES)/bin/python -P -m pytest -q -p no:cacheprovider tests/load/test_libraries.py
+libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm, ultralytics, kornia … themselves, in an environment of 6 GB
+	$(VENV_LIBRARIES)/bin/python -P -m pytest -q -p no:cacheprovider tests/load/test_libraries.py tests/contract/test_training_faults.py
 
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
@@ -140,7 +140,7 @@ $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt |
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.
 $(VENV_LIBRARIES)/.installed: pyproject.toml | $(VENV_LIBRARIES)/bin/pip
-	@echo "Installing colabstage with fast.ai, timm and ultralytics into $(VENV_LIBRARIES), 6 GB with their torch ..."
+	@echo "Installing colabstage with fast.ai, timm, ultralytics, kornia, Ignite and Lightning into $(VENV_LIBRARIES), 6 GB with their torch ..."
 	@$(VENV_LIBRARIES)/bin/python scripts/install.py --group libraries --editable .
 	@touch $@
 

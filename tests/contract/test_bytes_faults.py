@@ -379,7 +379,7 @@ def test_a_table_lists_only_the_folders_of_its_images(tmp_path: Path) -> None:
     write_files(tmp_path / "content", files("images/{0..5}.png", {"labels.csv": f"file,label\n{lines}"}))
     for n in range(20):
         (tmp_path / f"content/drive/MyDrive/course{n}").mkdir(parents=True)
-    command = [sys.executable, "-c", _LISTED, tmp_path / "content/labels.csv", tmp_path / "local"]
+    command = [sys.executable, "-c", _LISTED, f"{tmp_path}/content/labels.csv", f"{tmp_path}/local"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     listed = {path for path in json.loads(done.stdout.splitlines()[-1]) if "/drive/" in path}
     assert len(listed) <= 2

@@ -121,7 +121,7 @@ Y = [0, 1] * 4
 X = npy(np.zeros((8, 4, 4, 3), np.uint8))
 FROM_1 = np.arange(12) % 3 + 1
 NUMBERS = "1 1 -0.0007 -0.0004 100.0 518.67 641.82 1589.70 1400.60 14.62 21.61 554.36 2388.06 9046.19 1.30 47.47\n"
-LABELME = {"version": "5.4.1", "shapes": [], "imageData": None, "imageHeight": 48, "imageWidth": 64}
+LABELME: dict[str, Any] = {"version": "5.4.1", "shapes": [], "imageData": None, "imageHeight": 48, "imageWidth": 64}
 
 # fmt: off
 BOXES_OF_TWO_SETS = [found("train: boxes apple 3, pear 3"), refused("set2")]
