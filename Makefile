@@ -27,14 +27,12 @@ BENCH ?=
 CAMPAIGN ?=
 KILLS ?= 60
 
-# FILES=path, or several, or `changed` (what git says): `make check` then tests what these can break, and no more.
-FILES ?=
 # UNTIL=seconds since 1970: `make test` runs no longer, and says what it knows by then.
 UNTIL ?=
 # What `make check` runs of the tests: test, or test-all.
 TESTS ?= test
 
-.PHONY: help demo test test-all libraries slowest check format docs smoke bench campaign clean python313
+.PHONY: help demo test test-all changed libraries check format docs smoke bench campaign clean python313
 
 help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -48,20 +46,17 @@ test: $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser ## all behaviour, once: a
 test-all: $(VENV)/.large $(VENV)/.compiled $(VENV)/.fuse $(VENV)/.browser $(VENV)/.ipywidgets7 $(VENV_COLAB)/.installed python313 ## that, JAX, long forms, Python 3.13, Colab's own versions: half an hour
 	@$(VENV)/bin/python scripts/run_tests.py --all
 
-slowest: ## what the last run of the tests spent its time on
-	@python3 scripts/slowest.py
+# pytest-testmon records which code each test runs, so the first time all tests run.
+changed: $(VENV)/.compiled $(VENV)/.fuse ## tests of what changed since they last passed; the first time all of them
+	$(VENV)/bin/python -P -m pytest -q --testmon -m "not alone and not long" tests
 
-check: $(VENV)/.installed ## format, lint, types, layers, tests, smoke test of the wheel (FILES=... for the loop of a minute)
+check: $(VENV)/.installed ## format, lint, types, layers, tests, smoke test of the wheel
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest -q tests/test_layers.py tests/test_repository.py
-ifeq ($(FILES),)
 	@$(MAKE) --no-print-directory $(TESTS)
 	@$(MAKE) --no-print-directory smoke
-else
-	@$(VENV)/bin/python -m scripts.touched_tests $(FILES)
-endif
 
 format: $(VENV)/.installed ## put the code into the project's format
 	$(VENV)/bin/ruff format .
@@ -72,8 +67,8 @@ docs: $(VENV)/.site ## build the pages as a site, with the reference, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "Open site/index.html. For the search: $(VENV)/bin/python -m http.server -d site"
 
-libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm and ultralytics themselves, in an environment of 6 GB
-	$(VENV_LIBRARIES)/bin/python -P -m pytest -q -p no:cacheprovider tests/load/test_libraries.py
+libraries: $(VENV_LIBRARIES)/.installed ## train with fast.ai, timm, ultralytics, kornia … themselves, in an environment of 6 GB
+	$(VENV_LIBRARIES)/bin/python -P -m pytest -q -p no:cacheprovider tests/load/test_libraries.py tests/contract/test_training_faults.py
 
 smoke: $(VENV)/.installed $(VENV_WHEEL)/bin/pip ## the smoke tests against the built wheel, from an empty folder
 	@bash scripts/smoke_wheel.sh $(VENV) $(VENV_WHEEL)
@@ -85,7 +80,7 @@ campaign: $(VENV)/.installed $(VENV)/.fuse ## kill work at random moments, and w
 	$(VENV)/bin/python -m campaigns $(CAMPAIGN) --kills $(KILLS)
 
 clean: ## remove what these targets made, the virtual environments included
-	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV313) $(VENV_COLAB) $(VENV_WHEEL) $(VENV_LIBRARIES) build dist demo-out site .mypy_cache .ruff_cache .pytest_cache .hypothesis .testmondata*
 	find colabstage tests benchmarks campaigns scripts -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/bin/pip $(VENV_COLAB)/bin/pip $(VENV_WHEEL)/bin/pip $(VENV_LIBRARIES)/bin/pip:
@@ -145,7 +140,7 @@ $(VENV_COLAB)/.installed: pyproject.toml constraints.txt constraints-colab.txt |
 
 # Another torch than constraints.txt has: torchvision does not import beside that one.
 $(VENV_LIBRARIES)/.installed: pyproject.toml | $(VENV_LIBRARIES)/bin/pip
-	@echo "Installing colabstage with fast.ai, timm and ultralytics into $(VENV_LIBRARIES), 6 GB with their torch ..."
+	@echo "Installing colabstage with fast.ai, timm, ultralytics, kornia, Ignite and Lightning into $(VENV_LIBRARIES), 6 GB with their torch ..."
 	@$(VENV_LIBRARIES)/bin/python scripts/install.py --group libraries --editable .
 	@touch $@
 

@@ -3,14 +3,11 @@
 `make test` covers all behaviour, once. `make test-all` adds longer forms, other environments and other versions. Most
 tests run in parallel; those that measure the machine run alone afterwards.
 
-A few failed tests are tried once more, alone, because many wait for other processes on a machine that may be busy.
-Those that then pass are named in the last lines, because each shows a fault of the test or a rare one of colabstage,
-and are recorded in `build/second_tries.txt`: the second time this happens to a test, the run fails.
+A few failed tests are tried a second time, because many wait for other processes on a machine that may be busy. Those
+that then pass are named in the last lines: each shows a fault of the test or a rare one of colabstage.
 
 With `--until`, which `.ci/run` gives, nothing goes on beyond that moment: what still runs then is interrupted early
-enough for pytest to tell what failed so far, and the run fails.
-
-What every test and fixture cost is written to `build/durations.jsonl`; `make slowest` reads it.
+enough for pytest to report what failed so far, and the run fails.
 """
 
 from __future__ import annotations
@@ -38,40 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-DURATIONS = ROOT / "build/durations.jsonl"
-SECOND_TRIES = ROOT / "build/second_tries.txt"
 # Far above what a pass takes; a test that hangs is stopped long before, by pytest's own timeout.
 PASS_TIMEOUT_S = 1500
 # Reserved at the end of the time: for pytest to report when it is interrupted, and for tests that run alone.
-TELL_S = 15
+REPORT_S = 15
 ALONE_S = 60
 NO_TESTS = 5  # pytest's exit code when the marks select nothing
-# More failures than this are not caused by a busy machine.
-MOST_TRIED_AGAIN = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """A Python environment: its path, what runs there, and the marks of what does not."""
-
-    title: str
-    folder: str
-    missing: str = ""
-    alone: bool = False
-    hint: str = ""
-
-
-FIRST = Setup(f"Python {sys.version_info.major}.{sys.version_info.minor}", ".venv", alone=True)
-# What `make test-all` adds, if it is set up.
-OTHERS = (
-    Setup(
-        "Python 3.13 without torch",
-        ".venv313",
-        missing=" and not torch and not gpu",
-        hint="There is no Python 3.13 here, so nothing was tested on it.",
-    ),
-    Setup("Python 3.11 with the versions of Colab's image", ".venv-colab"),
-)
+# More failures than four are not caused by a busy machine.
+OPTIONS = ("-q", "--reruns=1", "--reruns-delay=2", "--max-suite-reruns=4", "--durations=15", "--durations-min=5")
 ADDED = (
     "`make test-all` adds Python 3.13, the versions of Colab's image, the second machine of each notebook, JAX, and "
     "long forms of tests that ran here."
@@ -79,9 +50,9 @@ ADDED = (
 LEFT_OUT = "`make test` leaves out Python 3.13, the versions of Colab's image, JAX, and the tests marked `long`."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """Numbers of tests by outcome; `broken` counts passes that ended without a report.
+    """Numbers of tests by outcome; `broken` counts passes that ended without a report of every test.
 
     `shaky`: names of tests that failed, and passed when they were tried again. They count as passed.
     """
@@ -93,37 +64,30 @@ class Outcome:
     broken: int = 0
     shaky: tuple[str, ...] = ()
 
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            self.passed + other.passed,
-            self.failed + other.failed,
-            self.errors + other.errors,
-            self.skipped + other.skipped,
-            self.broken + other.broken,
-            self.shaky + other.shaky,
+    def add_report(self, path: Path, exit_code: int) -> None:
+        """Add the results that pytest wrote as JUnit XML."""
+        try:
+            suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+        except (OSError, ElementTree.ParseError):
+            self.broken += 1
+            return
+        total, failed, errors, skipped = (
+            sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
         )
-
-    @property
-    def good(self) -> bool:
-        """Tell whether tests ran and all passed."""
-        return self.passed > 0 and not (self.failed or self.errors or self.broken)
-
-
-def read_report(path: Path, exit_code: int) -> tuple[Outcome, tuple[str, ...]]:
-    """Return the results that a pass wrote as JUnit XML, and the names of failed tests."""
-    try:
-        suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
-    except (OSError, ElementTree.ParseError):
-        return Outcome(broken=1), ()
-    total, failed, errors, skipped = (
-        sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
-    )
-    cases = [case for suite in suites for case in suite.iter("testcase")]
-    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    names = tuple(dict.fromkeys(f"{case.get('classname')}::{case.get('name')}" for case in bad))
-    # A pass that failed without a failed test (for example, interrupted) does not count as passed either.
-    broken = int(exit_code not in (0, NO_TESTS) and not failed + errors)
-    return Outcome(max(total - failed - errors - skipped, 0), failed, errors, skipped, broken), names
+        # A test that was tried twice has two entries, the last with its outcome.
+        last: dict[str, bool] = {}
+        twice = set()
+        for case in (case for suite in suites for case in suite.iter("testcase")):
+            name = f"{case.get('classname')}::{case.get('name')}"
+            twice |= {name} & last.keys()
+            last[name] = case.find("failure") is None and case.find("error") is None
+        self.passed += max(total - failed - errors - skipped, 0)
+        self.failed += failed
+        self.errors += errors
+        self.skipped += skipped
+        # A pass that failed without a failed test (for example, interrupted) does not count as passed either.
+        self.broken += exit_code not in (0, NO_TESTS) and not failed + errors
+        self.shaky += tuple(name for name in sorted(twice) if last[name])
 
 
 @contextmanager
@@ -148,88 +112,43 @@ def own_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_pytest(
-    python: Path, folder: Path, options: list[str], until: float = math.inf
-) -> tuple[Outcome, tuple[str, ...]]:
-    """Run tests, with reports, pytest's memory of failures and the tests' files in `folder`; output goes to ours.
-
-    Nothing runs beyond `until`, on the clock of `time.monotonic`.
-    """
-    report = folder / "report.xml"
-    report.unlink(missing_ok=True)
-    command = [str(python), "-P", "-m", "pytest", "-q", f"--junitxml={report}", "-o", f"cache_dir={folder}/cache"]
-    # A short name: the sockets that tests make below it may have 107 characters in all.
-    command += [f"--basetemp={folder}/t"]
-    with subprocess.Popen([*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
-        start = time.monotonic()
-        stopped = False
-        try:
-            exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - TELL_S - start), 0))
-        except subprocess.TimeoutExpired:
-            print(f"\nStopped after {time.monotonic() - start:.0f} s.", flush=True)
-            process.send_signal(signal.SIGINT)
-            exit_code, stopped = 1, True
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(TELL_S)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    outcome, failed = read_report(report, exit_code)
-    if stopped:
-        print(f"Failed by then: {', '.join(failed) or 'nothing'}", flush=True)
-    return outcome, failed
-
-
-def run_pass(python: Path, selection: list[str], side_by_side: int = 0, until: float = math.inf) -> Outcome:
-    """Run the tests that pytest's options select, by so many processes, and a few that failed once more, by one."""
+def run_pass(outcome: Outcome, python: Path, selection: list[str], until: float) -> None:
+    """Run the tests that pytest's options select, but not beyond `until` on the clock of `time.monotonic`."""
     with own_folder() as folder:
-        # A process without tests takes some from another, because a few tests take a hundred times as long as most.
-        processes = ["-n", str(side_by_side), "--dist", "worksteal", "-p", "tests.longest_first"]
-        first, failed = run_pytest(python, folder, [*selection, *processes], until)
-        if first.broken or not 0 < len(failed) <= MOST_TRIED_AGAIN or time.monotonic() > until - 2 * TELL_S:
-            return first
-        print(f"\n== again, alone: {', '.join(failed)}", flush=True)
-        second, again = run_pytest(
-            python, folder, [*selection, "--last-failed", "--last-failed-no-failures=none"], until
-        )
-    return settle(first, failed, second, again)
+        report = folder / "report.xml"
+        # A short name: the sockets that tests make below it may have 107 characters in all.
+        own = [f"--junitxml={report}", "-o", f"cache_dir={folder}/cache", f"--basetemp={folder}/t"]
+        command = [str(python), "-P", "-m", "pytest", *OPTIONS, *own, *selection]
+        start = time.monotonic()
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+            try:
+                exit_code = process.wait(max(min(PASS_TIMEOUT_S, until - REPORT_S - start), 0))
+            except subprocess.TimeoutExpired:
+                print(f"\nStopped after {time.monotonic() - start:.0f} s.", flush=True)
+                process.send_signal(signal.SIGINT)
+                exit_code = 1
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(REPORT_S)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        outcome.add_report(report, exit_code)
 
 
-def settle(first: Outcome, failed: tuple[str, ...], second: Outcome, again: tuple[str, ...]) -> Outcome:
-    """Return the outcome of a pass whose `failed` tests were tried a second time, when `again` failed."""
-    passed = tuple(name for name in failed if name not in again)
-    if second.broken or second.passed != len(passed):
-        return first  # not just those, and not all of those, were tried
-    return Outcome(first.passed + second.passed, second.failed, second.errors, first.skipped, first.broken, passed)
-
-
-def run_setup(setup: Setup, *, everything: bool, until: float = math.inf) -> Outcome:
-    """Run what is to run in one environment: side by side, then alone."""
-    python = ROOT / setup.folder / "bin/python"
-    options = ["-p", "tests.recorder", "--record", str(DURATIONS)] if setup is FIRST else []
-    options += ["--hypothesis-profile=long"] if everything and setup is FIRST else []
-    marks = ("" if everything and setup is FIRST else " and not long") + setup.missing
-    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk.
-    workers = min(2 * len(os.sched_getaffinity(0)), 4)
-    print(f"\n== {setup.title}: side by side", flush=True)
-    outcome = run_pass(python, [*options, "-m", f"not alone{marks}", "tests"], workers, until - ALONE_S)
-    if setup.alone:
-        # Given all files, pytest would also import those without such tests, and their libraries.
-        files = [
-            str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
-        ]
-        print(f"\n== {setup.title}: alone", flush=True)
-        outcome += run_pass(python, [*options, "-m", f"alone{marks}", *files], until=until)
-    return outcome
-
-
-def had_before(shaky: tuple[str, ...], record: Path) -> list[str]:
-    """Record the tests that passed only at the second try; return those that also did in an earlier run."""
-    known = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with record.open("a", encoding="utf-8") as out:
-        out.writelines(f"{name}\n" for name in shaky)
-    return [name for name in shaky if name in known]
+def run_environment(outcome: Outcome, folder: str, options: list[str], marks: str, until: float) -> None:
+    """Run in one environment what runs in parallel."""
+    # Twice the number of cores, because tests wait half of the time; more than four only compete for the disk. A
+    # process without tests takes some from another, because a few tests take a hundred times as long as most.
+    processes = [
+        "-n",
+        f"{min(2 * len(os.sched_getaffinity(0)), 4)}",
+        "--dist",
+        "worksteal",
+        "-p",
+        "tests.longest_first",
+    ]
+    print(f"\n== {folder}: in parallel", flush=True)
+    run_pass(outcome, ROOT / folder / "bin/python", [*options, *processes, "-m", f"not alone{marks}", "tests"], until)
 
 
 def main() -> int:
@@ -238,27 +157,32 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="what `make test-all` runs")
     parser.add_argument("--until", type=float, metavar="TIME", help="seconds since 1970, after which nothing runs")
     arguments = parser.parse_args()
-    everything: bool = arguments.all
     start = time.monotonic()
     until = math.inf if arguments.until is None else start + arguments.until - time.time()
-    DURATIONS.unlink(missing_ok=True)
-    outcome = run_setup(FIRST, everything=everything, until=until)
-    for setup in OTHERS if everything else ():
-        if (ROOT / setup.folder / ".installed").exists():
-            outcome += run_setup(setup, everything=True, until=until)
+    outcome = Outcome()
+    options, marks = (["--hypothesis-profile=long"], "") if arguments.all else ([], " and not long")
+    run_environment(outcome, ".venv", options, marks, until - ALONE_S)
+    # Given all files, pytest would also import those without such tests, and their libraries.
+    files = [
+        f"{path}" for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.alone" in path.read_text("utf-8")
+    ]
+    print("\n== .venv: alone", flush=True)
+    run_pass(outcome, ROOT / ".venv/bin/python", [*options, "-m", f"alone{marks}", *files], until)
+    if arguments.all:
+        if (ROOT / ".venv313/.installed").exists():
+            run_environment(outcome, ".venv313", [], " and not long and not torch and not gpu", until)
         else:
-            print(f"\n{setup.hint or f'{setup.title}: not set up here.'}", flush=True)
-    repeated = had_before(outcome.shaky, SECOND_TRIES)
+            print("\nThere is no Python 3.13 here, so nothing was tested on it.", flush=True)
+        run_environment(outcome, ".venv-colab", [], " and not long", until)
     for name in outcome.shaky:
-        again = f", as in an earlier run ({SECOND_TRIES}): find the cause" if name in repeated else ""
-        print(f"\nPassed only when it was tried again, alone{again}: {name}", flush=True)
+        print(f"\nPassed only at the second try: {name}", flush=True)
     broken = f", {outcome.broken} passes broken" if outcome.broken else ""
-    print(f"\n{LEFT_OUT if everything else ADDED}")
+    print(f"\n{LEFT_OUT if arguments.all else ADDED}")
     print(
         f"{outcome.passed} passed, {outcome.failed} failed, {outcome.errors} errors, {outcome.skipped} skipped"
         f"{broken} in {time.monotonic() - start:.0f} s"
     )
-    return 0 if outcome.good and not repeated else 1
+    return 0 if outcome.passed and not (outcome.failed or outcome.errors or outcome.broken) else 1
 
 
 if __name__ == "__main__":

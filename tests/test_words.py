@@ -99,10 +99,3 @@ def test_messages_keep_to_the_word_list() -> None:
 def test_the_navigation_keeps_to_the_word_list() -> None:
     """The titles of pages on the site."""
     assert complaints((ROOT / "mkdocs.yml").read_text(encoding="utf-8")) == []
-
-
-def test_a_planted_phrase_is_noticed() -> None:
-    """Over the end of a line too, in any case; longer words that hold one are no fault."""
-    assert len(forbidden()) > 20
-    assert len(complaints("The recipe, made\nright. WITHOUT A WORD.")) == 2
-    assert complaints("Amended; the renewal of the data lies ahead.") == []

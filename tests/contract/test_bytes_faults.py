@@ -1,0 +1,446 @@
+"""Sources whose bytes are got wrongly today: archives, parts of archives, pointers, servers, buckets.
+
+Each is expected to fail, strictly, for the reason given; once it holds, take the mark (or the row's `wrong`) away. A
+message is right if it names the value that helps, whatever its words.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import unicodedata
+import zipfile
+import zlib
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage import ColabstageError, fetch_files, stage_dataset
+from colabstage.options import token_blocks
+from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.support.kaggle_service import HostedDataset, KaggleService, zip_archive
+from tests.support.made_files import files, grey, image, write_files
+from tests.support.share_links import DriveShares, SharedItem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def fails(reason: str) -> pytest.MarkDecorator:
+    """It does so today."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Callable[[object], Packed]:
+    """Stage a source, into a folder of its own each time: what it holds, or how it is refused."""
+
+    def call(source: Any, **options: Any) -> Packed:
+        local = tmp_path / f"local-{len(list(tmp_path.iterdir()))}"
+        try:
+            data = stage_dataset(source, image_size=24, local_dir=local, cache_dir=None, progress=False, **options)
+        except ColabstageError as error:
+            return Packed(refusal=str(error).replace(f"{tmp_path}", "HERE"))
+        except Exception as error:
+            msg = f"not an error of colabstage: {error!r}"
+            raise AssertionError(msg) from error
+        splits = ", ".join(f"{name} {count}" for name, count in data.splits.items())
+        return Packed(f"{splits}: {' '.join(data.classes)}", (str(data.report),))
+
+    return call
+
+
+def zip_of(made: Mapping[str, bytes]) -> bytes:
+    """A zip of files, with names as they are."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in made.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return buffer.getvalue()
+
+
+PETS = files("photos/{cat,dog}/{0..3}.png")
+
+# --- names and advice -------------------------------------------------------------------------------------------------
+
+
+def absolute_tar(made: Mapping[str, bytes]) -> bytes:
+    """A tar of a home folder."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in made.items():
+            member = tarfile.TarInfo(f"/home/ann/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def appended(made: Mapping[str, bytes]) -> bytes:
+    """A zip to which the same files were appended when a cell ran again."""
+    buffer = io.BytesIO()
+    for _ in range(2):
+        with zipfile.ZipFile(buffer, "a") as archive:
+            for name, content in made.items():
+                archive.writestr(zipfile.ZipInfo(name), content)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("a.zip", lambda: zip_of({"/": b"", "photos/": b"", **PETS}), id="Dropbox"),
+        pytest.param("a.zip", lambda: zip_of(PETS).replace(b"s/cat/", b"s\\cat\\").replace(b"s/dog/", b"s\\dog\\"), id=".NET"),
+        pytest.param("a.zip", lambda: zip_of({f"/content/{name}": data for name, data in PETS.items()}), id="absolute"),
+        pytest.param("a.zip", lambda: appended(PETS), id="appended"),
+        pytest.param("a.tar.gz", lambda: absolute_tar(PETS), id="absolute tar"),
+    ],
+)  # fmt: skip
+@fails("refused, with the advice to make the archive again")
+def test_archives_of_ordinary_tools_are_read(
+    tmp_path: Path, stage: Callable[[object], Packed], name: str, content: Callable[[], bytes]
+) -> None:
+    """As unzip and tar do: an absolute name is one below the target."""
+    (tmp_path / name).write_bytes(content())
+    assert stage(tmp_path / name).found == "train 8: cat dog"
+
+
+@fails("the folder that the error names has no spelling inside an archive")
+def test_advice_about_a_folder_can_be_followed_inside_an_archive(
+    tmp_path: Path, stage: Callable[[object], Packed]
+) -> None:
+    """By an address inside it, or by extract_archive."""
+    archive = tmp_path / "plants.zip"
+    archive.write_bytes(zip_of(files("plants/{color,grey,segmented}/{rust,scab}/{0..2}.png")))
+    refusal = stage(archive).refusal
+    assert "'color'" in refusal
+    assert "extract_archive" in refusal or any(
+        stage(source).found == "train 6: rust scab" for source in (archive / "color", archive / "plants/color")
+    )
+
+
+@pytest.mark.parametrize("service", ["Drive", "Kaggle"])
+@fails("the error names a temporary file that is gone")
+def test_advice_about_archives_in_a_downloaded_folder_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed], service: str
+) -> None:
+    """A shared folder, or a dataset, that holds zips: which of them to stage has to be there to be staged."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    parts = {f"part{number}.zip": zip_of(files(f"{{cat,dog}}/{number}_{{0..3}}.png")) for number in (1, 2)}
+    if service == "Kaggle":
+        pytest.importorskip("kagglehub", reason="needs kagglehub: pip install 'colabstage[kaggle]'")
+    with DriveShares(tmp_path) if service == "Drive" else KaggleService(tmp_path) as imitated:
+        for name, value in imitated.hosts.environment().items():
+            monkeypatch.setenv(name, value)
+        if isinstance(imitated, DriveShares):
+            ids = [f"1Item{number:028d}" for number in range(len(parts))]
+            for one, (name, content) in zip(ids, parts.items(), strict=True):
+                imitated.add(SharedItem(one, name, content=content))
+            imitated.add(SharedItem("1Folder" + 26 * "a", "pets", kind="folder", entries=tuple(ids)))
+            source = f"https://drive.google.com/drive/folders/1Folder{26 * 'a'}"
+        else:
+            imitated.add(HostedDataset("ann", "pets", zip_archive(parts)))
+            source = "kaggle://ann/pets"
+        packed = stage(source)
+        for path in re.findall(r"'(/[^']+\.zip)'", packed.refusal.replace("HERE", str(tmp_path))):
+            assert stage(path).refusal == "", path
+
+
+# --- parts of archives ------------------------------------------------------------------------------------------------
+
+JOINED = r"\bcat |zip -s|7z x|\bjoin"
+
+
+def cut(content: bytes, suffixes: Sequence[str]) -> dict[str, bytes]:
+    """Parts of a file, by what each name ends in."""
+    size = -(-len(content) // len(suffixes))
+    return {suffix: content[n * size : (n + 1) * size] for n, suffix in enumerate(suffixes)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffixes", "source"),
+    [
+        ("zip", [".001", ".002", ".003"], "a.zip.001"),
+        ("zip", [".001", ".002", ".003"], "a.zip.002"),
+        ("zip", [".001", ".002", ".003"], "a.zip.*"),
+        ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.aa"),
+        ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.ab"),
+        ("tar.gz", [".aa", ".ab", ".ac"], "a.tar.gz.*"),
+        ("tar", [".part00", ".part01"], "a.tar.part00"),
+        ("7z", [".001", ".002"], "a.7z.001"),
+    ],
+)
+@fails("the archive is said to be damaged, and to be copied again")
+def test_parts_of_an_archive_are_joined(
+    tmp_path: Path, stage: Callable[[object], Packed], kind: str, suffixes: list[str], source: str
+) -> None:
+    """Or the error says how to join them: all parts are here."""
+    folder = write_files(tmp_path / "set", PETS)
+    if kind == "7z":
+        py7zr = pytest.importorskip("py7zr", reason="needs py7zr: pip install 'colabstage[archives]'")
+        with py7zr.SevenZipFile(tmp_path / "a.7z", "w") as archive:
+            archive.writeall(folder, "set")
+    else:
+        shutil.make_archive(str(tmp_path / "a"), {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}[kind], folder)
+    whole = tmp_path / f"a.{kind}"
+    parts = cut(whole.read_bytes(), suffixes)
+    whole.unlink()
+    for suffix, content in parts.items():
+        whole.with_name(f"{whole.name}{suffix}").write_bytes(content)
+    packed = stage(str(tmp_path / source))
+    assert packed.found == "train 8: cat dog" or re.search(JOINED, packed.refusal), str(packed)
+
+
+@pytest.mark.parametrize("source", ["a.zip", "a.z01", "glued.zip"])
+@fails("no error says how to join what `zip -s` has split")
+def test_a_split_zip_is_joined(tmp_path: Path, stage: Callable[[object], Packed], source: str) -> None:
+    """Or the error says `zip -s 0`; parts that were written one after the other with cat are no zip yet."""
+    if not shutil.which("zip"):
+        pytest.skip("needs zip: apt install zip")
+    write_files(tmp_path, files("set/{cat,dog}/{0..9}.png"))
+    subprocess.run(["zip", "-qrs", "64k", "a.zip", "set"], cwd=tmp_path, check=True)
+    parts = [*sorted(tmp_path.glob("a.z0*")), tmp_path / "a.zip"]
+    assert len(parts) > 2
+    (tmp_path / "glued.zip").write_bytes(b"".join(part.read_bytes() for part in parts))
+    packed = stage(tmp_path / source)
+    helpful = r"zip -s|7z x" if source == "glued.zip" else JOINED
+    assert packed.found or re.search(helpful, packed.refusal), str(packed)
+
+
+def number(value: int) -> bytes:
+    """A number as RAR 5 writes it, seven bits in a byte."""
+    out = b""
+    while value > 127:
+        out += bytes([value & 127 | 128])
+        value >>= 7
+    return out + bytes([value])
+
+
+def rar_volume(index: int, piece: bytes, *, whole: bytes, last: bool) -> bytes:
+    """A volume of a RAR 5 archive of one stored file, which goes over several."""
+
+    def block(*parts: bytes) -> bytes:
+        body = b"".join(parts)
+        body = number(len(body)) + body
+        return struct.pack("<I", zlib.crc32(body)) + body
+
+    name = b"set/cat/0.png"
+    checksum = zlib.crc32(whole if last else piece)
+    flags = 2 | (8 if index else 0) | (0 if last else 16)
+    main = block(number(1), number(0), number(3 if index else 1), number(index) if index else b"")
+    sizes = [number(2), number(flags), number(len(piece)), number(4), number(len(whole)), number(0o100644)]
+    file = block(*sizes, struct.pack("<I", checksum), number(0), number(1), number(len(name)), name)
+    return b"Rar!\x1a\x07\x01\x00" + main + file + piece + block(number(5), number(0), number(0 if last else 1))
+
+
+@pytest.mark.parametrize("source", ["a.part1.rar", "a.part2.rar"])
+@fails("a bare FileNotFoundError, or the advice to copy it again")
+def test_volumes_of_a_rar_are_read(tmp_path: Path, stage: Callable[..., Packed], source: str) -> None:
+    """From the first one; of another the error names that."""
+    rarfile = pytest.importorskip("rarfile", reason="needs rarfile: pip install 'colabstage[archives]'")
+    content = image(0)
+    half = len(content) // 2
+    (tmp_path / "a.part1.rar").write_bytes(rar_volume(0, content[:half], whole=content, last=False))
+    (tmp_path / "a.part2.rar").write_bytes(rar_volume(1, content[half:], whole=content, last=True))
+    assert rarfile.RarFile(tmp_path / "a.part1.rar").read("set/cat/0.png") == content
+    packed = stage(tmp_path / source, layout="images")
+    assert packed.found or re.search(r"part1\.rar(?!.*Copy or upload)", packed.refusal), str(packed)
+
+
+@fails("half of the dataset is packed, and the other part is not spoken of")
+def test_one_part_of_a_download_names_the_others(tmp_path: Path, stage: Callable[[object], Packed]) -> None:
+    """Drive downloads a folder as NAME-…-001.zip, NAME-…-002.zip."""
+    for n in (1, 2):
+        made = files(f"photos/{{cat,dog}}/{n}{{0..4}}.png")
+        (tmp_path / f"photos-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
+    packed = stage(tmp_path / "photos-20240105T101112Z-001.zip")
+    assert packed.found.startswith("train 20") or re.search("-002", packed.refusal + "".join(packed.notes)), str(packed)
+
+
+@pytest.mark.parametrize(
+    ("parts", "right"),
+    [
+        ((files("scans/{0..5}.png"), files("scans/{5..9}.png")), r"train 1[01]: "),
+        (
+            (files("set/{cat,dog}/{0..4}.png", {"set/README.txt": "x"}), files("set/{cat,dog}/{5..9}.png", {"set/README.txt": "x"})),
+            "train 20: cat dog",
+        ),
+    ],
+    ids=["an image", "a README"],
+)  # fmt: skip
+@fails("a file that is in both parts makes classes of the parts")
+def test_parts_of_a_download_are_united(
+    tmp_path: Path, stage: Callable[[object], Packed], parts: Sequence[dict[str, bytes]], right: str
+) -> None:
+    """Also where a file is in several; a refusal of one that differs names it."""
+    for n, made in enumerate(parts, 1):
+        (tmp_path / f"set-20240105T101112Z-{n:03}.zip").write_bytes(zip_of(made))
+    packed = stage(str(tmp_path / "set-*.zip"))
+    assert re.fullmatch(right, packed.found) or re.search(r"5\.png|README", packed.refusal), str(packed)
+
+
+# --- what is not the data ---------------------------------------------------------------------------------------------
+
+
+def pointer(n: int) -> bytes:
+    """What git leaves where a file of its Large File Storage was not fetched."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{n:064x}\nsize {12_345 + n}\n".encode()
+
+
+NAMES = ["rábano", "piña", "a", "b", "c"]
+VOC = "<annotation><filename>{0}.png</filename><object><name>x</name><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>8</ymax></bndbox></object></annotation>"
+COCO = {
+    "categories": [{"id": 1, "name": "x"}],
+    "images": [{"id": i, "file_name": f"{name}.png", "width": 64, "height": 48} for i, name in enumerate(NAMES)],
+    "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for i in range(5)],
+}
+
+
+def mac(folder: str, labels: dict[str, Any]) -> dict[str, bytes]:
+    """Images under names as macOS stores them, and labels that call them as people type."""
+    images = {f"{folder}/{unicodedata.normalize('NFD', name)}.png": image(i) for i, name in enumerate(NAMES)}
+    return images | files("", labels)
+
+
+# fmt: off
+LFS = [
+    row(f"pointers of Git LFS: {names}", {name: pointer(n) for n, name in enumerate(files("", {names: b""}))}, right=[refused("LFS")],
+        wrong="the pointers are packed, or called damaged", **({"layout": token_blocks(64)} if names == "input.txt" else {}))
+    for names in ("book{0..39}.txt", "input.txt", "train.jsonl", "x.npy", "x.h5", "train-00000-of-00001.parquet", "train-0000{0,1}.tar", "train.tfrecord",
+                  "{yes,no}/{1,2}.wav", "x.mat")
+]
+UNICODE = [
+    row(f"names of macOS: {name}", made, right=[found(right), noted("Unicode"), refused("Unicode|piña|rábano")], wrong="two of five images lose their label in silence")
+    for name, made, right in [
+        ("YOLO", mac("images/train", {f"labels/train/{name}.txt": "0 0.5 0.5 0.2 0.2\n" for name in NAMES} | {"data.yaml": "names: [x]\n"}), "train: boxes x 5"),
+        ("VOC", mac("JPEGImages", {f"Annotations/{name}.xml": VOC.format(name) for name in NAMES}), "train: boxes x 5"),
+        ("a table", mac("images", {"labels.csv": "file,label\n" + "".join(f"images/{name}.png,{'xy'[i % 2]}\n" for i, name in enumerate(NAMES))}), "train: x 3, y 2"),
+        ("masks", mac("images", {f"masks/{name}.png": grey(np.eye(48, 64, dtype=np.uint8)) for name in NAMES}), "train: 5 masks with 240 pixels"),
+        ("COCO", mac("images", {"annotations.json": COCO}), "train: boxes x 5"),
+    ]
+]
+SHEETS = [
+    row(f"labels in a Google Sheet: {name}", files("{0..4}.png", {name: {"doc_id": "1"}}), right=[refused("gsheet")], wrong="packed without labels, where labels.xlsx is refused")
+    for name in ("labels.csv.gsheet", "labels.gsheet", "train.csv.gsheet")
+]
+REPOSITORIES = [
+    row(f"a repository: {what}", files(" ".join(f"repo-main/{names}" for names in images.split()), {"repo-main/README.md": "how to train"}),
+        right=[found(right), refused("assets|figures|unlabeled")], wrong="its folders become the classes")
+    for what, images, right in [
+        ("data, assets", "data/{cat,dog}/{0..4}.png assets/logo.png", "train: cat 5, dog 5"),
+        ("data, assets, docs", "data/{cat,dog}/{0..4}.png assets/logo.png docs/figure.png", "train: cat 5, dog 5"),
+        ("splits, assets", "dataset/{train,test}/{cat,dog}/{0..4}.png assets/logo.png", "train: cat 5, dog 5; test: cat 5, dog 5"),
+        ("data/raw, figures", "data/raw/{cat,dog}/{0..4}.png figures/plot.png", "train: cat 5, dog 5"),
+        ("data, unlabeled", "data/{cat,dog}/{0..4}.png unlabeled/{1,2}.png", "train: cat 5, dog 5"),
+    ]
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("made", "right", "options"), [*LFS, *UNICODE, *SHEETS, *REPOSITORIES])
+def test_what_is_not_the_data_is_named(
+    tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
+) -> None:
+    """Rows as in `test_samples_faults.py`."""
+    packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
+    is_right = any(one(packed) for one in right)
+    assert is_right, str(packed)
+
+
+_LISTED = """
+import json, os, sys
+from colabstage import stage_dataset
+
+looked = ("open", "os.scandir", "os.listdir")  # a folder is opened, or listed by its path
+listed = []
+sys.addaudithook(lambda event, found: listed.append(str(found[0])) if event in looked else None)
+stage_dataset(sys.argv[1], image_size=24, local_dir=sys.argv[2], cache_dir=None, progress=False)
+print(json.dumps(listed))
+"""
+
+
+@fails("everything below the table's folder is listed, a mounted Drive too")
+def test_a_table_lists_only_the_folders_of_its_images(tmp_path: Path) -> None:
+    """`/content/labels.csv` beside `/content/drive`: what the table does not name is none of its business."""
+    lines = "".join(f"images/{i}.png,{'xy'[i % 2]}\n" for i in range(6))
+    write_files(tmp_path / "content", files("images/{0..5}.png", {"labels.csv": f"file,label\n{lines}"}))
+    for n in range(20):
+        (tmp_path / f"content/drive/MyDrive/course{n}").mkdir(parents=True)
+    command = [sys.executable, "-c", _LISTED, f"{tmp_path}/content/labels.csv", f"{tmp_path}/local"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    listed = {path for path in json.loads(done.stdout.splitlines()[-1]) if "/drive/" in path}
+    assert len(listed) <= 2
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def answering(status: int, headers: dict[str, str], body: bytes) -> Iterator[str]:
+    """Serve this answer to everything; gives the address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            content = b"" if self.command == "HEAD" else body
+            for name, value in {**headers, "Content-Length": str(len(content)), "Connection": "close"}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("call", ["stage", "fetch"])
+@fails("'Try again later', which never helps")
+def test_a_challenge_to_browsers_is_named(tmp_path: Path, stage: Callable[[object], Packed], call: str) -> None:
+    """202 without content: the file has to be downloaded with a browser."""
+    challenge = {"x-amzn-waf-action": "challenge", "Content-Type": "text/html; charset=UTF-8"}
+    with answering(202, challenge, b"") as address:
+        if call == "stage":
+            refusal = stage(f"{address}/files/42.zip").refusal
+        else:
+            with pytest.raises(ColabstageError) as raised:
+                fetch_files(f"{address}/files/42.zip", tmp_path / "x.zip", progress=False)
+            refusal = str(raised.value)
+    assert "browser" in refusal, refusal
+
+
+@fails("the error asks for a login, which was given")
+def test_a_bucket_whose_readers_pay_is_named(
+    monkeypatch: pytest.MonkeyPatch, stage: Callable[[object], Packed]
+) -> None:
+    """A signed call that is refused may lack the word that its caller pays; how to give it has to be said."""
+    pytest.importorskip("s3fs", reason="needs s3fs: pip install 'colabstage[s3]'")
+    denied = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>'
+    with answering(403, {"Content-Type": "application/xml"}, denied) as address:
+        login = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        for name, value in {**login, "AWS_ENDPOINT_URL": address}.items():
+            monkeypatch.setenv(name, value)
+        refusal = stage("s3://satellite/photos").refusal
+    assert re.search("requester.?pays", refusal, re.IGNORECASE), refusal

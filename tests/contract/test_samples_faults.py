@@ -1,0 +1,333 @@
+"""Datasets that are read wrongly today: what is right about each, a row of files each.
+
+A row says what the files are, what is wrong today, and what would be right: `found` is what the pack then holds,
+`refused` and `noted` what a message must name. Any of several is right. A row is expected to fail, strictly: once it
+holds, take its `wrong` away, and it stays as an ordinary test. To add one: `files` of the smallest set that shows it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+
+from colabstage.options import image_masks
+from tests.contract.packed import Packed, found, noted, pack, refused, row
+from tests.support.made_files import files, grey, image, npy, npz, png16, tiff16, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def first_of(*numbers: int) -> str:
+    """A YOLO label file with a box of each class."""
+    return "".join(f"{number} 0.5 0.5 0.25 0.25\n" for number in numbers)
+
+
+def two_sets(
+    file: str, first: str, second: str, images: str = "train/images", labels: str = "train/labels"
+) -> dict[str, bytes]:
+    """Two downloads in one folder, three images in each: of class 0, 1 and 0 by the names in its own file."""
+    made: dict[str, Any] = {}
+    for name, listed in (("set1", first), ("set2", second)):
+        made[f"{name}/{file}"] = listed
+        made |= {f"{name}/{labels}/{name}_{{0,2}}.txt": first_of(0), f"{name}/{labels}/{name}_1.txt": first_of(1)}
+    return files(f"set1/{images}/set1_{{0..2}}.jpg set2/{images}/set2_{{0..2}}.jpg", made)
+
+
+def yolo(names: str, texts: dict[str, str], folders: str = ".") -> dict[str, bytes]:
+    """Images with a box of class 0 each; `folders`: below images/ and labels/, one for each name."""
+    places = dict(zip(names.split(), folders.split() * len(names.split()), strict=False))
+    labels = {f"labels/{place}/{name}.txt": first_of(0) for name, place in places.items()}
+    return files(" ".join(f"images/{place}/{name}.jpg" for name, place in places.items()), {**labels, **texts})
+
+
+def table(header: str, line: str) -> dict[str, bytes]:
+    """Four images and a table of them, `{i}` their number and `{c}` their class."""
+    lines = [line.format(i=i, c=("cat", "dog")[i % 2]) for i in range(4)]
+    return files("images/{0..3}.jpg", {"labels.csv": "\n".join([header, *lines]) + "\n"})
+
+
+def stripes(*rows: slice) -> bytes:
+    """A mask of 16 x 16 that is white in some rows."""
+    pixels = np.zeros((16, 16), np.uint8)
+    for one in rows:
+        pixels[one] = 255
+    return grey(pixels)
+
+
+def masks(images: str, each: str, second: str) -> dict[str, bytes]:
+    """Six images with a mask of three white rows each, and a second mask of five for number 2; by formats of names."""
+    made = {each.format(i): stripes(slice(1, 4)) for i in range(1, 7)} | {second.format(2): stripes(slice(9, 14))}
+    return {images.format(i): image(i, size=(16, 16)) for i in range(1, 7)} | made
+
+
+DIAGONAL = grey(np.eye(16, dtype=np.uint8))
+
+
+def pairs(images: str, labels: str) -> dict[str, bytes]:
+    """Six images and their masks, by formats of names."""
+    return {images.format(i): image(i, size=(16, 16)) for i in range(6)} | {
+        labels.format(i): DIAGONAL for i in range(6)
+    }
+
+
+def deep(write: Callable[[Any], bytes], form: str, channels: int) -> dict[str, bytes]:
+    """Two images of 16 bits, in two classes."""
+    pixels = np.random.default_rng(0).integers(300, 3000, (16, 16, channels), np.uint16)
+    return {f"{name}/1.{form}": write(pixels + number) for number, name in enumerate("ab")}
+
+
+def h5(**arrays: Any) -> bytes:
+    """An HDF5 file with these datasets."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return buffer.getvalue()
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    """A tar of these members."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+VOC = "<annotation><filename>{0}.jpg</filename><size><width>64</width><height>48</height><depth>3</depth></size><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
+VOC2012 = files(
+    "VOC2012/JPEGImages/2007_{0..5}.jpg",
+    {
+        **{f"VOC2012/Annotations/2007_{i}.xml": VOC.format(f"2007_{i}") for i in range(6)},
+        "VOC2012/SegmentationClass/2007_{0..5}.png": grey(np.pad(np.eye(16, dtype=np.uint8), ((0, 32), (0, 48)))),
+        "VOC2012/ImageSets/Segmentation/train.txt": "2007_0\n2007_1\n2007_2\n2007_3\n",
+        "VOC2012/ImageSets/Segmentation/val.txt": "2007_4\n2007_5\n",
+    },
+)
+Y = [0, 1] * 4
+X = npy(np.zeros((8, 4, 4, 3), np.uint8))
+FROM_1 = np.arange(12) % 3 + 1
+NUMBERS = "1 1 -0.0007 -0.0004 100.0 518.67 641.82 1589.70 1400.60 14.62 21.61 554.36 2388.06 9046.19 1.30 47.47\n"
+LABELME: dict[str, Any] = {"version": "5.4.1", "shapes": [], "imageData": None, "imageHeight": 48, "imageWidth": 64}
+
+# fmt: off
+BOXES_OF_TWO_SETS = [found("train: boxes apple 3, pear 3"), refused("set2")]
+IN_TWO_SPLITS = [found("train: boxes cat 4; val: boxes cat 2"), noted(r"val\.txt|data\.yaml|obj\.data"), refused(r"val\.txt|data\.yaml|obj\.data")]
+BOXES = [
+    row("two YOLO sets, one class in each", files("set1/train/images/a{0..2}.jpg set2/train/images/b{0..2}.jpg", {
+        "set1/data.yaml": "names: [apple]\n", "set2/data.yaml": "names: [pear]\n", "set1/train/labels/a{0..2}.txt": first_of(0), "set2/train/labels/b{0..2}.txt": first_of(0)}),
+        right=BOXES_OF_TWO_SETS, wrong="all boxes are named by the first data.yaml"),
+    row("two YOLO sets, another order", two_sets("data.yaml", "names: [apple, pear]\n", "names: [pear, apple]\n"),
+        right=BOXES_OF_TWO_SETS, wrong="all boxes are named by the first data.yaml"),
+    row("two labelImg sets", two_sets("classes.txt", "apple\npear\n", "pear\napple\n", ".", "."),
+        right=BOXES_OF_TWO_SETS, wrong="all boxes are named by the first classes.txt"),
+    row("two Darknet sets", two_sets("_darknet.labels", "apple\npear\n", "pear\napple\n", ".", "."),
+        right=BOXES_OF_TWO_SETS, wrong="all boxes are named by the first _darknet.labels"),
+    row("YOLO's lists of another machine", yolo("0 1 2 3 4 5", {
+        "data.yaml": "path: /home/ann/data\ntrain: train.txt\nval: val.txt\nnames: [cat]\n",
+        "train.txt": "".join(f"/home/ann/data/images/{i}.jpg\n" for i in range(4)), "val.txt": "".join(f"/home/ann/data/images/{i}.jpg\n" for i in (4, 5))}),
+        right=IN_TWO_SPLITS, wrong="images of val.txt are in train"),
+    row("YOLO's relative lists", yolo("0 1 2 3 4 5", {
+        "data.yaml": "train: train.txt\nval: val.txt\nnames: [cat]\n",
+        "train.txt": "".join(f"./images/{i}.jpg\n" for i in range(4)), "val.txt": "./images/4.jpg\n./images/5.jpg\n"}),
+        right=IN_TWO_SPLITS, wrong="images of val.txt are in train"),
+    row("YOLO's folders by data.yaml", yolo("0 1 2 3 4 5", {"data.yaml": "train: images/mine\nval: images/heldout\nnames: [cat]\n"}, "mine mine mine mine heldout heldout"),
+        right=IN_TWO_SPLITS, wrong="images of val's folder are in train"),
+    row("YOLO's lists of folders", yolo("0 1 2 3 4 5", {"data.yaml": "train:\n  - images/mine\n  - images/coco\nval:\n  - images/heldout\nnames: [cat]\n"}, "mine mine coco coco heldout heldout"),
+        right=IN_TWO_SPLITS, wrong="images of val's folder are in train"),
+    row("Darknet's obj.data", yolo("0 1 2 3 4 5", {
+        "obj.data": "classes = 1\ntrain = data/train.txt\nvalid = data/val.txt\nnames = obj.names\n", "obj.names": "cat\n",
+        "train.txt": "".join(f"data/images/{i}.jpg\n" for i in range(4)), "val.txt": "data/images/4.jpg\ndata/images/5.jpg\n"}),
+        right=IN_TWO_SPLITS, wrong="images of val.txt are in train"),
+    *(row(f"a table of boxes: {name}", table(header, line), right=[found("train: boxes cat 2, dog 2"), refused(column)], wrong="the boxes are left out, and each image has a class")
+      for name, header, line, column in [
+          ("make-sense", "label_name,bbox_x,bbox_y,bbox_width,bbox_height,image_name,image_width,image_height", "{c},5,6,20,10,{i}.jpg,64,48", "bbox_width"),
+          ("bbox_x1", "image,label,bbox_x1,bbox_y1,bbox_x2,bbox_y2", "{i}.jpg,{c},5,6,25,16", "bbox_x1"),
+          ("x_1 and width", "image_id,x_1,y_1,width,height,label", "{i}.jpg,5,6,20,10,{c}", "x_1"),
+          ("x1 and width", "image,x1,y1,width,height,label", "{i}.jpg,5,6,20,10,{c}", "x1"),
+          ("startX", "image,label,startX,startY,endX,endY", "{i}.jpg,{c},5,6,25,16", "startX"),
+          ("xtl", "image,label,xtl,ytl,xbr,ybr", "{i}.jpg,{c},5,6,25,16", "xtl"),
+          ("minx", "image,label,minx,miny,maxx,maxy", "{i}.jpg,{c},5,6,25,16", "minx"),
+          ("one column", "image,label,box", '{i}.jpg,{c},"5 6 20 10"', "'box'"),
+      ]),
+    row("COCO lists an image under two ids", files("images/f{0..2}.png", {"annotations.json": {
+        "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(["f0.png", "f1.png", "f1.png", "f2.png"])],
+        "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [1 + i, 1, 5, 5]} for i in range(4)], "categories": [{"id": 1, "name": "cell"}]}}),
+        right=[found("train: boxes cell 4"), refused("f1.png", but_not="all but one file")], wrong="the only file of annotations is to be moved away"),
+    row("images made smaller than their boxes", files("train/a{0..5}.png", {
+        "train.csv": "image_id,class_name,x_min,y_min,x_max,y_max\n" + "".join(f"a{i},Cardiomegaly,{691 + i},1375,1653,1831\n" for i in range(6))}),
+        right=[refused("outside")], wrong="boxes that all lie outside of their images are packed"),
+    row("VIA's CSV", files("{0..3}.jpg", {
+        "via_export_csv.csv": "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes\n" + "".join(
+            f'{i}.jpg,1234,"{{}}",1,0,"{{""name"":""rect"",""x"":5,""y"":6,""width"":20,""height"":10}}","{{""type"":""cat""}}"\n' for i in range(4))}),
+        right=[found("train: boxes cat 4"), refused("via_export_csv", but_not=r"labels=\['file_attributes'\]")], wrong="the line to write names a column that is no label"),
+    row("LabelMe's flags", files("{0..5}.jpg", {f"{i}.json": {**LABELME, "flags": {"good": i % 2 == 0, "bad": i % 2 == 1}, "imagePath": f"{i}.jpg"} for i in range(6)}),
+        right=[found("train: bad 3, good 3"), noted("flags"), refused("flags")], wrong="packed as boxes, of which there are none"),
+]
+
+SECOND = [found("train: 6 masks with 368 pixels"), refused("_1|mask2|_2")]
+MASKS = [
+    *(row(f"VOC's masks, layout {name}", VOC2012, layout=layout, right=[found("train: 4 masks .*; val: 2 masks .*"), noted(r"val\.txt")], wrong="ImageSets/Segmentation is not read")
+      for name, layout in [("pairs", "pairs"), ("image_masks", image_masks("SegmentationClass"))]),
+    row("a second mask of an image (BUSI)", masks("benign/benign ({}).png", "benign/benign ({})_mask.png", "benign/benign ({})_mask_1.png"),
+        layout="pairs", right=SECOND, wrong="the second mask is taken for an image"),
+    row("a second mask in two folders", masks("images/scan{}.png", "masks/scan{}_mask.png", "masks/scan{}_mask2.png"), layout="pairs", right=SECOND, wrong="the second mask is left out"),
+    row("a second mask by number", masks("images/scan{}.png", "masks/scan{}.png", "masks/scan{}_2.png"), layout="pairs", right=SECOND, wrong="the second mask is left out"),
+    *(row(f"image_masks({name!r})", pairs(images, labels), layout=image_masks(name), right=[found("train: 6 masks with 96 pixels")], wrong="only names that are known anyway are taken")
+      for images, labels, name in [
+          ("original_images/00{}.jpg", "label_images_semantic/00{}.png", "label_images_semantic"), ("images/{}.png", "vessels/{}.png", "vessels"),
+          ("images/{}.png", "1st_manual/{}.png", "1st_manual"), ("scan{}.png", "scan{}_mask_1.png", "_mask_1"), ("scan{}.png", "scan{}_lesion.png", "_lesion")]),
+]
+
+# Images, their masks, and bands of one sample, in folders.
+PARTS = [
+    row(f"parts of a sample: {name}", files(names), right=[refused(folder), found("[^:]*: [0-9]+ (without targets|masks).*")], wrong="the folders of the parts become classes")
+    for name, names, folder in [
+        ("LEVIR-CD", "{train,val}/{A,B,label}/{0..4}.png", "label"),
+        ("Semantic Drone", "dataset/semantic_drone_dataset/{original_images,label_images_semantic}/00{0..4}.jpg RGB_color_image_masks/RGB_color_image_masks/00{0..4}.png", "RGB_color_image_masks"),
+        ("Montgomery", "CXR_png/MCUCXR_000{0..4}_0.png ManualMask/{left,right}Mask/MCUCXR_000{0..4}_0.png", "ManualMask"),
+        ("Potsdam", "2_Ortho_RGB/top_potsdam_2_{0..4}_RGB.tif 5_Labels_all/top_potsdam_2_{0..4}_label.tif", "5_Labels_all"),
+        ("38-Cloud", " ".join(f"train_{band}/{band}_patch_{{0..4}}.tif" for band in ("red", "green", "blue", "nir", "gt")), "train_gt"),
+        ("CelebAMask-HQ", "CelebA-HQ-img/{0..4}.jpg CelebAMask-HQ-mask-anno/0/0000{0..4}_{hair,skin}.png", "mask-anno"),
+        ("LOL", "our485/{low,high}/{0..4}.png", "high"),
+        ("CamVid in colours", "frames/0001TP_{0..4}.png labels_color/0001TP_{0..4}.png", "labels_color"),
+    ]
+]
+
+PIXELS = [
+    *(row(f"16 bits of colour: {name}, {mode}", made, color_mode=mode, right=[noted("16 bits") if mode == "auto" else found(r".*\(uint16\)"), refused("16 bits")], wrong="the lower 8 bits are lost")
+      for name, made in [("PNG", deep(png16, "png", 3)), ("TIFF", deep(tiff16, "tif", 3)), ("four channels", deep(png16, "png", 4))] for mode in ("auto", "keep")),
+    row("bands of a satellite", deep(tiff16, "tif", 13), right=[found(r"train: a 1, b 1 \(uint16\)"), refused(r"\b13\b|band|channel|tifffile")], wrong="a whole file is said to be no image"),
+]
+
+NAMED = {  # labels beside one array, as people save them
+    "y.csv": "\n".join(map(str, Y)), "labels.csv": "id,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(Y)), "labels.txt": "\n".join(map(str, Y)),
+    "labels.json": Y, "y.pkl": pickle.dumps(Y),
+}
+FROM_ONE = [found("train: 0 4, 1 4, 2 4"), noted("stay the numbers")]
+ONE_EACH = [found("train: 6 .*"), refused(".", but_not=r"array_rows\(x='NAME'")]
+ARRAYS = [
+    *(row(f"an array beside {name}", files("", {"X.npy": X, name: content}), right=[noted(re.escape(name)), refused(re.escape(name)), found("train: 0 4, 1 4.*")],
+          wrong="the file of labels is not spoken of") for name, content in NAMED.items()),
+    row("labels from 1 in .npz", files("", {"x.npz": npz(X=np.ones((12, 8)), y=FROM_1)}), right=FROM_ONE, wrong="no note says that the labels begin with 1"),
+    row("labels from 1 in .h5", files("", {"x.h5": h5(images=np.zeros((12, 8, 8, 3), np.uint8), labels=FROM_1)}), right=FROM_ONE, wrong="no note says that the labels begin with 1"),
+    row("labels from 1 in shards", files("", {"train-0.tar": tar({f"{i}.{end}": content for i in range(12) for end, content in (("png", image(i)), ("cls", str(FROM_1[i]).encode()))})}),
+        right=FROM_ONE, wrong="no note says that the labels begin with 1"),
+    row("one .h5 for each sample", files("", {f"{part}/{name}_{i}.h5": h5(**{part: array}) for i in range(1, 7) for part, name, array in
+        (("img", "image", np.full((16, 16, 14), float(i))), ("mask", "mask", np.eye(16, dtype=np.uint8)))}), right=ONE_EACH, wrong="the line to write cuts one image into rows"),
+    row("one .npz for each sample", files("", {f"case5_slice{i}.npz": npz(image=np.full((16, 16), i, np.float32), label=np.eye(16, dtype=np.float32)) for i in range(6)}),
+        right=ONE_EACH, wrong="the line to write cuts one image into rows"),
+    row("one .npy for each sample", files("", {f"{part}/{i}.npy": npy(np.full((16, 16), i, np.float32)) for i in range(6) for part in ("images", "masks")}),
+        right=ONE_EACH, wrong="the line to write cuts one image into rows"),
+]
+
+TEXTS = [
+    row(f"numbers as text: {name}", files("", made), right=[refused("txt")], wrong="numbers become tokens of a language")
+    for name, made in {
+        "C-MAPSS": {"{train,test}_FD001.txt": NUMBERS * 60, "RUL_FD001.txt": "112\n98\n"},
+        "UCI HAR": {"{train,test}/X_{train,test}.txt": ("  2.8858451e-001 -2.0294171e-002" * 8 + "\n") * 30, "{train,test}/y_{train,test}.txt": "5\n" * 30},
+        "UCR": {"ECG200_{TRAIN,TEST}.txt": ("  -1.0  " + "  0.5021" * 96 + "\n") * 9},
+        "YOLO labels alone": {"labels/{train,val}/{0..39}.txt": "0 0.5123 0.5321 0.2511 0.2522\n" * 3, "data.yaml": "names: [a]\n"},
+    }.items()
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("made", "right", "options"), [*BOXES, *MASKS, *PARTS, *PIXELS, *ARRAYS, *TEXTS])
+def test_files_are_read_rightly_or_refused(
+    tmp_path: Path, made: dict[str, bytes], right: list[Callable[[Packed], bool]], options: dict[str, Any]
+) -> None:
+    """What a person would call a mistake is never made in silence."""
+    packed = pack(write_files(tmp_path / "set", made), tmp_path / "out.h5", **options)
+    is_right = any(one(packed) for one in right)
+    assert is_right, str(packed)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="prepare= gets bytes of which the lower half is gone")
+def test_twelve_bits_are_scaled_by_prepare(tmp_path: Path) -> None:
+    """As the note says that is given for such images: X-rays of 12 bits in 16."""
+    rng = np.random.default_rng(0)
+    made = {f"{'ab'[i % 2]}/{i}.png": grey(rng.integers(0, 4096, (16, 16), np.uint16)) for i in range(4)}
+    folder = write_files(tmp_path / "set", made)
+    pack(folder, tmp_path / "out.h5", prepare=lambda x: (x / 4095 * 255).astype(np.uint8))
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert len(np.unique(file["X_train"][:])) > 100
+
+
+LEAVES = [f"leaf{i}.jpg" for i in range(6)]
+CHOICES = [
+    {"id": i, "data": {"image": f"/data/upload/1/{name}"}, "annotations": [
+        {"result": [{"type": "choices", "from_name": "choice", "to_name": "image", "value": {"choices": ["rust" if i % 2 else "scab"]}}]}
+    ]}
+    for i, name in enumerate(LEAVES)
+]  # fmt: skip
+OUTLINES = {
+    "images": [{"id": i, "file_name": name, "width": 64, "height": 48} for i, name in enumerate(LEAVES)],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "segmentation": [[1, 1, 9, 1, 9, 9]]}],
+    "categories": [{"id": 1, "name": "rust"}],
+}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param(dict.fromkeys(LEAVES, "rust"), id="name: label"),
+        pytest.param({name: {"label": "rust", "split": "train"} for name in LEAVES}, id="name: fields"),
+        pytest.param({"labels": [[name, i % 2] for i, name in enumerate(LEAVES)]}, id="pairs, as StyleGAN has them"),
+        pytest.param(CHOICES, id="Label Studio's choices"),
+        pytest.param(OUTLINES, id="COCO with outlines alone"),
+    ],
+)
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the line to write raises, or writes no table of paths")
+def test_the_line_for_labels_in_json_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: Any
+) -> None:
+    """To the letter; a file that needs no line, or gets another, is right too."""
+    pandas = pytest.importorskip("pandas", reason="needs pandas: pip install -c constraints.txt --group arrow")
+    folder = write_files(tmp_path / "set", files("images/leaf{0..5}.jpg", {"labels.json": labels}))
+    line = re.search(r"pandas\.read_json\(.*?\)\.to_csv\(.*?\)", pack(folder, tmp_path / "before.h5").refusal)
+    if line is None:
+        return
+    monkeypatch.chdir(folder)
+    try:
+        exec(line[0], {"pandas": pandas})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise AssertionError(line[0]) from error
+    assert pack(folder, tmp_path / "out.h5").refusal == ""
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="pandas takes 0001 for a number, and the zeros are lost")
+def test_the_line_for_labels_in_excel_keeps_zeros(tmp_path: Path) -> None:
+    """Names such as 0001 are texts in the sheet; without a dtype pandas makes numbers of them."""
+    folder = write_files(tmp_path / "set", files("images/000{1..8}.jpg", {"labels.xlsx": "x"}))
+    packed = pack(folder, tmp_path / "out.h5")
+    assert re.search(r"read_excel\('labels\.xlsx'(?!.*dtype)", packed.refusal) is None, packed.refusal
+
+
+@pytest.mark.parametrize("kind", ["mat", "parquet"])
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="no note says that the labels begin with 1")
+def test_labels_from_1_are_noted(tmp_path: Path, kind: str) -> None:
+    """As in the table above, in files that need a library to be written."""
+    buffer = io.BytesIO()
+    if kind == "mat":
+        scipy = pytest.importorskip("scipy.io", reason="needs scipy: pip install scipy")
+        scipy.savemat(buffer, {"X": np.ones((12, 8)), "y": FROM_1[:, None]})
+    else:
+        pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -c constraints.txt --group arrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"image": [image(i) for i in range(12)], "label": FROM_1.tolist()}), buffer)
+    packed = pack(write_files(tmp_path / "set", {f"train.{kind}": buffer.getvalue()}), tmp_path / "out.h5")
+    assert any(one(packed) for one in FROM_ONE), str(packed)

@@ -1,0 +1,600 @@
+"""Training that goes wrong today: orders, samplers, other libraries' transforms, processes, memory.
+
+Each is expected to fail, strictly, for the reason given; once it holds, take the mark away. What needs torchvision,
+kornia, Ignite or Lightning runs in the environment of `make libraries`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset, WeightedRandomSampler
+
+from colabstage import (
+    ColabstageError,
+    autotune_loader,
+    dataset_h5,
+    make_loader,
+    pack_dataset,
+    profile_loader,
+    stage_dataset,
+)
+from colabstage.transforms import Compose, RandomFlip
+from tests.support.made_files import files, write_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.nurseries import Nurseries
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def fails(reason: str) -> pytest.MarkDecorator:
+    """It does so today."""
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skip a test where a library is not installed."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}: make libraries")
+
+
+def rows(path: Path, count: int = 40, shape: tuple[int, ...] = (8, 8, 3)) -> Path:
+    """A file whose targets are the numbers of its rows; the left half of each image is bright."""
+    x = np.zeros((count, *shape), np.uint8 if len(shape) == 3 else np.float32)
+    if len(shape) == 3:
+        x[:, :, : shape[1] // 2] = 255
+    with h5py.File(path, "w") as file:
+        file["X_train"], file["Y_train"] = x, np.arange(count)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Forty images, each with the number of its row."""
+    return rows(tmp_path / "rows.h5")
+
+
+def seen(loader: Any, most: int = 1000) -> list[int]:
+    """The targets of the first batches."""
+    found: list[int] = []
+    for number, (_, y) in enumerate(loader):
+        if number == most:
+            break
+        found += np.asarray(y).tolist()
+    return found
+
+
+def error_of(call: Callable[[], object]) -> Exception | None:
+    """The error that a call ends in, whoever raises it."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - what is looked for
+        return error
+    return None
+
+
+def script(folder: Path, code: str, *arguments: object, timeout_s: float = 60.0, before: tuple[str, ...] = ()) -> str:
+    """Run code in a process of its own, from a file, which its own processes import; returns the last line printed."""
+    (folder / "script.py").write_text(code, encoding="utf-8")
+    command = [*before, sys.executable, f"{folder}/script.py", *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said = f"nothing after {timeout_s:.0f} s"
+    return said.strip().splitlines()[-1]
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+
+
+@fails("every new loader begins with the same order")
+def test_a_new_loader_has_an_order_of_its_own(path: Path) -> None:
+    """As a DataLoader: for people who make one for each epoch, fold or fit, and seed torch."""
+    found = set()
+    for epoch in range(5):
+        torch.manual_seed(epoch)
+        found.add(tuple(seen(make_loader(dataset_h5(path), 8))))
+    assert len(found) == 5
+
+
+@fails("every new loader begins with the same random numbers")
+def test_a_new_loader_has_an_augmentation_of_its_own(path: Path) -> None:
+    """As the order."""
+    found = set()
+    for epoch in range(5):
+        torch.manual_seed(epoch)
+        loader = make_loader(dataset_h5(path), 8, shuffle=False, batch_transform=RandomFlip())
+        found.add(tuple(int(value) for x, _ in loader for value in x[:, 0, 0, 0]))
+    assert len(found) == 5
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory, nurseries: Nurseries) -> dict[str, int]:
+    """How many different batches Keras and TensorFlow get, by what is done."""
+    place = rows(tmp_path_factory.mktemp("keras") / "rows.h5", 400, (4,))
+    child = Path(__file__).with_name("keras_orders.py")
+    try:
+        found: dict[str, int] = json.loads(nurseries.run_script("tensorflow", [child, place], {}))
+    except AssertionError as error:  # of this test's own making, and not what is expected to fail
+        raise RuntimeError(str(error)) from error
+    return found
+
+
+@pytest.mark.skipif(
+    find_spec("tensorflow") is None, reason="needs TensorFlow: pip install -c constraints.txt --group tensorflow"
+)
+@pytest.mark.parametrize(
+    ("what", "different"),
+    [
+        ("to_keras, made anew", 5),
+        ("to_tf_data, made anew", 5),
+        ("next(iter(train))", 5),
+        ("a loop that breaks", 5),
+        ("fit(train.take(3))", 25),
+    ],
+)
+@fails("Keras gets the same batches in every pass")
+def test_keras_gets_other_batches_in_every_pass(counts: dict[str, int], what: str, different: int) -> None:
+    """Also where a pass is short, or its dataset is made anew."""
+    assert counts[what] >= different
+
+
+@fails("the dataset of a loader over a Subset is the whole split")
+def test_the_dataset_of_a_loader_has_the_rows_that_it_visits(path: Path) -> None:
+    """PyTorch's tutorial divides by len(loader.dataset)."""
+    loader: Any = make_loader(Subset(dataset_h5(path), range(5, 15)), 4, shuffle=False)
+    assert len(seen(loader)) == 10
+    assert len(loader.dataset) == 10
+
+
+# --- samplers ---------------------------------------------------------------------------------------------------------
+
+
+class Drawn(Sampler[int]):
+    """Rows in an order that a generator of numpy's draws anew for each epoch."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._draw(40).tolist())
+
+
+def global_numbers() -> Drawn:
+    """Numbers of numpy's global generator, as the tutorials have them."""
+    return Drawn(np.random.permutation)
+
+
+def own_numbers() -> Drawn:
+    """Numbers of a generator of its own, the same in each session."""
+    return Drawn(np.random.default_rng(0).permutation)
+
+
+@pytest.mark.parametrize("sampler", [global_numbers, own_numbers])
+@fails("the state is accepted, and rows are left out and repeated")
+def test_resuming_with_a_sampler_of_numpys_numbers(path: Path, sampler: Callable[[], Drawn]) -> None:
+    """In the second epoch: every row is visited once, or the state is refused."""
+    np.random.seed(0)  # noqa: NPY002
+    loader = make_loader(dataset_h5(path), 8, sampler=sampler())
+    seen(loader)
+    done = []
+    for number, (_, y) in enumerate(loader):
+        done += y.tolist()
+        if number == 2:
+            break
+    again = make_loader(dataset_h5(path), 8, sampler=sampler())
+    try:
+        again.load_state_dict(loader.state_dict())
+    except ColabstageError:
+        return
+    assert sorted(done + seen(again)) == list(range(40))
+
+
+@fails("each rank draws its own order, so rows are left out")
+def test_ranks_with_a_sampler_of_numpys_numbers(path: Path) -> None:
+    """In processes that are not seeded alike: every row is on one rank, or the sampler is refused."""
+    np.random.seed(0)  # noqa: NPY002
+    try:
+        found = [
+            row
+            for rank in range(2)
+            for row in seen(make_loader(dataset_h5(path), 8, sampler=global_numbers(), rank=rank, world_size=2))
+        ]
+    except ColabstageError:
+        return
+    assert sorted(found) == list(range(40))
+
+
+@fails("the line to write draws the rows once, for all epochs")
+def test_the_line_for_a_subset_with_weights_can_be_followed(tmp_path: Path) -> None:
+    """A fold with balanced classes: in ten epochs nearly all of its rows are visited."""
+    labels = np.array([0] * 450 + [1] * 50)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file["X_train"], file["Y_train"] = np.zeros((500, 4), np.float32), labels
+    dataset = dataset_h5(tmp_path / "rows.h5", return_index=True)
+    subset, batch_size = Subset(dataset, [row for row in range(500) if row % 5]), 50
+    weights = (1 / np.bincount(labels)[labels])[subset.indices]
+    rows = WeightedRandomSampler(weights.tolist(), len(subset), generator=torch.Generator().manual_seed(0))
+    stock = len({row for _ in range(10) for row in rows})
+    loader: Any = None
+    line = "make_loader(subset, batch_size, sampler=rows)"
+    for _ in range(3):  # a line may be answered by another one
+        try:
+            loader = eval(line, {**globals(), **locals()})
+            break
+        except ColabstageError as error:
+            advised = re.search(r"make_loader\(.*\)(?=[.,; ]|$)", str(error))
+            line = advised[0] if advised else line.replace(")", ", shuffle=True)")
+    visited = {int(row) for _ in range(10) for _, index in loader for row in index}
+    assert len(visited) >= 0.9 * stock
+
+
+# --- transforms of the caller's ---------------------------------------------------------------------------------------
+
+
+class Noise:
+    """A transform with a generator of its own, slow enough for processes to be worth while."""
+
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(0)
+
+    def __call__(self, x: Any) -> float:
+        for _ in range(20):
+            np.sort(np.arange(20_000) % 777)
+        return self._rng.random()
+
+
+@pytest.mark.slow
+@fails("each process draws the same numbers")
+def test_a_transforms_own_generator_draws_once_for_each_sample(path: Path) -> None:
+    """Also in processes, where each has a copy of it."""
+    loader = make_loader(dataset_h5(path, Noise()), 8, num_workers=2)
+    assert len({float(value) for x, _ in loader for value in x}) == 40
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Path:
+    """Images whose left half is bright, and is the object of their mask."""
+    place = rows(tmp_path / "masks.h5", 32)
+    with h5py.File(place, "r+") as file:
+        del file["Y_train"]
+        file["Y_train"] = (file["X_train"][:, :, :, 0] > 0).astype(np.uint8)
+    return place
+
+
+def follows(x: Any, mask: Any) -> bool:
+    """Whether the object is where the mask says."""
+    return bool(((torch.as_tensor(x)[0] > 0).int() == torch.as_tensor(mask).int()).all())
+
+
+def v2_steps() -> dict[str, Any]:
+    """torchvision's flip, as people give it."""
+    from torchvision.transforms import v2
+
+    flip = v2.RandomHorizontalFlip()
+    return {"a step": flip, "its Compose": v2.Compose([flip]), "our Compose": Compose([flip])}
+
+
+@needs("torchvision")
+@pytest.mark.parametrize("how", ["a step", "its Compose", "our Compose"])
+@fails("only the images are flipped")
+def test_masks_follow_the_flips_of_torchvision(masked: Path, how: str) -> None:
+    """Given as batch_transform."""
+    torch.manual_seed(0)
+    loader = make_loader(dataset_h5(masked), 4, batch_transform=v2_steps()[how])
+    assert all(follows(x, y) for xs, ys in loader for x, y in zip(xs, ys, strict=True))
+
+
+@needs("torchvision")
+@pytest.mark.parametrize("how", ["a step", "its Compose", "our Compose"])
+@fails("only the images are flipped")
+def test_boxes_follow_the_flips_of_torchvision(tmp_path: Path, how: str) -> None:
+    """Given as batch_transform."""
+    made = files(
+        "images/train/{0..7}.png", {"labels/train/{0..7}.txt": "0 0.25 0.5 0.5 1.0\n", "data.yaml": "names: [a]\n"}
+    )
+    with h5py.File(rows(tmp_path / "x.h5", 1, (32, 32, 3))) as file:
+        from PIL import Image
+
+        for number in range(8):
+            Image.fromarray(file["X_train"][0]).save(tmp_path / "bright.png")
+            made[f"images/train/{number}.png"] = (tmp_path / "bright.png").read_bytes()
+    data = stage_dataset(
+        write_files(tmp_path / "set", made), image_size=32, local_dir=tmp_path / "l", cache_dir=None, progress=False
+    )
+    torch.manual_seed(0)
+    for _ in range(4):
+        for xs, ys in data.loader("train", 4, batch_transform=v2_steps()[how]):
+            for x, y in zip(xs, ys, strict=True):
+                assert bool(y["boxes"][0, 0] < 1) == bool(x[0, 0, 0] > 0)
+
+
+@needs("torchvision")
+@pytest.mark.parametrize("step", ["RandomHorizontalFlip", "RandomErasing", "ColorJitter", "RandomAffine"])
+@fails("one draw for all images of a batch")
+def test_torchvision_draws_for_each_image(path: Path, step: str) -> None:
+    """As it does in a DataLoader; the page says that the same transforms are given as batch_transform."""
+    from torchvision.transforms import v2
+
+    torch.manual_seed(0)
+    arguments: dict[str, tuple[Any, ...]] = {"RandomErasing": (1.0,), "ColorJitter": (0.5,), "RandomAffine": (30,)}
+    transform = getattr(v2, step)(*arguments.get(step, ()))
+    loader = make_loader(dataset_h5(path), 20, dtype="float32", batch_transform=transform)
+    assert max(len({image.numpy().tobytes() for image in x}) for x, _ in loader) > 1
+
+
+@needs("torchvision")
+@fails("labels begin at 0, which is its background")
+def test_no_class_is_background_to_torchvisions_detectors(tmp_path: Path) -> None:
+    """Boxes come "as torchvision's detection models take them"."""
+    from torchvision.models import detection
+
+    made = files("images/train/{0..3}.jpg", {"data.yaml": "names: [helmet, vest]\n"})
+    made |= files(
+        "", {"labels/train/{0,2}.txt": "0 0.5 0.5 0.25 0.25\n", "labels/train/{1,3}.txt": "1 0.5 0.5 0.25 0.25\n"}
+    )
+    data = stage_dataset(
+        write_files(tmp_path / "set", made),
+        image_size=(48, 64),
+        local_dir=tmp_path / "l",
+        cache_dir=None,
+        progress=False,
+    )
+    model = detection.fasterrcnn_mobilenet_v3_large_320_fpn(
+        weights=None, weights_backbone=None, num_classes=len(data.classes) + 1
+    )
+    given: set[int] = set()
+    inner = model.roi_heads.assign_targets_to_proposals
+
+    def noted(proposals: Any, boxes: Any, labels: Any) -> Any:
+        given.update(int(value) for one in labels for value in one)
+        return inner(proposals, boxes, labels)
+
+    model.roi_heads.assign_targets_to_proposals = noted
+    for images, targets in data.loader("train", 4, dtype=torch.float32):
+        model(images, targets)
+    assert given == {1, 2}
+
+
+@needs("torchvision")
+@fails("transforms= is answered by transform=, which gets the image alone")
+def test_a_joint_transform_gets_image_and_mask(masked: Path) -> None:
+    """Taken, or refused with a line under which both are flipped."""
+    from torchvision.transforms import v2
+
+    joint = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip()])
+    with pytest.raises(TypeError) as raised:
+        dataset_h5(masked, transforms=joint)  # type: ignore[call-arg]
+    if "'transform'" in str(raised.value):
+        torch.manual_seed(0)
+        loader = make_loader(dataset_h5(masked, transform=joint), 8)
+        assert all(follows(x, y) for xs, ys in loader for x, y in zip(xs, ys, strict=True))
+
+
+@needs("kornia")
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=fails("an error from inside kornia")) for how in ("a module", "inside Compose")),
+        pytest.param("AugmentationSequential", marks=fails("an error from inside kornia")),
+        "ImageSequential",
+    ],
+)
+def test_kornias_modules_are_taken_as_batch_transform(path: Path, how: str) -> None:
+    """As the page says; or the error says how to call it."""
+    from kornia import augmentation
+
+    flip = augmentation.RandomHorizontalFlip(p=0.5)
+    steps: dict[str, Callable[[], Any]] = {
+        "a module": lambda: flip,
+        "inside Compose": lambda: Compose([flip]),
+        "AugmentationSequential": lambda: augmentation.AugmentationSequential(flip),
+        "ImageSequential": lambda: augmentation.ImageSequential(flip),
+    }
+    found: list[int] = []
+    loader = make_loader(dataset_h5(path), 8, dtype="float32", batch_transform=steps[how]())
+    error = error_of(lambda: found.extend(seen(loader)))
+    advised = isinstance(error, ColabstageError) and "batch_transform=lambda" in str(error)
+    assert advised or sorted(found) == list(range(40)), repr(error)
+
+
+# --- other loops ------------------------------------------------------------------------------------------------------
+
+
+@needs("ignite")
+@pytest.mark.filterwarnings("default")
+@fails("it cannot be rebuilt from its attributes, and nothing says so")
+def test_ignites_deterministic_engine_runs(path: Path) -> None:
+    """It rebuilds a DataLoader from the attributes of the one that it gets; or an error of ours says what to do."""
+    from ignite.engine import DeterministicEngine
+
+    found: list[int] = []
+    engine = DeterministicEngine(lambda _, batch: found.extend(batch[1].tolist()))
+    error = error_of(lambda: engine.run(make_loader(dataset_h5(path), 8), max_epochs=1))
+    assert isinstance(error, ColabstageError) or sorted(found) == list(range(40)), repr(error)
+
+
+@needs("lightning")
+@pytest.mark.filterwarnings("default")
+@fails("the epoch after the checkpoint is not trained")
+def test_lightning_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    """From the checkpoint of its last step: the two epochs that are left are trained."""
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Model(LightningModule):  # type: ignore[misc]
+        def __init__(self, dies_at: int = -1) -> None:
+            super().__init__()
+            self.layer, self.dies_at, self.trained = torch.nn.Linear(4, 1), dies_at, 0
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            if self.global_step == self.dies_at:
+                raise KeyError(number)
+            self.trained += 1
+            return self.layer(batch[0]).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    place = rows(tmp_path / "rows.h5", 40, (4,))
+    quiet: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "logger": False}
+    quiet |= {"enable_progress_bar": False, "enable_model_summary": False}
+    saved = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    with pytest.raises(KeyError):
+        Trainer(**quiet, callbacks=[saved]).fit(Model(dies_at=12), make_loader(dataset_h5(place), 4))
+    model = Model()
+    resumed = Trainer(**quiet, enable_checkpointing=False)
+    resumed.fit(model, make_loader(dataset_h5(place), 4), ckpt_path=f"{tmp_path}/saved/step=10.ckpt")
+    assert model.trained == 20
+
+
+@pytest.mark.parametrize("tool", ["profile_loader", "autotune_loader"])
+@fails("lists, sets, arrays and tensors keep what its steps added")
+def test_profiling_leaves_nothing_in_the_history(path: Path, tool: str) -> None:
+    """ "Everything is restored" after the steps that are tried."""
+    losses: list[float] = []
+    kinds: set[int] = set()
+    counts, confusion = np.zeros(2), torch.zeros(2)
+
+    def step(batch: Any) -> None:
+        loss = float(torch.as_tensor(batch[0]).float().mean())
+        losses.append(loss)
+        kinds.add(len(losses))
+        counts[0] += 1
+        confusion[0] += 1
+
+    if tool == "profile_loader":
+        stock = DataLoader(TensorDataset(torch.randn(256, 4), torch.zeros(256)), 16)
+        profile_loader(stock, step, budget_s=0.5)
+    else:
+        autotune_loader(dataset_h5(path), 8, step=step, budget_s=0.5)
+    assert (losses, kinds, counts.tolist(), confusion.tolist()) == ([], set(), [0, 0], [0, 0])
+
+
+# --- processes, files and memory --------------------------------------------------------------------------------------
+
+_IN_A_POOL = """
+import multiprocessing, sys
+import numpy as np
+from colabstage import ColabstageError, dataset_h5, make_loader
+
+def heavy(x):
+    for _ in range(20):
+        np.sort(np.arange(20_000) % 777)
+    return np.float32(0)
+
+def trial(path):
+    try:
+        return sum(len(y) for _, y in make_loader(dataset_h5(path, heavy), 8, num_workers=2))
+    except ColabstageError:
+        return "refused"
+    except BaseException as error:
+        return repr(error)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(pool.map(trial, sys.argv[1:])[0])
+"""
+
+
+@pytest.mark.slow
+@fails("a raw AssertionError of multiprocessing's")
+def test_a_loader_with_processes_works_in_a_pool(tmp_path: Path, path: Path) -> None:
+    """In a process of a Pool, which may have no children; or it is refused."""
+    assert script(tmp_path, _IN_A_POOL, path) in {"40", "refused"}
+
+
+_FEW_FILES = """
+import resource, sys
+from colabstage import dataset_h5, make_loader
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 4096))
+try:
+    print(sum(int((x[:, 0].long() == y).sum()) for x, y in make_loader(dataset_h5(sys.argv[1]), 64)))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture
+def subjects(tmp_path: Path) -> Path:
+    """A file for each of three hundred subjects."""
+    (tmp_path / "subjects").mkdir()
+    for number in range(300):
+        with h5py.File(tmp_path / f"subjects/s{number:04}.h5", "w") as file:
+            file["X_train"], file["Y_train"] = np.full((2, 4), number, np.float32), np.full(2, number)
+    return tmp_path / "subjects"
+
+
+@pytest.mark.slow
+@fails("reading fails with 'Too many open files', though the process may ask for more")
+def test_more_files_are_read_than_may_be_open(tmp_path: Path, subjects: Path) -> None:
+    """The limit is raised, or fewer are kept open."""
+    assert script(tmp_path, _FEW_FILES, subjects / "s*.h5") == "600"
+
+
+@fails("refused: at most 256 files")
+def test_many_files_are_packed_into_one(subjects: Path, tmp_path: Path) -> None:
+    """Which is what one does who has so many."""
+    try:
+        report = pack_dataset(subjects, tmp_path / "one.h5", progress=False)
+    except ColabstageError as error:
+        raise AssertionError(str(error)) from error
+    assert report.samples == {"train": 600}
+
+
+_SMALL_MEMORY = """
+import sys
+import numpy as np, torch
+from colabstage import dataset_h5, make_loader
+
+def to_float(x):
+    return torch.from_numpy(x.copy()).float()
+
+if __name__ == "__main__":
+    transform = {"float": to_float, "none": None}[sys.argv[2]]
+    loader = make_loader(dataset_h5(sys.argv[1], transform), 256, strategy="workers", num_workers=2)
+    try:
+        print(sum(len(y) for _, y in loader), flush=True)
+    except Exception as error:
+        print(str(error).strip().splitlines()[-1], flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", ["float", "none"])
+@fails("a bad transform is blamed, or the loop waits for ever")
+def test_too_little_shared_memory_is_named(tmp_path: Path, transform: str) -> None:
+    """/dev/shm of a few MB, as containers have it: all samples come, or the error names the shared memory."""
+    mount = "mount -t tmpfs -o size=24m tmpfs /dev/shm"
+    if (
+        os.geteuid()
+        or subprocess.run(["unshare", "-m", "bash", "-c", mount], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs in a namespace of its own (root)")
+    place = rows(tmp_path / "rows.h5", 512, (224, 224, 3))
+    inside = ("unshare", "-m", "bash", "-c", f'{mount} && exec "$0" "$@"')
+    said = script(tmp_path, _SMALL_MEMORY, place, transform, timeout_s=25, before=inside)
+    assert said == "512" or "shared memory" in said, said

@@ -1,0 +1,98 @@
+"""Files of small datasets: images that no two names share, masks, and whatever else, by patterns of names.
+
+In a pattern `{a,b}` and `{0..3}` stand for each of these, `~` for a blank.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from tests.layouts.known import each
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".tif": "TIFF", ".bmp": "BMP"}
+
+
+def image(seed: int, *, size: tuple[int, int] = (48, 64), form: str = "PNG") -> bytes:
+    """Return an image in RGB that no other seed gives."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+def grey(pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> bytes:
+    """Return a PNG of one channel, such as a mask."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def png16(pixels: NDArray[np.uint16]) -> bytes:
+    """Return a PNG of 16 bits of three or four channels, which Pillow does not write."""
+    height, width, channels = pixels.shape
+    head = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    content = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels))
+    parts = [(b"IHDR", head), (b"IDAT", content), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+
+
+def tiff16(pixels: NDArray[np.uint16]) -> bytes:
+    """Return a TIFF of 16 bits of any number of channels, uncompressed."""
+    height, width, channels = pixels.shape
+    bits_at, data_at = 300, 400
+    tags = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, channels, bits_at), (259, 3, 1, 1)]
+    tags += [(262, 3, 1, 2 if channels == 3 else 1), (273, 4, 1, data_at), (277, 3, 1, channels), (278, 3, 1, height)]
+    tags += [(279, 4, 1, pixels.nbytes), *([(338, 3, channels - 1, bits_at + 40)] if channels > 3 else [])]
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
+    bits = struct.pack(f"<{channels}H", *[16] * channels)
+    return (head.ljust(bits_at, b"\0") + bits).ljust(data_at, b"\0") + pixels.astype("<u2").tobytes()
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    """Return a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def npz(**arrays: Any) -> bytes:
+    """Return a .npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def files(images: str, contents: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """Return files by name: `images` are patterns with blanks between them, each name an image of its own.
+
+    `contents`: by pattern bytes, a text, or what is written as JSON; the same for all names of the pattern.
+    """
+    names = [name for pattern in images.split() for name in each(pattern)]
+    made = {name: image(n, form=_FORMS[name[name.rindex(".") :].lower()]) for n, name in enumerate(names)}
+    for pattern, content in (contents or {}).items():
+        text = content if isinstance(content, str | bytes) else json.dumps(content)
+        made |= dict.fromkeys(each(pattern), text.encode() if isinstance(text, str) else text)
+    return made
+
+
+def write_files(folder: Path, made: Mapping[str, bytes]) -> Path:
+    """Write files below a folder, and return it."""
+    for name, content in made.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder

@@ -1,0 +1,289 @@
+"""What earlier versions left on disks and Drives stays usable: packs, caches, checkpoints, states, unfinished work.
+
+`tests/fixtures/written_by_0_1/make.py` says how the files were written. Each test has a copy of them where they were
+written, because keys and records name their source by its path, with the times that they had. What no copy can have is
+as on a machine that a disk was moved to: inodes, and the boot. Unfinished work also says in which boot its owner ran:
+`set_boot` puts the boot of this test there, in the words of 0.1.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from colabstage import (
+    dataset_h5,
+    extract_archive,
+    fetch_files,
+    make_loader,
+    pack_dataset,
+    publish_file,
+    restore_file,
+    stage_dataset,
+)
+from colabstage.errors import DamagedPackError, TargetExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WRITTEN = Path(__file__).parent / "fixtures/written_by_0_1"
+HOME = Path("/tmp/colabstage-0.1")
+SOURCES = HOME / "sources"
+PACKS = ["pixels", "encoded", "jpeg", "floats", "masks", "boxes", "tokens", "sounds", "set-0000*-of-00002"]
+STAGED: dict[str, Any] = {
+    "image_size": 8, "splits": 0.75, "local_dir": HOME / "local", "cache_dir": HOME / "cache", "progress": False
+}  # fmt: skip
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """Everything that was written, where it was written; one test at a time has it."""
+    with Path(f"{HOME}.lock").open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(HOME, ignore_errors=True)  # of a test that was killed
+        shutil.copytree(WRITTEN / "disk", HOME)
+        set_times()
+        yield HOME
+        shutil.rmtree(HOME)
+
+
+def set_times() -> None:
+    """Give each file and folder the time that it had; the deepest first, because that changes the folder above."""
+    times: dict[str, int] = json.loads((WRITTEN / "times.json").read_text(encoding="utf-8"))
+    for name in sorted(times, key=lambda name: -name.count("/")):
+        if (HOME / name).exists():
+            os.utime(HOME / name, ns=(times[name], times[name]))
+
+
+def set_boot(disk: Path, boot: str) -> None:
+    """Have the owners of unfinished work died in "this" boot, or in "another": in their names and heads of journals."""
+    here = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"), Path("/proc/self/ns/pid").readlink()
+    now = hashlib.sha256("\n".join(map(str, here)).encode()).hexdigest()[:8] if boot == "this" else "00000000"
+    for path in (disk / "interrupted").iterdir():
+        was = path.name.split(".")[-3].partition("-")[0]
+        journal = path / "journal"
+        if journal.exists():
+            journal.write_bytes(journal.read_bytes().replace(was.encode(), now.encode()))
+        path.rename(path.with_name(path.name.replace(was, now)))
+
+
+def expected(pack: str) -> dict[str, Any]:
+    """The rows of a pack: each part of each row by split, number and part."""
+    with np.load(WRITTEN / "expected.npz") as arrays:
+        return {name.removeprefix(f"{pack}/"): arrays[name] for name in arrays.files if name.startswith(f"{pack}/")}
+
+
+def rows_of(path: str | Path, splits: set[str]) -> dict[str, Any]:
+    """The same of a pack as it is read now."""
+    rows: dict[str, Any] = {}
+    for split in splits:
+        dataset = dataset_h5(path, split=split)
+        for number in range(len(dataset)):
+            x, y = dataset[number]
+            parts = y if isinstance(y, dict) else {"y": y}
+            for name, value in {"x": x, **parts}.items():
+                rows[f"{split}.{number}.{name}"] = np.asarray(value)
+    return rows
+
+
+def check_rows(path: str | Path, pack: str, *, within: int = 0) -> None:
+    """Compare all rows of a pack with those that were written; `within` as many grey levels."""
+    right = expected(pack)
+    found = rows_of(path, {name.partition(".")[0] for name in right})
+    assert right.keys() == found.keys()
+    for name, value in right.items():
+        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert np.allclose(found[name], value, rtol=0, atol=within), name
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def hidden(folder: Path) -> list[str]:
+    """What in a folder is unfinished work."""
+    return [path.name for path in folder.iterdir() if path.suffix == ".tmp"]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_pack_has_the_rows_that_were_written(disk: Path, pack: str) -> None:
+    """Of every encoding; a JPEG may be decoded otherwise by another release of its decoder."""
+    check_rows(f"{disk}/packs/{pack}.h5", pack.partition("-")[0], within=3 if pack == "jpeg" else 0)
+
+
+def test_manifests_vouch_for_every_block(disk: Path) -> None:
+    """Of packs and of published files: their copies are compared with them, and a changed byte is found."""
+    files = [*(disk / "packs").glob("*.h5"), *(disk / "cache").glob("*.h5"), disk / "checkpoints/model.pt.previous"]
+    assert len(files) == 13
+    for file in files:
+        restore_file(file, disk / "restored" / file.name, progress=False)
+        assert (disk / "restored" / file.name).read_bytes() == file.read_bytes()
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+        with pytest.raises(DamagedPackError, match=re.escape(file.name)):
+            restore_file(file, disk / "again" / file.name, progress=False)
+    assert content(disk / "again") == {}
+
+
+@pytest.mark.parametrize("source", ["photos", "photos.zip"])
+def test_a_staged_pack_is_used_as_it_is(disk: Path, source: str) -> None:
+    """Nothing of it is written again, though inodes and boot are others."""
+    before = {path: path.stat().st_ino for path in (disk / "local").rglob("*.h5")}
+    data = stage_dataset(SOURCES / source, **STAGED)
+    assert data.report.origin == "local"
+    assert before == {path: path.stat().st_ino for path in (disk / "local").rglob("*.h5")}
+    check_rows(data.path, f"staged-{source}")
+
+
+@pytest.mark.parametrize("source", ["photos", "photos.zip"])
+def test_a_pack_in_the_cache_is_restored(disk: Path, source: str) -> None:
+    """On a machine that has nothing but the source and the cache."""
+    shutil.rmtree(disk / "local")
+    data = stage_dataset(SOURCES / source, **STAGED)
+    assert data.report.origin == "cache"
+    check_rows(data.path, f"staged-{source}")
+
+
+def test_a_pack_of_another_state_of_its_source_is_replaced(disk: Path) -> None:
+    """It is ours: here and in the cache, where it becomes the previous version."""
+    (SOURCES / "photos/cat/00.png").unlink()
+    data = stage_dataset(SOURCES / "photos", **STAGED)
+    assert data.report.origin == "source"
+    assert sum(len(dataset_h5(data.path, split=split)) for split in ("train", "test")) == 11
+    was = (WRITTEN / "disk/cache" / data.path.name).read_bytes()
+    assert (disk / "cache" / f"{data.path.name}.previous").read_bytes() == was
+
+
+def test_staged_files_are_used_and_replaced(disk: Path) -> None:
+    """As they were put there; once the source changes, a folder to which somebody added a file stays, and is named."""
+    plain: dict[str, Any] = {"keep": "files", "local_dir": disk / "local", "cache_dir": None, "progress": False}
+    data = stage_dataset(SOURCES / "photos.zip", **plain)
+    assert data.report.origin == "local"
+    os.utime(SOURCES / "photos.zip")
+    shutil.copy(SOURCES / "jpegs/cat/00.jpg", own := data.path / "mine.jpg")
+    (SOURCES / "photos.zip").write_bytes(zip_of(SOURCES / "jpegs"))
+    with pytest.raises(TargetExistsError, match=r"mine\.jpg"):
+        stage_dataset(SOURCES / "photos.zip", **plain)
+    own.unlink()
+    assert len(content(stage_dataset(SOURCES / "photos.zip", **plain).path)) == 12
+
+
+def zip_of(folder: Path) -> bytes:
+    """The bytes of a zip of a folder."""
+    made = shutil.make_archive(str(HOME / "made"), "zip", folder)
+    return Path(made).read_bytes()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_checkpoint_is_restored(disk: Path, damaged: bool) -> None:
+    """The newest; where that is damaged, the previous one, and the report says so."""
+    if damaged:
+        (disk / "checkpoints/model.pt").write_bytes(b"x" * 300)
+    report = restore_file(disk / "checkpoints/model.pt", disk / "restored.pt", progress=False)
+    version = 1 if damaged else 2
+    assert (disk / "restored.pt").read_bytes() == (SOURCES / f"model-{version}.pt").read_bytes()
+    assert ("model.pt.previous" in str(report)) == damaged
+
+
+def test_published_versions_make_room(disk: Path) -> None:
+    """The newest becomes the previous one; that of before goes, as ours; a changed one stays, and is named."""
+    (disk / "model.pt").write_bytes(b"third version")
+    published = publish_file(disk / "model.pt", disk / "checkpoints/model.pt", progress=False)
+    assert published.previous is not None
+    assert published.previous.read_bytes() == (SOURCES / "model-2.pt").read_bytes()
+    assert len(content(disk / "checkpoints")) == 4
+    published.previous.write_bytes(b"somebody's own")
+    (disk / "model.pt").write_bytes(b"fourth version")
+    with pytest.raises(TargetExistsError, match=r"model\.pt\.previous"):
+        publish_file(disk / "model.pt", disk / "checkpoints/model.pt", progress=False)
+
+
+@pytest.mark.torch
+def test_a_loader_goes_on_where_its_state_says(disk: Path) -> None:
+    """With the batches that were left of that epoch."""
+    saved = json.loads((disk / "loader.json").read_text(encoding="utf-8"))
+    loader = make_loader(dataset_h5(disk / "packs/pixels.h5", split="train"), 2, seed=3)
+    assert [y.tolist() for _, y in loader] == [*saved["seen"], *saved["rest"]]
+    loader = make_loader(dataset_h5(disk / "packs/pixels.h5", split="train"), 2, seed=3)
+    loader.load_state_dict(saved["state"])
+    assert [y.tolist() for _, y in loader] == saved["rest"]
+
+
+@pytest.mark.parametrize("boot", ["this", "another"])
+def test_interrupted_packing_is_continued(disk: Path, boot: str) -> None:
+    """In the same boot; in another one lines may be there whose pixels are lost, so it begins anew, and cleans up."""
+    set_boot(disk, boot)
+    report = pack_dataset(SOURCES / "photos", disk / "interrupted/photos.h5", image_size=8, progress=False)
+    assert report.resumed == (8 if boot == "this" else 0)
+    check_rows(disk / "interrupted/photos.h5", "interrupted")
+    age(disk / "interrupted")
+    pack_dataset(SOURCES / "photos", disk / "interrupted/photos.h5", image_size=8, overwrite=True, progress=False)
+    assert [name for name in hidden(disk / "interrupted") if "photos" in name] == []
+
+
+def age(folder: Path) -> None:
+    """Nothing has touched what is in a folder for two hours."""
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+
+
+@pytest.mark.parametrize("boot", ["this", "another"])
+def test_an_interrupted_fetch_is_continued(disk: Path, boot: str) -> None:
+    """In the same boot; what an owner in another one left is removed once nothing has touched it for an hour."""
+    set_boot(disk, boot)
+    age(disk / "interrupted")
+    report = fetch_files(SOURCES / "many", disk / "interrupted/many", progress=False)
+    assert report.kept_bytes == (3000 if boot == "this" else 0)
+    assert content(disk / "interrupted/many") == content(SOURCES / "many")
+    assert [name for name in hidden(disk / "interrupted") if "many" in name] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "source", "target"),
+    [(fetch_files, "many", "fetched/many"), (fetch_files, "photos.zip", "fetched/photos.zip"),
+     (extract_archive, "photos.zip", "extracted/photos")],
+)  # fmt: skip
+def test_what_was_fetched_is_ours(disk: Path, call: Callable[..., Any], source: str, target: str) -> None:
+    """A second call finds it complete; a changed source replaces it; what somebody changed stays, and is named."""
+    place = disk / target
+    before = place.stat()
+    call(SOURCES / source, place, progress=False)
+    assert (place.stat().st_ino, place.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    changed = SOURCES / source
+    if changed.is_dir():
+        (changed / "00.bin").write_bytes(b"changed")
+    else:
+        changed.write_bytes(zip_of(SOURCES / "many"))
+    call(changed, place, progress=False)
+    now = content(place) if place.is_dir() else place.read_bytes()
+    assert now == (changed.read_bytes() if place.is_file() else content(SOURCES / "many"))
+    mine = place / "mine.txt" if place.is_dir() else place
+    mine.write_text("mine", encoding="utf-8")
+    changed_again = changed / "00.bin" if changed.is_dir() else changed
+    changed_again.write_bytes(changed_again.read_bytes() + b"x" if changed.is_dir() else zip_of(SOURCES / "jpegs"))
+    with pytest.raises(TargetExistsError, match=mine.name):
+        call(changed, place, progress=False)
+    assert mine.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_purge_removes_what_was_stored_and_nothing_else(disk: Path) -> None:
+    """The datasets here and in the cache; a file that somebody put beside them stays."""
+    (disk / "cache/mine.txt").write_text("mine", encoding="utf-8")
+    places = ["--local-dir", f"{disk}/local", "--cache-dir", f"{disk}/cache"]
+    purge = [sys.executable, "-m", "colabstage", "cache", "purge", "--all", "--yes", *places]
+    done = subprocess.run(purge, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(content(disk / "cache")) == ["mine.txt"]
+    assert content(disk / "local") == {}
