@@ -241,7 +241,7 @@ def age(folder: Path) -> None:
 
 @pytest.mark.parametrize("boot", ["this", "another"])
 def test_an_interrupted_fetch_is_continued(disk: Path, boot: str) -> None:
-    """Its bytes are hashed first. What an owner in another boot left is continued once nothing touched it for an hour."""
+    """Its bytes are hashed first. What another boot left is continued once nothing has touched it for an hour."""
     set_boot(disk, boot)
     age(disk / "interrupted")
     report = fetch_files(SOURCES / "many", disk / "interrupted/many", progress=False)
