@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -386,14 +387,12 @@ ENDLESS = {
 
 def serve(connection: socket.socket) -> None:
     """Send what is in the address."""
-    try:
+    with connection, suppress(OSError):
         begin, again, pause_s = ENDLESS[connection.recv(65536).split()[1].decode().strip("/").replace("%20", " ")]
         connection.sendall(begin)
         while True:
             connection.sendall(again)
             time.sleep(pause_s)
-    except OSError:
-        pass
 
 
 def accept(server: socket.socket) -> None:
