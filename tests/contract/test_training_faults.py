@@ -447,10 +447,10 @@ def test_ignites_deterministic_engine_runs(path: Path) -> None:
 @fails("the epoch after the checkpoint is not trained")
 def test_lightning_resumes_at_the_end_of_an_epoch(tmp_path: Path) -> None:
     """From the checkpoint of its last step: the two epochs that are left are trained."""
-    from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch import LightningModule, Trainer  # type: ignore[import-not-found,unused-ignore]
+    from lightning.pytorch.callbacks import ModelCheckpoint  # type: ignore[import-not-found,unused-ignore]
 
-    class Model(LightningModule):  # type: ignore[misc]
+    class Model(LightningModule):  # type: ignore[misc,unused-ignore]
         def __init__(self, dies_at: int = -1) -> None:
             super().__init__()
             self.layer, self.dies_at, self.trained = torch.nn.Linear(4, 1), dies_at, 0
