@@ -262,9 +262,9 @@ def leaks_since(before: Held, below: Path, *, grace_s: float = _GRACE_S) -> list
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember a failure: its traceback keeps the test's objects alive, so leaks cannot be judged after it."""
+    """Remember a failure, also an expected one: its traceback keeps objects alive, so leaks cannot be judged then."""
     report = yield
-    if report.failed:
+    if call.excinfo is not None:
         item.stash[_failed] = True
     return report
 
